@@ -1,0 +1,52 @@
+# What a newcomer and CI call. Everything lands in .venv and .cache, both ignored by git.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-learning test-harnesses test-engines faults bench lint clean help
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@scripts/setup.sh $(PYTHON) $(VENV) demo
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt
+	@scripts/setup.sh $(PYTHON) $(VENV) test
+	@touch $@ $(VENV)/.base
+
+demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
+	@$(BIN)/rolltap demo $(ARGS)
+
+test: $(VENV)/.test  ## the tests (12 minutes at most on 2 cores)
+	@scripts/servers.sh
+	@$(BIN)/pytest -q -m "not harness and not engines and not long and not gpu" $(ARGS)
+
+test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rewards are shuffled
+	@$(BIN)/pytest -q -s tests/acceptance/test_learning.py $(ARGS)
+
+test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the proxy
+	@scripts/servers.sh
+	@$(BIN)/pytest -q -m harness $(ARGS)
+
+test-engines: $(VENV)/.test  ## a real vLLM (CPU build) behind the proxy
+	@scripts/engines.sh .cache/engines/vllm-0.32.0
+	@$(BIN)/pytest -q -m engines $(ARGS)
+
+faults: $(VENV)/.test  ## every fault over 20 seeds, 1,000 kills; prints the table of docs/faults.md
+	@scripts/servers.sh
+	@nice $(BIN)/python -m tests.faults.run $(ARGS)
+
+bench: $(VENV)/.test  ## the call log's and the whole proxy's figures (a quarter of an hour on a quiet machine)
+	@scripts/servers.sh
+	@$(BIN)/python -m tests.bench.bench_calllog
+	@$(BIN)/python -m tests.bench.bench_proxy
+	@$(BIN)/python scripts/tables.py
+
+lint: $(VENV)/.test  ## ruff, pyright, import contracts
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
+
+clean:  ## removes the virtual environment and caches
+	rm -rf $(VENV) .cache build dist src/*.egg-info
