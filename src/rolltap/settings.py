@@ -1,0 +1,194 @@
+"""Settings: one frozen class a component, from a TOML file and the environment, read once at start.
+
+Every key of the file can be overridden as `ROLLTAP_<SECTION>__<KEY>`. An unknown key stops the start with one line
+that names it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from rolltap.errors import ConfigError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ListenSettings(Section):
+    """Where the three planes listen. Port 0 takes a free one."""
+
+    host: str = Field(default="127.0.0.1", description="address of all three planes; anything but loopback needs keys")
+    agent_port: int = Field(default=8710, description="model calls, by session key")
+    trainer_port: int = Field(default=8711, description="leases and weights, by trainer key")
+    admin_port: int = Field(default=8712, description="sessions, tasks, rewards, metrics, by admin key")
+    public_url: str = Field(
+        default="", description="base URL of the agent plane as harnesses reach it; empty: host, port"
+    )
+
+
+class LimitSettings(Section):
+    """What one key may do."""
+
+    body_mb: float = Field(default=50, gt=0, description="largest request body, in MB")
+    calls_at_once: int = Field(default=64, ge=1, description="calls in flight per session")
+    receipt_s: float = Field(default=30, gt=0, description="time to receive a whole request, in seconds")
+    session_ttl_s: float = Field(default=86_400, gt=0, description="life of a session key, in seconds")
+    keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
+
+
+class StoreSettings(Section):
+    """Where the record is kept."""
+
+    url: str = Field(default="", description="sqlite:///PATH or postgresql://...; default sqlite in `data`")
+    ingest: str = Field(
+        default="", description="redis://HOST:PORT/DB: a stream that makes calls durable before Postgres takes them in"
+    )
+    spool_mb: float = Field(
+        default=64, ge=0, description="file in `data` that keeps calls while the store is away, in MB; 0: none"
+    )
+
+
+class EngineSettings(Section):
+    """A model server."""
+
+    kind: Literal["vllm", "rolltap", "sglang", "llamacpp", "openai_compatible", "passthrough"] = Field(
+        default="vllm", description="the server's wire"
+    )
+    url: str = Field(description="base URL; several replicas separated by commas")
+    api_key: str = Field(default="", description="key that the server wants, if any")
+    first_byte_s: float = Field(default=600, gt=0, description="longest wait for the first token, in seconds")
+    idle_s: float = Field(default=120, gt=0, description="longest silence between tokens, in seconds")
+
+
+MaskedByDefault = Literal["abandoned", "summary", "length_truncated", "tool_call_unparsable", "version_unknown"]
+
+
+class PinSettings(Section):
+    """Sampling parameters that a policy decides, whatever the harness asks; unset ones are the harness's."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    thinking: bool | None = None
+
+
+class PolicySettings(Section):
+    """A named model that sessions are bound to."""
+
+    engine: str = Field(description="name of an [engines.*] section")
+    model: str = Field(default="", description="the model's name on the engine; default the policy's name")
+    aliases: tuple[str, ...] = Field(default=(), description="other model names that harnesses may ask for")
+    tokenizer: str = Field(default="", description="folder with tokenizer.json; empty for engines without a token API")
+    family: str = Field(default="", description="renderer family, e.g. qwen3; empty: by the folder's chat template")
+    trainable: bool = Field(default=True, description="false for frozen helper models: their calls are auxiliary")
+    train: tuple[MaskedByDefault, ...] = Field(
+        default=(), description="calls that carry loss although they are masked by default; see docs/reconstruction.md"
+    )
+    history_thinking: Literal["tool_cycle", "keep", "template"] = Field(
+        default="tool_cycle",
+        description="keep sampled thinking in history within a tool cycle, always, or as the template does",
+    )
+    max_context: int = Field(default=0, ge=0, description="context length in tokens; 0 asks the engine")
+    top_logprobs: int = Field(
+        default=0, ge=0, le=20, description="candidates kept with each sampled token, itself among them; 0: none"
+    )
+    routed_experts: bool = Field(default=False, description="keep the experts that sampled each token (MoE models)")
+    pin: PinSettings = PinSettings()
+
+
+class KeySettings(Section):
+    """The planes' keys. An empty one is made at first start and kept in `<data>/keys.toml` (mode 0600)."""
+
+    admin: str = ""
+    trainer: str = ""
+    evaluator: str = ""
+    project: str = Field(default="", description="a key that opens sessions by itself (capture without configuration)")
+    secret: str = Field(default="", description="secret of the handles; share it between replicas")
+
+
+class Settings(BaseSettings):
+    """All of `rolltap serve`."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix="ROLLTAP_",
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+
+    data: Path = Field(default=Path("rolltap-data"), description="folder of the database, keys and spool")
+    listen: ListenSettings = ListenSettings()
+    limits: LimitSettings = LimitSettings()
+    store: StoreSettings = StoreSettings()
+    keys: KeySettings = KeySettings()
+    engines: dict[str, EngineSettings] = {}
+    policies: dict[str, PolicySettings] = {}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings
+
+
+def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
+    """The settings of `path` (TOML) under the environment; `overrides` stand for keys of the file."""
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            values.pop("trainer", None)  # `rolltap train` reads that section
+        except OSError as error:
+            raise ConfigError(f"can't read the settings file {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from error
+    try:
+        settings = Settings(**{**values, **overrides})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"settings: {where}: {_plain(first)}") from error
+    for name, policy in settings.policies.items():
+        if policy.engine not in settings.engines:
+            known = ", ".join(settings.engines) or "none"
+            raise ConfigError(f"settings: policies.{name}.engine: no engine {policy.engine!r}; known: {known}")
+    return settings
+
+
+def _plain(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "no such key; the known ones are in docs/settings.md"
+    return error["msg"]
+
+
+def with_keys(settings: Settings) -> Settings:
+    """The settings with every key present: given, kept from an earlier start, or made now."""
+    path = settings.data / "keys.toml"
+    kept = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    keys = {
+        name: getattr(settings.keys, name) or kept.get(name) or f"rt-{name}-{secrets.token_urlsafe(32)}"
+        for name in KeySettings.model_fields
+    }
+    if keys != kept:
+        settings.data.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.touch(mode=0o600)
+        partial.chmod(0o600)
+        partial.write_text("".join(f'{name} = "{value}"\n' for name, value in keys.items()), encoding="utf-8")
+        partial.replace(path)
+    return settings.model_copy(update={"keys": KeySettings(**keys)})

@@ -1,0 +1,382 @@
+"""The glossary as types: what a rollout is made of, independent of any store, protocol or trainer.
+
+Only the standard library and numpy are imported here. Per-token arrays are checked where they are made: a
+misaligned array raises `AlignmentError` at construction, so no later code needs to pad, cut or guess.
+
+Array names carry their shape: `P` prompt tokens of a call, `T` sampled tokens of a call, `L` tokens of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rolltap.errors import AlignmentError
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
+
+NO_VERSION = -1
+"""The weight version of a token that no engine sampled (prompt tokens)."""
+
+
+class Outcome(StrEnum):
+    """How a call ended. Only `COMPLETED` calls are ever trained."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"  # the client went away, or the process died before the call was complete
+    ENGINE_ERROR = "engine_error"
+    REFUSED = "refused"  # the request was never sent to an engine
+    SUPERSEDED = "superseded"  # a retry replaced it before it ended
+
+
+class Finish(StrEnum):
+    """Why sampling stopped."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class CallKind(StrEnum):
+    """What a call is for. Only `MAIN` calls, and `SUMMARY` calls by policy, carry loss."""
+
+    MAIN = "main"
+    AUXILIARY = "auxiliary"  # titles, token probes, classifiers, helper models
+    SUMMARY = "summary"  # a compaction's summary
+    JUDGE = "judge"  # an evaluator's model call
+    SIMULATOR = "simulator"  # a simulated user
+
+
+class BreakReason(StrEnum):
+    """Why a call does not extend its parent token for token. A closed vocabulary."""
+
+    NEW_CONVERSATION = "new_conversation"  # shares no message with anything recorded (subagent, side call)
+    HISTORY_EDITED = "history_edited"  # a message differs from the record
+    SYSTEM_CHANGED = "system_changed"  # the system text differs
+    TOOLS_CHANGED = "tools_changed"  # the tool schemas differ
+    COMPACTION = "compaction"  # the harness replaced its history by a summary
+    THINKING_DROPPED = "thinking_dropped"  # the policy follows a template that drops history thinking
+    TEMPLATE_NOT_BRIDGEABLE = "template_not_bridgeable"  # the audit did not admit this template for a role
+    PARENT_UNFINISHED = "parent_unfinished"  # the parent's turn was not completed
+    AMBIGUOUS_PARENT = "ambiguous_parent"  # several recorded calls match and no handle decides
+    TOKENS_DIFFER = "tokens_differ"  # the engine's own prompt ids do not extend the parent (capture mode)
+    POLICY_CHANGED = "policy_changed"  # another policy, tokenizer or template renders this call
+
+
+class Flaw(StrEnum):
+    """Why a completed call's tokens can't be trained. A closed vocabulary."""
+
+    LOGPROBS_MISSING = "logprobs_missing"
+    LOGPROBS_NOT_FINITE = "logprobs_not_finite"
+    TOKENS_MISSING = "tokens_missing"  # the engine returned text without ids
+    TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
+    VERSION_UNKNOWN = "version_unknown"
+
+
+class RolloutStatus(StrEnum):
+    """A rollout is open (`PENDING`, `RUNNING`) or in exactly one terminal state."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (RolloutStatus.PENDING, RolloutStatus.RUNNING)
+
+
+class Cause(StrEnum):
+    """Whose doing it is that a rollout failed, timed out or was lost."""
+
+    AGENT = "agent"  # it crashed, or ran past its time
+    INFRASTRUCTURE = "infrastructure"  # the place, the node or the runner
+    EVALUATION = "evaluation"  # no usable reward could be had
+
+
+class Scoring(StrEnum):
+    """What a rollout's reward counts for within its group."""
+
+    SCORED = "scored"
+    MASKED = "masked"  # in the baseline, out of the loss
+    UNSCORABLE = "unscorable"  # out of the baseline and out of the loss
+
+
+class GroupStatus(StrEnum):
+    OPEN = "open"
+    COMPLETE = "complete"
+    LEASED = "leased"
+    ACKNOWLEDGED = "acknowledged"
+    STALE = "stale"
+    DEAD = "dead"
+    DROPPED = "dropped"  # cancelled, or left out by its own rule (deadline, too few usable rollouts, zero variance)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Sampled tokens `[start, end)` of a call came from weights `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Why a call does not extend its parent, and the first index that differs.
+
+    `message_index` counts the request's messages, `token_index` the prompt's tokens: everything before
+    `token_index` equals the parent's prompt and output.
+    """
+
+    reason: BreakReason
+    call_id: str
+    parent_id: str | None
+    token_index: int
+    message_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One model exchange, an immutable fact.
+
+    `prompt_ids` [P] is exactly what the engine saw, `output_ids` [T] exactly what it sampled (the end-of-turn
+    token included where it was sampled). `logprobs` [T] and `versions` belong to the sampled tokens. `shared` is
+    the count of leading prompt tokens that equal the parent's prompt followed by its output. `extras` are
+    optional per-token arrays whose first dimension is T (entropy, top-k, routed experts).
+    """
+
+    id: str
+    session_id: str
+    prompt_ids: Int32
+    output_ids: Int32
+    logprobs: Float32
+    versions: tuple[VersionSpan, ...] = ()
+    parent_id: str | None = None
+    shared: int = 0
+    outcome: Outcome = Outcome.COMPLETED
+    finish: Finish = Finish.STOP
+    kind: CallKind = CallKind.MAIN
+    policy: str = ""
+    agent: str = ""  # the harness's name of the agent within the session; "" is the main one
+    break_: Break | None = None
+    flaw: Flaw | None = None
+    delivered: bool | None = None  # None: not known (the process died before it could tell)
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sampled = len(self.output_ids)
+        if self.flaw is None and len(self.logprobs) != sampled:
+            raise AlignmentError(f"call {self.id}: {sampled} output ids but {len(self.logprobs)} log-probs")
+        if self.versions:
+            edges = [0, *(span.end for span in self.versions)]
+            starts = [span.start for span in self.versions]
+            if starts != edges[:-1] or edges[-1] != sampled:
+                raise AlignmentError(f"call {self.id}: version spans {self.versions} do not tile {sampled} ids")
+        if self.shared > len(self.prompt_ids):
+            raise AlignmentError(f"call {self.id}: shares {self.shared} of {len(self.prompt_ids)} prompt ids")
+        for name, array in self.extras.items():
+            if len(array) != sampled:
+                raise AlignmentError(f"call {self.id}: extra {name!r} has {len(array)} rows for {sampled} ids")
+
+    @property
+    def context_length(self) -> int:
+        """P + T: how many tokens a call that continues this one must share."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the sampled tokens may carry loss, before any rule of the reconstructor."""
+        return (
+            self.outcome is Outcome.COMPLETED
+            and self.flaw is None
+            and self.delivered is not False
+            and len(self.output_ids) > 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a call's sampled tokens lie in a segment: `[start, end)` of its token ids."""
+
+    call_id: str
+    start: int
+    end: int
+    trained: bool
+    index: int  # 0-based position among the calls of its lineage
+    agent: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """The longest run of calls that extend each other token for token. All arrays are [L].
+
+    `loss_mask` is True where a token was sampled and is trained here; `logprobs` is 0.0 and `versions` is
+    `NO_VERSION` elsewhere.
+    """
+
+    token_ids: Int32
+    loss_mask: Bool
+    logprobs: Float32
+    versions: Int32
+    turns: tuple[Turn, ...]
+    agent: str = ""
+    kind: CallKind = CallKind.MAIN
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        named = {"loss_mask": self.loss_mask, "logprobs": self.logprobs, "versions": self.versions, **self.extras}
+        for name, array in named.items():
+            if len(array) != length:
+                raise AlignmentError(f"segment of {length} tokens: {name} has {len(array)} rows")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first trained one."""
+        trained = np.flatnonzero(self.loss_mask)
+        return int(trained[0]) if len(trained) else len(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """The segments and breaks of a session: a pure function of its calls.
+
+    `counts` holds what the report shows (calls, sampled, trained and masked tokens by rule, merges).
+    """
+
+    session_id: str
+    segments: tuple[Segment, ...]
+    breaks: tuple[Break, ...]
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An instruction, an environment recipe and an evaluator.
+
+    `spec` holds what the runner needs (harness, runtime, evaluator, limits); the ledger does not read it.
+    """
+
+    id: str
+    instruction: str
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """An appended fact about a rollout.
+
+    `scope` is `rollout`, `call:<id>`, `span:<call id>:<start>:<end>` or `role:<name>`; `source` names the
+    evaluator's key that wrote it.
+    """
+
+    id: str
+    rollout_id: str
+    value: float
+    scope: str = "rollout"
+    source: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    created_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The stream of calls made with one key. `key_hash` is SHA-256 of the key; the key itself is not kept."""
+
+    id: str
+    policy: str
+    key_hash: str
+    created_at: float
+    expires_at: float
+    rollout_id: str | None = None
+    closed_at: float | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One attempt: one harness run on one task. `cause` is None unless it failed, timed out or was lost."""
+
+    id: str
+    group_id: str
+    task_id: str
+    index: int
+    status: RolloutStatus = RolloutStatus.PENDING
+    attempt: int = 0
+    session_id: str | None = None
+    scoring: Scoring = Scoring.SCORED
+    reason: str = ""
+    rewards: tuple[Reward, ...] = ()
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of one task that are compared with each other.
+
+    `policy` is the one that is trained. Where several play in a rollout, `roles` maps each role to its policy.
+    """
+
+    id: str
+    task_id: str
+    policy: str
+    status: GroupStatus
+    rollouts: tuple[Rollout, ...]
+    created_at: float = 0.0
+    failures: int = 0
+    tags: tuple[str, ...] = ()
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutRecord:
+    """A rollout with its trajectory: what a lease delivers for each member of a group.
+
+    `reward` is the sum of the rollout-scope rewards, None while there is none.
+    """
+
+    rollout: Rollout
+    trajectory: Trajectory
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeasedGroup:
+    """A whole group, ready to train."""
+
+    group: Group
+    task: Task
+    rollouts: tuple[RolloutRecord, ...]
+    oldest_version: int  # of the trained tokens; NO_VERSION if none is trained
+    newest_version: int
+    replay: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lease:
+    """A trainer's claim on whole groups. `token` is the fencing token: an older one is refused."""
+
+    id: str
+    trainer: str
+    policy: str
+    token: int
+    expires_in: float  # seconds, by the database's clock, from when the reply was made
+    policy_version: int
+    groups: tuple[LeasedGroup, ...]
