@@ -1,0 +1,3 @@
+from rolltap.calllog.open import open_call_log
+
+__all__ = ["open_call_log"]

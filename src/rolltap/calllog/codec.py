@@ -1,0 +1,147 @@
+"""Rows of the call log as bytes, and back.
+
+* `pack_bytes`: one byte that says how, then the bytes as they are (0) or as a zstd frame (1). Empty stays empty.
+* `pack_array`: the same, or (2) a zstd frame of the little-endian array's byte planes (all lowest bytes first, then
+  the next ones...), which packs token ids about a third smaller than the plain layout. One dimension, 4-byte items.
+* `pack_arrays`: named arrays of any type and shape, as msgpack of their buffers within `pack_bytes`.
+
+Bytes that don't decode raise `RecordCorrupt`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import zstandard
+
+from rolltap.errors import RecordCorrupt
+from rolltap.types import Float32, Int32
+
+LEVEL = 1
+TINY = 96
+"""Below this many bytes zstd costs more than it saves."""
+
+MAX_DECODED_BYTES = 8 << 30
+
+_PLAIN, _ZSTD, _PLANES = b"\0", b"\1", b"\2"
+
+
+class _Tools(threading.local):
+    """A compressor and a decompressor for each thread: they are not safe to share, and costly to make."""
+
+    def __init__(self) -> None:
+        self.compress = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress
+        self.decompress = zstandard.ZstdDecompressor().decompress
+
+
+_tools = _Tools()
+
+
+def pack_bytes(data: bytes) -> bytes:
+    if not data:
+        return b""
+    if len(data) >= TINY:
+        packed = _tools.compress(data)
+        if len(packed) < len(data):
+            return _ZSTD + packed
+    return _PLAIN + data
+
+
+def unpack_bytes(packed: bytes) -> bytes:
+    if not packed:
+        return b""
+    mark, body = packed[:1], memoryview(packed)[1:]
+    if mark == _PLAIN:
+        return bytes(body)
+    if mark == _ZSTD:
+        return _decompress(body)
+    raise RecordCorrupt(f"a stored value begins with an unknown mark {packed[0]}")
+
+
+def pack_ids(ids: Int32) -> bytes:
+    return _pack_array(np.ascontiguousarray(ids, "<i4"))
+
+
+def unpack_ids(packed: bytes) -> Int32:
+    """[n], read-only."""
+    return _unpack_array(packed, np.dtype("<i4"))
+
+
+def pack_floats(values: Float32) -> bytes:
+    return _pack_array(np.ascontiguousarray(values, "<f4"))
+
+
+def unpack_floats(packed: bytes) -> Float32:
+    """[n], read-only. NaNs keep their bits."""
+    return _unpack_array(packed, np.dtype("<f4"))
+
+
+def _pack_array(array: np.ndarray[Any, Any]) -> bytes:
+    if array.ndim != 1:
+        raise RecordCorrupt(f"an array of {array.ndim} dimensions where one is expected")
+    raw = array.tobytes()
+    if len(raw) < TINY:
+        return _PLAIN + raw if raw else b""
+    planes = np.frombuffer(raw, np.uint8).reshape(-1, array.itemsize).T.tobytes()
+    return _PLANES + _tools.compress(planes)
+
+
+def _unpack_array(packed: bytes, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if not packed:
+        return np.empty(0, dtype)
+    mark, body = packed[:1], memoryview(packed)[1:]
+    if mark == _PLANES:
+        planes = np.frombuffer(_decompress(body), np.uint8)
+        if len(planes) % dtype.itemsize:
+            raise RecordCorrupt(f"a stored array of {len(planes)} bytes can't be split into {dtype} items")
+        array = np.ascontiguousarray(planes.reshape(dtype.itemsize, -1).T).view(dtype).reshape(-1)
+        array.flags.writeable = False
+        return array
+    if mark == _PLAIN and len(body) % dtype.itemsize == 0:
+        return np.frombuffer(body, dtype)
+    raise RecordCorrupt(f"a stored array of {len(packed)} bytes is not one of {dtype}")
+
+
+def _decompress(body: memoryview) -> bytes:
+    try:
+        size = zstandard.frame_content_size(body)
+        if size > MAX_DECODED_BYTES:
+            raise RecordCorrupt(f"a stored value says that it has {size} bytes")
+        return _tools.decompress(body)
+    except zstandard.ZstdError as error:
+        raise RecordCorrupt(f"a stored value can't be decompressed: {error}") from error
+
+
+class _Array(msgspec.Struct, array_like=True, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+_arrays_decoder = msgspec.msgpack.Decoder(dict[str, _Array])
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    if not arrays:
+        return b""
+    encoded = {}
+    for name, array in sorted(arrays.items()):
+        ordered = np.ascontiguousarray(array)
+        ordered = ordered.astype(ordered.dtype.newbyteorder("<"), copy=False)
+        encoded[name] = _Array(ordered.dtype.str, ordered.shape, ordered.tobytes())
+    return pack_bytes(msgspec.msgpack.encode(encoded))
+
+
+def unpack_arrays(packed: bytes) -> dict[str, np.ndarray[Any, Any]]:
+    """Read-only arrays."""
+    if not packed:
+        return {}
+    try:
+        encoded = _arrays_decoder.decode(unpack_bytes(packed))
+        return {name: np.frombuffer(one.data, np.dtype(one.dtype)).reshape(one.shape) for name, one in encoded.items()}
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise RecordCorrupt(f"stored arrays can't be decoded: {error}") from error

@@ -1,0 +1,68 @@
+"""What the stores share about facts: the ones that `CallLog` takes as arguments only, equality, derivation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
+from rolltap.errors import RecordCorrupt
+from rolltap.types import Finish, Outcome, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Whether a call's reply reached its client."""
+
+    call_id: str
+    delivered: bool
+
+
+Fact = Session | CallIntent | CallCompletion | Delivery
+
+
+def name_of(fact: Fact) -> str:
+    match fact:
+        case CallIntent(id=call_id):
+            return f"the intent of call {call_id}"
+        case CallCompletion(call_id=call_id):
+            return f"the completion of call {call_id}"
+        case Delivery(call_id=call_id):
+            return f"the delivery of call {call_id}"
+        case Session(id=session_id):
+            return f"session {session_id}"
+
+
+def aborted(call_id: str, at: float) -> CallCompletion:
+    """The completion of a call whose process ended before it did."""
+    return CallCompletion(
+        call_id=call_id,
+        finished_at=at,
+        outcome=Outcome.ABORTED,
+        finish=Finish.ABORT,
+        output_ids=np.empty(0, np.int32),
+        logprobs=np.empty(0, np.float32),
+        error="the proxy process ended before the call was complete",
+    )
+
+
+def extend_items(call_id: str, items: tuple[bytes, ...], request: RequestParts) -> tuple[bytes, ...]:
+    """All items of a request whose parent's are `items`."""
+    if request.items_shared > len(items):
+        raise RecordCorrupt(f"call {call_id}: shares {request.items_shared} items of a request of {len(items)}")
+    return items[: request.items_shared] + request.items
+
+
+def same_fact(one: Any, other: Any) -> bool:
+    """Whether two facts are equal, arrays bit for bit (NaNs included)."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        one, other = np.asarray(one), np.asarray(other)
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if is_dataclass(one) and type(one) is type(other):
+        return all(same_fact(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_fact(one[key], other[key]) for key in one)
+    return one == other

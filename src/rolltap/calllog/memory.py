@@ -1,0 +1,128 @@
+"""The call log in memory: the same contract without the durability, for tests and dry runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition, RequestParts
+from rolltap.calllog.facts import Delivery, aborted, extend_items, name_of, same_fact
+from rolltap.calllog.prompts import Delta, in_order, rebuild_prompts
+from rolltap.errors import NotFound, RecordCorrupt
+from rolltap.types import Call, Session
+
+
+class MemoryCallLog:
+    """A `CallLog` that lives as long as this object."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._by_key: dict[str, str] = {}
+        self._calls: dict[str, list[str]] = {}
+        self._intents: dict[str, CallIntent] = {}
+        self._completions: dict[str, CallCompletion] = {}
+        self._presumed: set[str] = set()
+        self._deliveries: dict[str, Delivery] = {}
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def condition(self) -> Condition:
+        return Condition(store=True)
+
+    async def open_session(self, session: Session) -> None:
+        known = self._sessions.get(session.id)
+        if self._by_key.setdefault(session.key_hash, session.id) != session.id:
+            raise RecordCorrupt(f"{name_of(session)} has the key of another session")
+        if _is_new(self._sessions, session.id, session, known and replace(known, closed_at=session.closed_at)):
+            self._calls[session.id] = []
+
+    async def close_session(self, session_id: str, at: float) -> None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"there is no session {session_id}")
+        if session.closed_at is None:
+            self._sessions[session_id] = replace(session, closed_at=at)
+
+    async def session(self, session_id: str) -> Session | None:
+        return self._sessions.get(session_id)
+
+    async def session_by_key(self, key_hash: str) -> Session | None:
+        return self._sessions.get(self._by_key.get(key_hash, ""))
+
+    async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
+        ids = sorted((one for one in self._sessions if before is None or one < before), reverse=True)
+        return [self._sessions[one] for one in ids[:limit]]
+
+    async def all_sessions(self) -> AsyncIterator[Session]:
+        for session_id in sorted(self._sessions):
+            yield self._sessions[session_id]
+
+    async def append_intent(self, intent: CallIntent) -> None:
+        if _is_new(self._intents, intent.id, intent, self._intents.get(intent.id)):
+            self._calls.setdefault(intent.session_id, []).append(intent.id)
+
+    async def append_completion(self, completion: CallCompletion) -> None:
+        call_id = completion.call_id
+        if call_id in self._presumed:
+            self._presumed.remove(call_id)
+            del self._completions[call_id]
+        _is_new(self._completions, call_id, completion, self._completions.get(call_id))
+
+    async def append_delivery(self, call_id: str, delivered: bool) -> None:
+        _is_new(self._deliveries, call_id, Delivery(call_id, delivered), self._deliveries.get(call_id))
+
+    async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
+        intents = [self._intents[call_id] for call_id in self._calls.get(session_id, ())]
+        prompts = rebuild_prompts(self._delta(intent) for intent in intents)
+        order = in_order({intent.id: intent.parent_id for intent in intents})
+        return [self._row(call_id, prompts) for call_id in order if call_id not in known]
+
+    async def calls(self, session_ids: Sequence[str]) -> Mapping[str, tuple[Session, Sequence[Call]]]:
+        known = [session_id for session_id in session_ids if session_id in self._sessions]
+        return {one: (self._sessions[one], [row.call() for row in await self.rows(one)]) for one in known}
+
+    def _delta(self, intent: CallIntent) -> Delta:
+        done = self._completions.get(intent.id)
+        output_ids = done.output_ids if done else intent.new_ids[:0]
+        return Delta(intent.id, intent.parent_id, intent.shared, intent.new_ids, output_ids)
+
+    def _row(self, call_id: str, prompts: dict[str, Any]) -> CallRow:
+        delivery = self._deliveries.get(call_id)
+        delivered = delivery.delivered if delivery else None
+        return CallRow(self._intents[call_id], prompts[call_id], self._completions.get(call_id), delivered)
+
+    async def request(self, call_id: str) -> RequestParts:
+        line: list[CallIntent] = []
+        current: str | None = call_id
+        while current is not None:
+            if current not in self._intents:
+                raise (RecordCorrupt if line else NotFound)(f"there is no call {current}")
+            line.append(self._intents[current])
+            current = line[-1].parent_id if line[-1].request.items_shared else None
+        items: tuple[bytes, ...] = ()
+        for intent in reversed(line):
+            items = extend_items(intent.id, items, intent.request)
+        return replace(line[0].request, items=items, items_shared=0)
+
+    async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
+        orphans = [
+            intent.id
+            for intent in self._intents.values()
+            if intent.id not in self._completions and intent.process not in live
+        ]
+        self._completions.update((call_id, aborted(call_id, at)) for call_id in orphans)
+        self._presumed.update(orphans)
+        return len(orphans)
+
+
+def _is_new(facts: dict[str, Any], key: str, fact: Any, known: Any) -> bool:
+    """Adds a fact. False if it is there already; `RecordCorrupt` if what is there differs."""
+    if known is None:
+        facts[key] = fact
+        return True
+    if not same_fact(known, fact):
+        raise RecordCorrupt(f"{name_of(fact)} is in the log already, and differs")
+    return False

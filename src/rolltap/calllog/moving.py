@@ -1,0 +1,166 @@
+"""Moves sessions between a store and an archive file, loss-free.
+
+A session is read in one snapshot and written in one transaction, in which what then stands in the store is checked as
+`rolltap log verify` checks it: an import adds whole, sound sessions or raises. Writing what is there already changes
+nothing; a session that has gone on since is brought up to date; rows that clash raise `RecordCorrupt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.calllog.archive import ArchiveWriter, Block, read_archive
+from rolltap.calllog.database import Database
+from rolltap.calllog.insert import Insert
+from rolltap.calllog.reading import fetch_calls
+from rolltap.calllog.records import INTENT_HASHES, same_row, split_hashes
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, prunings, sessions
+from rolltap.calllog.verify import check_calls, part_problems
+from rolltap.errors import NotFound, RecordCorrupt
+
+PAGE = 500
+Show = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How many sessions and calls were in the file, and how many of the sessions changed the store."""
+
+    sessions: int
+    calls: int
+    new: int
+
+
+async def export_sessions(
+    database: Database,
+    path: Path,
+    *,
+    only: Sequence[str] = (),
+    show: Show = lambda done, total: None,
+) -> Moved:
+    """Writes the store's sessions (or `only` these) into a new file at `path`."""
+    wanted = list(only) or await database.query(
+        lambda connection: list(connection.scalars(sa.select(sessions.c.id).order_by(sessions.c.id)))
+    )
+    written: set[bytes] = set()
+    with ArchiveWriter(path) as archive:
+        for done, session_id in enumerate(wanted, 1):
+            block = await database.query(lambda connection, one=session_id: read_block(connection, one, written))
+            await asyncio.to_thread(archive.add, block)
+            written.update(digest for digest, _ in block.parts)
+            show(done, len(wanted))
+    return Moved(archive.sessions, archive.calls, 0)
+
+
+def read_block(connection: sa.Connection, session_id: str, known: Collection[bytes]) -> Block:
+    """The session's rows, with those large parts that are not `known`."""
+    session = connection.execute(sa.select(sessions).where(sessions.c.id == session_id)).first()
+    if session is None:
+        raise NotFound(f"there is no session {session_id}")
+    own = call_intents.c.session_id == session_id
+    intents = _rows(connection, sa.select(call_intents).where(own))
+    ended = sa.select(call_completions).join(call_intents, call_intents.c.id == call_completions.c.call_id).where(own)
+    told = sa.select(deliveries).join(call_intents, call_intents.c.id == deliveries.c.call_id).where(own)
+    digests = sorted({digest for row in intents for digest in split_hashes(row[INTENT_HASHES])}.difference(known))
+    found: dict[bytes, bytes] = {}
+    for start in range(0, len(digests), PAGE):
+        some = sa.select(parts.c.hash, parts.c.data).where(parts.c.hash.in_(digests[start : start + PAGE]))
+        found.update({row[0]: row[1] for row in connection.execute(some)})
+    for digest in digests:
+        if digest not in found:
+            raise RecordCorrupt(f"session {session_id}: request part {digest.hex()} is not in the log")
+    pruned = connection.execute(sa.select(prunings).where(prunings.c.session_id == session_id)).first()
+    return Block(
+        session=list(session),
+        parts=[(digest, found[digest]) for digest in digests],
+        intents=intents,
+        completions=_rows(connection, ended),
+        deliveries=_rows(connection, told),
+        pruning=list(pruned) if pruned is not None else None,
+    )
+
+
+def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[list[Any]]:
+    first = query.selected_columns[0]
+    return [list(row) for row in connection.execute(query.order_by(first))]
+
+
+async def import_sessions(database: Database, path: Path, *, show: Callable[[int], None] = lambda done: None) -> Moved:
+    """Writes the file's sessions into the store."""
+    loader = _Loader(database)
+    blocks = read_archive(path)
+    done = calls = new = 0
+    while (block := await asyncio.to_thread(next, blocks, None)) is not None:
+        new += await database.transact(lambda connection, block=block: loader.write(connection, block))
+        done += 1
+        calls += len(block.intents)
+        show(done)
+    return Moved(done, calls, new)
+
+
+class _Loader:
+    """Writes blocks, each within a transaction that the caller opens."""
+
+    def __init__(self, database: Database) -> None:
+        dialect = database.dialect
+        self._inserts = {table: Insert(table, dialect) for table in (sessions, call_intents, deliveries, prunings)}
+        self._inserts[call_completions] = Insert(
+            call_completions, dialect, replace="call_completions.presumed AND NOT excluded.presumed"
+        )
+        self._parts = Insert(parts, dialect, replace="true")
+
+    def write(self, connection: sa.Connection, block: Block) -> bool:
+        """Whether that changed anything in the store."""
+        session_id, now = block.session[0], time.time()
+        for digest, data in block.parts:
+            for problem in part_problems(digest, data):
+                raise RecordCorrupt(problem)
+        if block.parts:
+            self._parts.run(connection, [(digest, now, data) for digest, data in block.parts])
+        changed = self._add(connection, sessions, [block.session])
+        changed += self._close(connection, block.session)
+        changed += self._add(connection, call_intents, block.intents)
+        changed += self._add(connection, call_completions, block.completions)
+        changed += self._add(connection, deliveries, block.deliveries)
+        if block.intents:
+            connection.execute(sa.delete(prunings).where(prunings.c.session_id == session_id))
+        stored = fetch_calls(connection, session_id, ())
+        if block.pruning is not None and not stored.intents:
+            changed += self._inserts[prunings].run(connection, [tuple(block.pruning)])
+        problems, _ = check_calls(stored)
+        if problems:
+            raise RecordCorrupt(f"session {session_id} can't be taken in: {problems[0]}")
+        return changed > 0
+
+    def _add(self, connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> int:
+        """Inserts, and compares where a row of that key was there; returns how many were new."""
+        if not rows:
+            return 0
+        given = {row[0]: tuple(row) for row in rows}
+        new = self._inserts[table].run(connection, list(given.values()))
+        if new < len(given):
+            key = next(iter(table.primary_key))
+            ids = list(given)
+            for start in range(0, len(ids), PAGE):
+                for row in connection.execute(sa.select(table).where(key.in_(ids[start : start + PAGE]))):
+                    self._compare(table, tuple(row), given[row[0]])
+        return new
+
+    def _compare(self, table: sa.Table, stored: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+        presumed = table is call_completions and given[1] and not stored[1]
+        if not presumed and not same_row(table.name, stored, given):
+            raise RecordCorrupt(f"{table.name} {given[0]} is in the store already, and differs")
+
+    def _close(self, connection: sa.Connection, row: Sequence[Any]) -> int:
+        closed_at = dict(zip(sessions.columns.keys(), row, strict=True))["closed_at"]
+        if closed_at is None:
+            return 0
+        still_open = sa.update(sessions).where(sessions.c.id == row[0], sessions.c.closed_at.is_(None))
+        return connection.execute(still_open.values(closed_at=closed_at)).rowcount

@@ -1,0 +1,83 @@
+"""Opens a call log by URL."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rolltap.calllog.base import CallLog
+from rolltap.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rolltap.calllog.writing import GroupWriter
+
+SPOOL_BYTES = 64_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call log is, and what stands before it. See `open_call_log`."""
+
+    url: str
+    writable: bool
+    spool: Path | None
+    spool_bytes: int
+    ingest: str | None
+
+
+def _memory(place: Place) -> CallLog:
+    from rolltap.calllog.memory import MemoryCallLog
+
+    return MemoryCallLog()
+
+
+def _sql(place: Place) -> CallLog:
+    from rolltap.calllog.database import Database
+    from rolltap.calllog.spool import Spool
+    from rolltap.calllog.spooling import SpoolingWriter
+    from rolltap.calllog.sql import SqlCallLog
+
+    def through(writer: GroupWriter) -> GroupWriter:
+        if place.ingest is not None:
+            writer = _ingest(place.ingest, writer)
+        return SpoolingWriter(writer, Spool(place.spool, place.spool_bytes)) if place.spool is not None else writer
+
+    return SqlCallLog(Database(place.url, writable=place.writable), through=through)
+
+
+STORES: Mapping[str, Callable[[Place], CallLog]] = {"memory": _memory, "sqlite": _sql, "postgresql": _sql}
+
+
+def open_call_log(
+    url: str,
+    *,
+    writable: bool = True,
+    spool: Path | None = None,
+    spool_bytes: int = SPOOL_BYTES,
+    ingest: str | None = None,
+) -> CallLog:
+    """The call log at `memory:`, `sqlite:///PATH` or `postgresql://...`, not yet started.
+
+    With `writable=False` it only reads, beside the process that writes. `spool` is a file of this process's own, where
+    facts are kept while the store is away; it takes `spool_bytes` of the disk at once. `ingest` is the URL of a Redis
+    whose stream makes facts durable before a Postgres takes them in.
+    """
+    scheme = url.partition(":")[0]
+    if scheme not in STORES:
+        raise ConfigError(f"store.url: no store of kind {scheme!r}; known: {', '.join(STORES)}")
+    if ingest is not None and scheme != "postgresql":
+        raise ConfigError(f"store.ingest: a Redis stream goes before Postgres, not before {scheme}")
+    return STORES[scheme](Place(url, writable, spool, spool_bytes, ingest))
+
+
+def _ingest(url: str, writer: GroupWriter) -> GroupWriter:
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(f"store.ingest: {url!r} is not a Redis URL; use redis://HOST:PORT/DB")
+    if importlib.util.find_spec("redis") is None:
+        raise ConfigError("store.ingest: Redis needs its client: pip install 'rolltap[redis]'")
+    from rolltap.calllog.redis import IngestWriter
+
+    return IngestWriter(url, writer)

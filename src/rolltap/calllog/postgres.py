@@ -1,0 +1,126 @@
+"""Postgres behind the database door: a pool of asyncpg connections through SQLAlchemy.
+
+Every commit is synchronous, whatever durability is asked for: the server may crash and come back while this process
+goes on, and must not have forgotten the first half of what this process then completes. A server whose
+`synchronous_commit` is off is refused, one that runs without fsync is used with a loud warning.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from rolltap.calllog.database import Connection, Durability, Parameters, Work
+from rolltap.calllog.dberrors import store_errors
+from rolltap.errors import ConfigError
+
+T = TypeVar("T")
+
+log = logging.getLogger("rolltap.store")
+
+OLDEST_VERSION = 120000
+POOL_SIZE = 8
+CONNECT_TIMEOUT_S = 5.0
+
+
+class AsyncpgConnection:
+    """An `AsyncConnection` that raises rolltap's errors."""
+
+    def __init__(self, name: str, connection: AsyncConnection) -> None:
+        self._name = name
+        self._connection = connection
+
+    async def execute(self, statement: sa.Executable, parameters: Parameters = None) -> CursorResult[Any]:
+        with store_errors(self._name):
+            return await self._connection.execute(statement, parameters)
+
+    async def scalar(self, statement: sa.Executable, parameters: Parameters = None) -> Any:
+        with store_errors(self._name):
+            return await self._connection.scalar(statement, parameters)  # type: ignore[arg-type]
+
+    async def run(self, work: Work[T]) -> T:
+        with store_errors(self._name):
+            return await self._connection.run_sync(work)
+
+    async def now(self) -> float:
+        return float(await self.scalar(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))))
+
+
+class PostgresDoor:
+    """See the module."""
+
+    def __init__(self, url: sa.URL, *, writable: bool) -> None:
+        if importlib.util.find_spec("asyncpg") is None:
+            raise ConfigError("store.url: Postgres needs asyncpg: pip install 'rolltap[postgres]'")
+        self._name = url.render_as_string(hide_password=True)
+        self._writable = writable
+        self._engine: AsyncEngine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            pool_size=POOL_SIZE,
+            max_overflow=POOL_SIZE,
+            pool_timeout=CONNECT_TIMEOUT_S,
+            connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": {"application_name": "rolltap"}},
+        )
+        self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self.dialect: sa.Dialect = self._engine.dialect
+
+    async def start(self) -> None:
+        async with self.read() as connection:
+            version = int(await connection.scalar(sa.text("SHOW server_version_num")))
+            commit = await connection.scalar(sa.text("SHOW synchronous_commit"))
+            risks = [name for name in ("fsync", "full_page_writes") if await _off(connection, name)]
+        if version < OLDEST_VERSION:
+            raise ConfigError(f"{self._name}: Postgres {OLDEST_VERSION // 10000} or later is needed")
+        if commit == "off" and self._writable:
+            raise ConfigError(
+                f"{self._name}: synchronous_commit is off, which loses acknowledged calls; "
+                f"ALTER ROLE {self._engine.url.username or 'CURRENT_USER'} SET synchronous_commit = on"
+            )
+        for name in risks:
+            log.warning("%s runs with %s=off: loss of power LOSES acknowledged calls", self._name, name)
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def write(self, durability: Durability) -> AsyncIterator[Connection]:
+        async with _opened(self._engine, self._name) as opened:
+            yield AsyncpgConnection(self._name, opened)
+            with store_errors(self._name):
+                await opened.commit()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[Connection]:
+        async with _opened(self._snapshots, self._name) as opened:
+            yield AsyncpgConnection(self._name, opened)
+
+    async def transact(self, work: Work[T], durability: Durability) -> T:
+        async with self.write(durability) as connection:
+            return await connection.run(work)
+
+    async def query(self, work: Work[T]) -> T:
+        async with self.read() as connection:
+            return await connection.run(work)
+
+
+@asynccontextmanager
+async def _opened(engine: AsyncEngine, name: str) -> AsyncIterator[AsyncConnection]:
+    """A connection of the pool; what was not committed is rolled back at the end."""
+    connection = engine.connect()
+    with store_errors(name):
+        await connection.start()
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _off(connection: Connection, setting: str) -> bool:
+    return await connection.scalar(sa.text(f"SHOW {setting}")) == "off"

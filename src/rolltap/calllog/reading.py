@@ -1,0 +1,207 @@
+"""Reads the call log's tables: sessions, a session's calls with their prompts, a call's whole request."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, RequestParts
+from rolltap.calllog.codec import unpack_bytes, unpack_ids
+from rolltap.calllog.facts import extend_items
+from rolltap.calllog.prompts import Delta, ancestry, in_order, rebuild_prompts
+from rolltap.calllog.records import (
+    INTENT_HASHES,
+    Row,
+    read_completion,
+    read_intent,
+    read_request,
+    read_session,
+    split_hashes,
+)
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
+from rolltap.errors import NotFound, RecordCorrupt
+from rolltap.types import Call, Session
+
+CHUNK = 500
+"""How many keys are asked for at once."""
+
+
+@dataclass(slots=True, eq=False)
+class StoredCalls:
+    """Rows of a session as they are stored: whole ones, and what prompts take from the ancestors of these.
+
+    An ancestor is its id, parent, shared count, new ids and output ids.
+    """
+
+    intents: list[Row] = field(default_factory=list)
+    completions: dict[str, Row] = field(default_factory=dict)
+    delivered: dict[str, bool] = field(default_factory=dict)
+    parts: dict[bytes, bytes] = field(default_factory=dict)
+    ancestors: list[Any] = field(default_factory=list)
+
+    def take(self, other: StoredCalls) -> None:
+        self.intents += other.intents
+        self.completions |= other.completions
+        self.delivered |= other.delivered
+        self.parts |= other.parts
+
+    @property
+    def weight(self) -> int:
+        """How many bytes there are to decode."""
+        rows = chain(self.intents, self.completions.values(), self.ancestors)
+        return sum(len(column) for row in rows for column in row if isinstance(column, bytes))
+
+
+def fetch_calls(connection: sa.Connection, session_id: str, known: Collection[str]) -> StoredCalls:
+    """The session's calls that are not `known`."""
+    own = call_intents.c.session_id == session_id
+    if not known:
+        return _fetch_where(connection, own)
+    links = connection.execute(sa.select(call_intents.c.id, call_intents.c.parent_id).where(own))
+    parents: dict[str, str | None] = {row[0]: row[1] for row in links}
+    wanted = [call_id for call_id in parents if call_id not in known]
+    stored = StoredCalls()
+    for ids in _chunks(wanted):
+        stored.take(_fetch_where(connection, call_intents.c.id.in_(ids)))
+    columns = call_intents.c
+    tokens = sa.select(
+        columns.id, columns.parent_id, columns.shared, columns.new_ids, call_completions.c.output_ids
+    ).outerjoin(call_completions, columns.id == call_completions.c.call_id)
+    for ids in _chunks(ancestry(wanted, parents).difference(wanted)):
+        stored.ancestors += connection.execute(tokens.where(columns.id.in_(ids))).all()
+    return stored
+
+
+@dataclass(slots=True, eq=False)
+class StoredSessions:
+    """Rows of sessions, and of all their calls but the parts of requests."""
+
+    sessions: list[Row] = field(default_factory=list)
+    calls: StoredCalls = field(default_factory=StoredCalls)
+
+
+def fetch_sessions(connection: sa.Connection, session_ids: Iterable[str]) -> StoredSessions:
+    stored = StoredSessions()
+    for ids in _chunks(session_ids):
+        stored.sessions += [tuple(row) for row in connection.execute(sa.select(sessions).where(sessions.c.id.in_(ids)))]
+        stored.calls.take(_fetch_tokens(connection, call_intents.c.session_id.in_(ids)))
+    return stored
+
+
+def decode_sessions(stored: StoredSessions) -> dict[str, tuple[Session, list[Call]]]:
+    """The sessions by id, each with its calls in order."""
+    of_session: defaultdict[str, list[CallIntent]] = defaultdict(list)
+    for row in stored.calls.intents:
+        intent = read_intent(row, None)
+        of_session[intent.session_id].append(intent)
+    completions = {call_id: read_completion(row) for call_id, row in stored.calls.completions.items()}
+    found = [read_session(row) for row in stored.sessions]
+    return {
+        session.id: (session, [row.call() for row in assemble(of_session[session.id], completions, stored.calls)])
+        for session in found
+    }
+
+
+def _fetch_where(connection: sa.Connection, wanted: sa.ColumnElement[bool]) -> StoredCalls:
+    stored = _fetch_tokens(connection, wanted)
+    hashes = {digest for row in stored.intents for digest in split_hashes(row[INTENT_HASHES])}
+    stored.parts = fetch_parts(connection, hashes)
+    return stored
+
+
+def _fetch_tokens(connection: sa.Connection, wanted: sa.ColumnElement[bool]) -> StoredCalls:
+    ended = sa.select(call_completions).join(call_intents, call_intents.c.id == call_completions.c.call_id)
+    told = sa.select(deliveries).join(call_intents, call_intents.c.id == deliveries.c.call_id)
+    return StoredCalls(
+        intents=[tuple(row) for row in connection.execute(sa.select(call_intents).where(wanted))],
+        completions={row[0]: tuple(row) for row in connection.execute(ended.where(wanted))},
+        delivered={row[0]: row[1] for row in connection.execute(told.where(wanted))},
+    )
+
+
+def fetch_parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
+    """The large request parts by hash; those that are missing are not in it."""
+    found: dict[bytes, bytes] = {}
+    for some in _chunks(hashes):
+        query = sa.select(parts.c.hash, parts.c.data).where(parts.c.hash.in_(some))
+        found.update({digest: unpack_bytes(data) for digest, data in connection.execute(query)})
+    return found
+
+
+def decode_calls(stored: StoredCalls) -> list[CallRow]:
+    """The calls in order, with their prompts."""
+    completions = {call_id: read_completion(row) for call_id, row in stored.completions.items()}
+    return assemble([read_intent(row, stored.parts) for row in stored.intents], completions, stored)
+
+
+def assemble(
+    intents: Sequence[CallIntent], completions: Mapping[str, CallCompletion], stored: StoredCalls
+) -> list[CallRow]:
+    """Decoded facts as calls in order, with their prompts."""
+    by_id = {intent.id: intent for intent in intents}
+    deltas = [
+        Delta(call_id, parent_id, shared, unpack_ids(new_ids), unpack_ids(output_ids or b""))
+        for call_id, parent_id, shared, new_ids, output_ids in stored.ancestors
+    ]
+    nothing = unpack_ids(b"")
+    for intent in intents:
+        done = completions.get(intent.id)
+        output_ids = done.output_ids if done else nothing
+        deltas.append(Delta(intent.id, intent.parent_id, intent.shared, intent.new_ids, output_ids))
+    prompts = rebuild_prompts(deltas)
+    return [
+        CallRow(by_id[call_id], prompts[call_id], completions.get(call_id), stored.delivered.get(call_id))
+        for call_id in in_order({intent.id: intent.parent_id for intent in intents})
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredRequests:
+    """The requests that a call's history items come from, the oldest first, and their large parts."""
+
+    rows: Sequence[tuple[str, int, bytes, bytes]]
+    parts: Mapping[bytes, bytes]
+
+
+def fetch_requests(connection: sa.Connection, call_id: str) -> StoredRequests:
+    """The call's request and its ancestors', back to one that shares no item with its parent."""
+    columns = call_intents.c
+    session_id = connection.scalar(sa.select(columns.session_id).where(columns.id == call_id))
+    if session_id is None:
+        raise NotFound(f"there is no call {call_id}")
+    links = sa.select(columns.id, columns.parent_id, columns.items_shared).where(columns.session_id == session_id)
+    parents = {row[0]: row[1] if row[2] else None for row in connection.execute(links)}
+    line: dict[str, None] = {}
+    current: str | None = call_id
+    while current is not None and current not in line:
+        if current not in parents:
+            raise RecordCorrupt(f"call {next(reversed(line))}: its parent {current} is not in the log")
+        line[current] = None
+        current = parents[current]
+    found: dict[str, Any] = {}
+    for ids in _chunks(line):
+        query = sa.select(columns.id, columns.items_shared, columns.part_hashes, columns.request)
+        found.update({row[0]: tuple(row) for row in connection.execute(query.where(columns.id.in_(ids)))})
+    hashes = {digest for row in found.values() for digest in split_hashes(row[2])}
+    return StoredRequests([found[one] for one in reversed(line)], fetch_parts(connection, hashes))
+
+
+def decode_request(stored: StoredRequests) -> RequestParts:
+    """The last of the requests, with all its items."""
+    items: tuple[bytes, ...] = ()
+    request = RequestParts(b"")
+    for call_id, items_shared, part_hashes, packed in stored.rows:
+        request = read_request(call_id, (items_shared, part_hashes, packed), stored.parts)
+        items = extend_items(call_id, items, request)
+    return RequestParts(request.head, items, 0, request.fixed)
+
+
+def _chunks(keys: Iterable[Any]) -> Iterable[list[Any]]:
+    iterator = iter(keys)
+    while chunk := list(islice(iterator, CHUNK)):
+        yield chunk

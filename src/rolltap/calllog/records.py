@@ -1,0 +1,312 @@
+"""Facts of the call log as rows of its tables, and back: the only place where one becomes the other.
+
+A row is a tuple in the order of its table's columns, its floats and integers plain. Text that a database can't hold
+(lone surrogates, NUL) is refused with `ValueError` before any row is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
+from rolltap.calllog.codec import (
+    pack_arrays,
+    pack_bytes,
+    pack_floats,
+    pack_ids,
+    unpack_arrays,
+    unpack_bytes,
+    unpack_floats,
+    unpack_ids,
+)
+from rolltap.calllog.facts import Delivery, same_fact
+from rolltap.calllog.schema import call_intents
+from rolltap.errors import RecordCorrupt
+from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, Session, VersionSpan
+
+Row = tuple[Any, ...]
+S = TypeVar("S", bound=msgspec.Struct)
+
+LARGE = 1024
+"""Request parts of this many bytes or more are stored once, by content hash."""
+
+
+class IntentDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What of an intent is not searched."""
+
+    dialect: str
+    body_hash: str = ""
+    sampling_asked: dict[str, Any] = {}
+    sampling_sent: dict[str, Any] = {}
+    hints: dict[str, str] = {}
+    break_: tuple[str, str, str | None, int, int | None] | None = None
+
+
+class CompletionDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What of a completion is not searched."""
+
+    versions: list[tuple[int, int, int]] = []
+    usage: dict[str, int] = {}
+    error: str = ""
+    engine: str = ""
+    logprobs_mode: str = ""
+
+
+class StoredRequest(msgspec.Struct, frozen=True, array_like=True):
+    """`RequestParts` without its large parts: those at `item_refs` and `fixed_refs` are empty here.
+
+    Their hashes stand in the row's `part_hashes`, in this order.
+    """
+
+    head: bytes
+    items: list[bytes]
+    item_refs: list[int]
+    fixed: dict[str, bytes]
+    fixed_refs: list[str]
+
+
+HASH_BYTES = 32
+INTENT_HASHES = [column.name for column in call_intents.columns].index("part_hashes")
+
+NOT_READ = RequestParts(b"")
+"""Stands for the request of an intent that was read without it."""
+
+_json = msgspec.json.Encoder(order="deterministic")
+_msgpack = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(StoredRequest)
+
+
+def session_row(session: Session) -> Row:
+    row = (
+        session.id,
+        session.policy,
+        session.key_hash,
+        float(session.created_at),
+        float(session.expires_at),
+        session.rollout_id,
+        session.closed_at,
+        _json.encode(dict(session.tags)).decode(),
+    )
+    _key_text(row)
+    return row
+
+
+def read_session(row: Row) -> Session:
+    *columns, tags = row
+    return Session(*columns, tags=_decode(tags, dict[str, str], "session", row[0]))
+
+
+def split_request(request: RequestParts) -> tuple[StoredRequest, list[bytes]]:
+    """The request as stored, and its large parts."""
+    items, fixed = list(request.items), dict(request.fixed)
+    item_refs = [index for index, item in enumerate(items) if len(item) >= LARGE]
+    fixed_refs = [name for name, part in fixed.items() if len(part) >= LARGE]
+    parts = [items[index] for index in item_refs] + [fixed[name] for name in fixed_refs]
+    for index in item_refs:
+        items[index] = b""
+    for name in fixed_refs:
+        fixed[name] = b""
+    return StoredRequest(request.head, items, item_refs, fixed, fixed_refs), parts
+
+
+def join_request(request: StoredRequest, items_shared: int, parts: Sequence[bytes]) -> RequestParts:
+    """The request again, with its large parts."""
+    items, fixed = list(request.items), dict(request.fixed)
+    for index, part in zip(request.item_refs, parts, strict=False):
+        items[index] = part
+    for name, part in zip(request.fixed_refs, parts[len(request.item_refs) :], strict=True):
+        fixed[name] = part
+    return RequestParts(request.head, tuple(items), items_shared, fixed)
+
+
+def part_hash(part: bytes) -> bytes:
+    return hashlib.sha256(part).digest()
+
+
+def split_hashes(part_hashes: bytes) -> list[bytes]:
+    """The hashes of a row's `part_hashes`."""
+    return [part_hashes[start : start + HASH_BYTES] for start in range(0, len(part_hashes), HASH_BYTES)]
+
+
+def read_request(call_id: str, row: tuple[int, bytes, bytes], parts: Mapping[bytes, bytes]) -> RequestParts:
+    """A row's request (its `items_shared`, `part_hashes` and `request`), with its large parts out of `parts`."""
+    items_shared, part_hashes, packed = row
+    try:
+        stored = _request_decoder.decode(unpack_bytes(packed))
+        found = [parts[digest] for digest in split_hashes(part_hashes)]
+        return join_request(stored, items_shared, found)
+    except (msgspec.MsgspecError, IndexError, ValueError) as error:
+        raise RecordCorrupt(f"call {call_id}: its request can't be decoded: {error}") from error
+    except KeyError as error:
+        raise RecordCorrupt(f"call {call_id}: request part {error.args[0].hex()} is not in the log") from None
+
+
+def intent_row(intent: CallIntent) -> tuple[Row, dict[bytes, bytes]]:
+    """The row, and the large parts of its request by hash."""
+    request, parts = split_request(intent.request)
+    hashes = [part_hash(part) for part in parts]
+    at = intent.break_
+    detail = IntentDetail(
+        dialect=intent.dialect,
+        body_hash=intent.body_hash,
+        sampling_asked=dict(intent.sampling_asked),
+        sampling_sent=dict(intent.sampling_sent),
+        hints=dict(intent.hints),
+        break_=(at.reason, at.call_id, at.parent_id, at.token_index, at.message_index) if at else None,
+    )
+    key = (
+        intent.id,
+        intent.session_id,
+        intent.process,
+        float(intent.created_at),
+        intent.policy,
+        intent.kind.value,
+        intent.agent,
+        intent.parent_id,
+        int(intent.shared),
+        int(intent.request.items_shared),
+    )
+    body = (
+        _json.encode(detail).decode(),
+        b"".join(hashes),
+        pack_bytes(intent.lineage),
+        pack_ids(intent.new_ids),
+        pack_bytes(_msgpack.encode(request)),
+    )
+    return (*key, checksum(key, body), *body), dict(zip(hashes, parts, strict=True))
+
+
+def read_intent(row: Row, parts: Mapping[bytes, bytes] | None) -> CallIntent:
+    """The intent of a row, without its request where `parts` is None; `RecordCorrupt` if its checksum doesn't hold."""
+    (call_id, session_id, process, created_at, policy, kind, agent, parent_id, shared, items_shared) = row[:10]
+    check("call", row, 10)
+    packed_detail, part_hashes, lineage, new_ids, request = row[11:]
+    detail = _decode(packed_detail, IntentDetail, "call", call_id)
+    break_ = Break(BreakReason(detail.break_[0]), *detail.break_[1:]) if detail.break_ else None
+    return CallIntent(
+        id=call_id,
+        session_id=session_id,
+        process=process,
+        created_at=created_at,
+        policy=policy,
+        dialect=detail.dialect,
+        new_ids=unpack_ids(new_ids),
+        request=NOT_READ if parts is None else read_request(call_id, (items_shared, part_hashes, request), parts),
+        parent_id=parent_id,
+        shared=shared,
+        break_=break_,
+        kind=CallKind(kind),
+        agent=agent,
+        body_hash=detail.body_hash,
+        sampling_asked=detail.sampling_asked,
+        sampling_sent=detail.sampling_sent,
+        hints=detail.hints,
+        lineage=unpack_bytes(lineage),
+    )
+
+
+def delivery_row(delivery: Delivery) -> Row:
+    return (delivery.call_id, bool(delivery.delivered))
+
+
+def read_delivery(row: Row) -> Delivery:
+    call_id, delivered = row
+    return Delivery(call_id, bool(delivered))
+
+
+def completion_row(completion: CallCompletion, *, presumed: bool = False) -> Row:
+    detail = CompletionDetail(
+        versions=[(span.version, span.start, span.end) for span in completion.versions],
+        usage=dict(completion.usage),
+        error=completion.error,
+        engine=completion.engine,
+        logprobs_mode=completion.logprobs_mode,
+    )
+    key = (
+        completion.call_id,
+        bool(presumed),
+        float(completion.finished_at),
+        completion.outcome.value,
+        completion.finish.value,
+        completion.flaw.value if completion.flaw else None,
+    )
+    body = (
+        _json.encode(detail).decode(),
+        pack_ids(completion.output_ids),
+        pack_floats(completion.logprobs),
+        pack_bytes(completion.message),
+        pack_arrays(completion.extras),
+    )
+    return (*key, checksum(key, body), *body)
+
+
+def read_completion(row: Row) -> CallCompletion:
+    """The completion of a row; `RecordCorrupt` if the row's checksum doesn't hold."""
+    call_id, _presumed, finished_at, outcome, finish, flaw = row[:6]
+    check("completion of call", row, 6)
+    packed_detail, output_ids, logprobs, message, extras = row[7:]
+    detail = _decode(packed_detail, CompletionDetail, "completion of call", call_id)
+    return CallCompletion(
+        call_id=call_id,
+        finished_at=finished_at,
+        outcome=Outcome(outcome),
+        finish=Finish(finish),
+        output_ids=unpack_ids(output_ids),
+        logprobs=unpack_floats(logprobs),
+        versions=tuple(VersionSpan(*span) for span in detail.versions),
+        flaw=Flaw(flaw) if flaw else None,
+        message=unpack_bytes(message),
+        usage=detail.usage,
+        error=detail.error,
+        engine=detail.engine,
+        logprobs_mode=detail.logprobs_mode,
+        extras=unpack_arrays(extras),
+    )
+
+
+def checksum(key: Row, body: Row) -> int:
+    """CRC-32 of a row's columns."""
+    crc = zlib.crc32(_key_text(key))
+    for column in body:
+        crc = zlib.crc32(column.encode() if isinstance(column, str) else column, crc)
+    return crc
+
+
+def _key_text(key: Row) -> bytes:
+    text = "\x1f".join(map(str, key)).encode()
+    if b"\0" in text:
+        raise ValueError("a NUL character")
+    return text
+
+
+def check(what: str, row: Row, crc_at: int) -> None:
+    """Compares the checksum in column `crc_at` with that of the others."""
+    if checksum(row[:crc_at], row[crc_at + 1 :]) != row[crc_at]:
+        raise RecordCorrupt(f"{what} {row[0]}: the stored row does not have its checksum")
+
+
+def _decode(text: str, kind: type[Any], what: str, row_id: str) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise RecordCorrupt(f"{what} {row_id}: {error}") from error
+
+
+def same_row(table: str, stored: Row, given: Row) -> bool:
+    """Whether two rows of `table` hold the same fact. A session's closing is not part of its opening."""
+    if stored == given:
+        return True
+    if table == "sessions":
+        return stored[:6] == given[:6] and stored[7:] == given[7:]
+    if table == "call_completions":
+        return same_fact(read_completion(stored), read_completion(given))
+    if table == "call_intents":  # the large parts are equal if their hashes are
+        absent = dict.fromkeys(split_hashes(given[INTENT_HASHES]), b"")
+        same_parts = stored[INTENT_HASHES] == given[INTENT_HASHES]
+        return same_parts and same_fact(read_intent(stored, absent), read_intent(given, absent))
+    return False

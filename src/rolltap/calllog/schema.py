@@ -1,0 +1,112 @@
+"""The tables of the call log, declared once. The ledger declares its own on the same `metadata`.
+
+Columns that are searched or joined stand by themselves; the rest of a row is in `detail` (JSON text) and in the binary
+columns of `rolltap.calllog.codec`. `crc` is the CRC-32 of the row's other columns. Ids are those of `rolltap.ids`.
+
+There are no foreign keys between these tables: a call's rows are written in their order by one process, and a
+reference check would cost row locks between processes. `rolltap log verify` checks the references instead.
+
+A change here or in the ledger's tables wants a migration in `migrations/versions` and `VERSION` (see
+`rolltap.calllog.versions`); a test holds the migrated tables against these.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+VERSION = "0004"
+"""The last migration: the version of these tables."""
+
+metadata = sa.MetaData()
+
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("policy", sa.Text, nullable=False),
+    sa.Column("key_hash", sa.Text, nullable=False, unique=True),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("expires_at", sa.Double, nullable=False),
+    sa.Column("rollout_id", sa.Text, index=True),
+    sa.Column("closed_at", sa.Double),
+    sa.Column("tags", sa.Text, nullable=False),
+)
+
+parts = sa.Table(
+    "parts",
+    metadata,
+    sa.Column("hash", sa.LargeBinary, primary_key=True),  # SHA-256 of the part
+    sa.Column("seen_at", sa.Double, nullable=False),  # when a writer last relied on it: `prune` spares recent ones
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
+
+call_intents = sa.Table(
+    "call_intents",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("session_id", sa.Text, nullable=False),
+    sa.Column("process", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("policy", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("agent", sa.Text, nullable=False),
+    sa.Column("parent_id", sa.Text),
+    sa.Column("shared", sa.Integer, nullable=False),
+    sa.Column("items_shared", sa.Integer, nullable=False),
+    sa.Column("crc", sa.BigInteger, nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("part_hashes", sa.LargeBinary, nullable=False),  # of the request's large parts, one after the other
+    sa.Column("lineage", sa.LargeBinary, nullable=False),
+    sa.Column("new_ids", sa.LargeBinary, nullable=False),
+    sa.Column("request", sa.LargeBinary, nullable=False),
+    sa.Index("call_intents_of_session", "session_id", "id"),
+)
+
+call_completions = sa.Table(
+    "call_completions",
+    metadata,
+    sa.Column("call_id", sa.Text, primary_key=True),
+    sa.Column("presumed", sa.Boolean, nullable=False),  # aborted on behalf of a process taken for dead
+    sa.Column("finished_at", sa.Double, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("finish", sa.Text, nullable=False),
+    sa.Column("flaw", sa.Text),
+    sa.Column("crc", sa.BigInteger, nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("output_ids", sa.LargeBinary, nullable=False),
+    sa.Column("logprobs", sa.LargeBinary, nullable=False),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+    sa.Column("extras", sa.LargeBinary, nullable=False),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    sa.Column("call_id", sa.Text, primary_key=True),
+    sa.Column("delivered", sa.Boolean, nullable=False),
+)
+
+processes = sa.Table(
+    "processes",  # that write here
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("seen_at", sa.Double, nullable=False),  # by the database's clock
+    sa.Column("complete_to", sa.Text, nullable=False),  # all its calls with a lesser id are complete
+)
+
+prunings = sa.Table(
+    "prunings",  # sessions whose calls `rolltap log prune` removed
+    metadata,
+    sa.Column("session_id", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("calls", sa.Integer, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),  # what allowed it: "acknowledged" or "exported"
+)
+
+for _table in (parts, call_intents, call_completions):
+    for _column in _table.columns:
+        if isinstance(_column.type, sa.LargeBinary) or _column.name == "detail":
+            # What is compressed already is stored as it is: Postgres would spend its time on compressing it again.
+            _ddl = sa.DDL(f"ALTER TABLE {_table.name} ALTER COLUMN {_column.name} SET STORAGE EXTERNAL")
+            event.listen(_table, "after_create", _ddl.execute_if(dialect="postgresql"))

@@ -1,0 +1,197 @@
+"""Writes to the store, and to the spool while the store is away.
+
+Once a group could not be written, it and all that follow go to the spool, and their appenders are told that they are
+durable. A task tries the store every `PROBE_S` with the oldest of what waits; when it answers, new groups go to the
+store again while the spool is drained into it. The order between both does not matter, and writing a fact twice is
+harmless. Readers wait until the spool is empty.
+
+An intent that finds no room fails with `StoreUnavailable`, so its engine is never called; room is kept for the
+completions of the calls under way. What the store refuses while the spool is drained can't be told to its appender any
+more: it is logged as an error and kept in `<spool>.refused`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from rolltap.calllog.base import CallIntent
+from rolltap.calllog.commit import Entry
+from rolltap.calllog.facts import Fact, name_of
+from rolltap.calllog.packing import pack_fact, unpack_fact
+from rolltap.calllog.spool import RETRY_AFTER_S, START, Spool
+from rolltap.calllog.sqlite import Worker
+from rolltap.calllog.writing import GroupWriter, SpoolState
+from rolltap.crash import crash_point
+from rolltap.errors import RecordCorrupt, StoreUnavailable
+
+log = logging.getLogger("rolltap.store")
+
+PROBE_S = 0.5
+STALL_S = 5.0
+"""A store that takes longer to commit a group is taken to be away."""
+
+CATCH_UP_S = 10.0
+"""How long a reader waits for the spool to be drained."""
+
+DRAIN = 1000
+
+CALL_BYTES = 65_536
+"""A spool with less room than this for new calls is called full, though a small one may still find a place."""
+
+
+class SpoolingWriter:
+    """See the module."""
+
+    def __init__(self, store: GroupWriter, spool: Spool, *, probe_s: float = PROBE_S, stall_s: float = STALL_S) -> None:
+        self._store = store
+        self._spool = spool
+        self._probe_s = probe_s
+        self._stall_s = stall_s
+        self._worker = Worker(1, "rolltap-spool")
+        self._appending = asyncio.Lock()
+        self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._away = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        return self._spool.count + self._store.waiting
+
+    @property
+    def spool(self) -> SpoolState:
+        return SpoolState(in_use=self._away, room=self._spool.room(for_new_calls=True) >= CALL_BYTES)
+
+    async def start(self) -> None:
+        """Opens the spool and drains what an earlier process left in it."""
+        await self._store.start()
+        await self._worker.run(self._spool.open)
+        if self._spool.count:
+            log.warning("the spool holds %d facts of an earlier process; they go to the store now", self._spool.count)
+            await self._drain()
+        self._emptied.set()
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """What can't be drained now stays in the spool for the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+            if self._spool.count:
+                with suppress(StoreUnavailable):
+                    await self._drain()
+        await self._worker.run(self._spool.close)
+        self._worker.shutdown()
+        await self._store.close()
+
+    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
+        if not self._away:
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    await self._store.write(entries)
+            except (StoreUnavailable, TimeoutError) as error:
+                self._away = True
+                self._filled.set()
+                log.warning("the store is away, calls go to the spool: %s", error or "a commit took too long")
+            else:
+                return
+        await self._keep([entry for entry in entries if entry.failure is None])
+
+    async def _keep(self, entries: Sequence[Entry[Fact]]) -> None:
+        async with self._appending:
+            records: list[bytes] = []
+            room = {new: self._spool.room(for_new_calls=new) for new in (True, False)}
+            for entry in entries:
+                record = _packed(entry)
+                if record is None:
+                    continue
+                size = self._spool.size(record)
+                if size > room[isinstance(entry.value, CallIntent)]:
+                    entry.failure = StoreUnavailable("the store is away and the spool full", retry_after=RETRY_AFTER_S)
+                    continue
+                room = {new: left - size for new, left in room.items()}
+                records.append(record)
+            if records:
+                await self._worker.run(lambda: self._spool.append(records))
+                crash_point("spool.appended")
+                self._emptied.clear()
+
+    async def settled(self) -> None:
+        if self._away:
+            raise StoreUnavailable("the store is away; calls wait in the spool", retry_after=RETRY_AFTER_S)
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                await self._emptied.wait()
+        except TimeoutError:
+            raise StoreUnavailable("the store is catching up with the spool", retry_after=RETRY_AFTER_S) from None
+        await self._store.settled()
+
+    async def _run(self) -> None:
+        while True:
+            await self._filled.wait()
+            await asyncio.sleep(self._probe_s)
+            with suppress(StoreUnavailable):
+                await self._drain()
+
+    async def _drain(self) -> None:
+        """Moves the spool into the store."""
+        position, moved = START, 0
+        while True:
+            records, position = await self._worker.run(lambda at=position: self._spool.read(at, DRAIN))
+            if records:
+                try:
+                    async with asyncio.timeout(self._stall_s):
+                        await self._move(records)
+                except StoreUnavailable:
+                    self._away = True
+                    raise
+                except TimeoutError:
+                    self._away = True
+                    raise StoreUnavailable("the store takes too long", retry_after=RETRY_AFTER_S) from None
+                self._away = False
+                moved += len(records)
+                continue
+            async with self._appending:
+                records, _ = await self._worker.run(lambda at=position: self._spool.read(at, 1))
+                if records:
+                    continue
+                if moved < self._spool.count:
+                    copy = await self._worker.run(self._spool.keep_copy)
+                    log.error("%d facts of the spool can't be read; it is kept as %s", self._spool.count - moved, copy)
+                crash_point("spool.drained")
+                await self._worker.run(self._spool.clear)
+                self._away = False
+                self._filled.clear()
+                self._emptied.set()
+            log.warning("the store is back: %d facts went from the spool into it", moved)
+            return
+
+    async def _move(self, records: Sequence[bytes]) -> None:
+        entries: list[Entry[Fact]] = []
+        for record in records:
+            try:
+                entries.append(Entry(unpack_fact(record)))
+            except RecordCorrupt as error:
+                await self._set_aside(record, str(error))
+        await self._store.write(entries)
+        for entry in entries:
+            if entry.failure is not None:
+                await self._set_aside(pack_fact(entry.value), f"{name_of(entry.value)}: {entry.failure}")
+
+    async def _set_aside(self, record: bytes, reason: str) -> None:
+        path = await self._worker.run(lambda: self._spool.set_aside(record))
+        log.error("a fact of the spool was refused, and is kept in %s: %s", path, reason)
+
+
+def _packed(entry: Entry[Fact]) -> bytes | None:
+    """The entry's fact as bytes; None, and the entry failed, if it has no such form."""
+    try:
+        return pack_fact(entry.value)
+    except (TypeError, ValueError) as error:
+        entry.failure = RecordCorrupt(f"{name_of(entry.value)} can't be stored: {error}")
+        return None

@@ -1,0 +1,187 @@
+"""The call log on SQLite or Postgres, with group commit.
+
+What callers append is written by one task, all that is waiting in one transaction. A group of nothing but intents and
+deliveries is committed for the death of this process only, any other for loss of power.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition, RequestParts
+from rolltap.calllog.commit import GroupCommit
+from rolltap.calllog.database import Database
+from rolltap.calllog.facts import Delivery, Fact
+from rolltap.calllog.reading import (
+    decode_calls,
+    decode_request,
+    decode_sessions,
+    fetch_calls,
+    fetch_requests,
+    fetch_sessions,
+)
+from rolltap.calllog.records import read_session
+from rolltap.calllog.schema import sessions
+from rolltap.calllog.versions import bring_up_to_date
+from rolltap.calllog.writers import Writers, writers_of
+from rolltap.calllog.writing import MANY_BYTES, FactWriter, GroupWriter
+from rolltap.errors import NotFound, StoreUnavailable
+from rolltap.types import Call, Session
+
+PAGE = 500
+SEEN_SESSIONS = 10_000
+ANSWERS_WITHIN_S = 2.0
+
+
+class SqlCallLog:
+    """A `CallLog` on a database, which it starts and closes."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        writers: Writers | None = None,
+        through: Callable[[GroupWriter], GroupWriter] = lambda direct: direct,
+    ) -> None:
+        """`through` puts something (a spool, an ingest stream) before the writer of the tables."""
+        self.database = database
+        self._writers = writers or writers_of(database)
+        self._writer = through(FactWriter(database, self._writers))
+        self._commits: GroupCommit[Fact] = GroupCommit(self._writer.write)
+        self._seen: OrderedDict[str, Session] = OrderedDict()
+
+    @property
+    def waiting(self) -> int:
+        """How many facts are durable elsewhere (in the spool, in the ingest stream) and not in the store yet."""
+        return self._writer.waiting
+
+    async def start(self) -> None:
+        async with AsyncExitStack() as stack:
+            await self.database.start()
+            stack.push_async_callback(self.database.close)
+            await bring_up_to_date(self.database)
+            stack.push_async_callback(self._writer.close)
+            await self._writer.start()
+            stack.pop_all()
+        if self.database.writable:
+            self._writers.start()
+        self._commits.start()
+
+    async def close(self) -> None:
+        await self._commits.close()
+        await self._writer.close()
+        await self._writers.close()
+        await self.database.close()
+
+    async def condition(self) -> Condition:
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                await self.database.query(lambda connection: connection.scalar(sa.select(1)))
+            answers = True
+        except (StoreUnavailable, TimeoutError):
+            answers = False
+        spool = self._writer.spool
+        if spool is None:
+            return Condition(answers)
+        return Condition(answers and not spool.in_use, spool.room)
+
+    async def open_session(self, session: Session) -> None:
+        await self._commits.append(session)
+        self._remember(session)
+
+    async def close_session(self, session_id: str, at: float) -> None:
+        await self._writer.settled()
+        known = sessions.c.id == session_id
+        async with self.database.write() as connection:
+            close = sa.update(sessions).where(known, sessions.c.closed_at.is_(None)).values(closed_at=at)
+            result = await connection.execute(close)
+            if not result.rowcount and await connection.scalar(sa.select(sessions.c.id).where(known)) is None:
+                raise NotFound(f"there is no session {session_id}")
+
+    async def session(self, session_id: str) -> Session | None:
+        return await self._session(sessions.c.id == session_id)
+
+    async def session_by_key(self, key_hash: str) -> Session | None:
+        """While the store is away, sessions that this process has seen are told as they were then."""
+        if self.waiting and key_hash in self._seen:
+            return self._seen[key_hash]
+        try:
+            found = await self._session(sessions.c.key_hash == key_hash)
+        except StoreUnavailable:
+            if key_hash not in self._seen:
+                raise
+            return self._seen[key_hash]
+        if found is not None:
+            self._remember(found)
+        return found
+
+    def _remember(self, session: Session) -> None:
+        self._seen[session.key_hash] = session
+        self._seen.move_to_end(session.key_hash)
+        while len(self._seen) > SEEN_SESSIONS:
+            self._seen.popitem(last=False)
+
+    async def _session(self, which: sa.ColumnElement[bool]) -> Session | None:
+        def find(connection: sa.Connection) -> sa.Row[Any] | None:
+            return connection.execute(sa.select(sessions).where(which)).first()
+
+        row = await self.database.query(find)
+        if row is None:
+            await self._writer.settled()
+            row = await self.database.query(find)
+        return read_session(tuple(row)) if row is not None else None
+
+    async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
+        query = sa.select(sessions).order_by(sessions.c.id.desc()).limit(limit)
+        return await self._page(query if before is None else query.where(sessions.c.id < before))
+
+    async def all_sessions(self) -> AsyncIterator[Session]:
+        query = sa.select(sessions).order_by(sessions.c.id).limit(PAGE)
+        page = await self._page(query)
+        while page:
+            for session in page:
+                yield session
+            page = await self._page(query.where(sessions.c.id > page[-1].id))
+
+    async def _page(self, query: sa.Select[tuple[Session]]) -> Sequence[Session]:
+        await self._writer.settled()
+        rows = await self.database.query(lambda connection: connection.execute(query).all())
+        return [read_session(tuple(row)) for row in rows]
+
+    async def append_intent(self, intent: CallIntent) -> None:
+        self._writers.opened(intent)
+        await self._commits.append(intent)
+
+    async def append_completion(self, completion: CallCompletion) -> None:
+        await self._commits.append(completion)
+        self._writers.ended(completion.call_id)
+
+    async def append_delivery(self, call_id: str, delivered: bool) -> None:
+        await self._commits.append(Delivery(call_id, delivered), hurry=False)
+
+    async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
+        await self._writer.settled()
+        stored = await self.database.query(lambda connection: fetch_calls(connection, session_id, known))
+        if stored.weight > MANY_BYTES:
+            return await asyncio.to_thread(decode_calls, stored)
+        return decode_calls(stored)
+
+    async def calls(self, session_ids: Sequence[str]) -> Mapping[str, tuple[Session, Sequence[Call]]]:
+        await self._writer.settled()
+        stored = await self.database.query(lambda connection: fetch_sessions(connection, session_ids))
+        return await asyncio.to_thread(decode_sessions, stored)
+
+    async def request(self, call_id: str) -> RequestParts:
+        await self._writer.settled()
+        stored = await self.database.query(lambda connection: fetch_requests(connection, call_id))
+        return await asyncio.to_thread(decode_request, stored)
+
+    async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
+        await self._writer.settled()
+        return await self._writers.abort_orphans(live, at=at)

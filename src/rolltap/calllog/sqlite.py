@@ -1,0 +1,256 @@
+"""SQLite behind the database door: one writer connection, in a thread of its own; readers that can't write.
+
+Why not several writers. SQLite 3.7.0 to 3.51.2 can corrupt a database in WAL mode when two connections write or
+checkpoint at the same instant (the "WAL-reset" bug), and Python's own library is usually one of these. So, whatever
+the version:
+
+* One connection writes and checkpoints. Every write goes through it, one transaction at a time.
+* Readers are opened with `mode=ro` and `query_only`: SQLite refuses a checkpoint on them.
+* A lock on `<path>.lock` is held while the writer is open. A second one, of this or another process, is refused.
+
+Tools that open the file themselves must open it read-only while rolltap runs.
+
+A transaction is `BEGIN`; with `synchronous=FULL` its commit fsyncs the log, with `NORMAL` it is in the operating
+system's hands, and the next `FULL` commit fsyncs it as well. The library's own memory mapping is off: an I/O error
+in it would kill the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import sqlite as sqlite_dialect
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+
+from rolltap.calllog.database import Connection, Durability, Parameters, Work
+from rolltap.calllog.dberrors import store_errors
+from rolltap.errors import ConfigError
+
+T = TypeVar("T")
+
+OLDEST_VERSION = (3, 35, 0)  # RETURNING
+READERS = 4
+BUSY_TIMEOUT_S = 10.0
+_SYNCHRONOUS = {Durability.PROCESS: "NORMAL", Durability.POWER: "FULL"}
+
+
+class Worker:
+    """Runs functions in threads; a caller that is cancelled still waits for its function's end."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            while not future.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            raise
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()
+
+
+class ThreadConnection:
+    """A connection whose statements run in a worker's thread."""
+
+    def __init__(self, name: str, connection: sa.Connection, worker: Worker) -> None:
+        self._name = name
+        self._connection = connection
+        self._worker = worker
+
+    async def execute(self, statement: sa.Executable, parameters: Parameters = None) -> CursorResult[Any]:
+        return await self.run(lambda connection: _buffered(connection.execute(statement, parameters)))
+
+    async def scalar(self, statement: sa.Executable, parameters: Parameters = None) -> Any:
+        return await self.run(lambda connection: connection.scalar(statement, parameters))  # type: ignore[arg-type]
+
+    async def run(self, work: Work[T]) -> T:
+        with store_errors(self._name):
+            return await self._worker.run(lambda: work(self._connection))
+
+    async def now(self) -> float:
+        """SQLite reads the clock of this machine."""
+        return time.time()
+
+
+class SqliteDoor:
+    """See the module."""
+
+    def __init__(self, url: sa.URL, *, writable: bool) -> None:
+        if not url.database or url.database == ":memory:":
+            raise ConfigError("store.url: SQLite needs a file: sqlite:///PATH (memory: keeps a log in memory)")
+        self.dialect: sa.Dialect = sqlite_dialect.dialect(paramstyle="qmark")
+        self._path = Path(url.database).absolute()
+        self._name = url.render_as_string()
+        self._lock: int | None = None
+        self._writable = writable
+        self._writing = asyncio.Lock()
+        self._write_worker = Worker(1, "rolltap-sqlite-write")
+        self._read_worker = Worker(READERS, "rolltap-sqlite-read")
+        self._engines: list[sa.Engine] = []
+        self._writer: sa.Connection | None = None
+        self._idle: asyncio.LifoQueue[sa.Connection] = asyncio.LifoQueue()
+
+    async def start(self) -> None:
+        if sqlite3.sqlite_version_info < OLDEST_VERSION:
+            needed = ".".join(map(str, OLDEST_VERSION))
+            raise ConfigError(f"Python's SQLite is {sqlite3.sqlite_version}; {needed} or later is needed")
+        with store_errors(self._name):
+            if self._writable:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock = _take_lock(self._path)
+                self._writer = await self._write_worker.run(lambda: self._engine(_open_writer, "rwc").connect())
+            elif not self._path.exists():
+                raise ConfigError(f"there is no database at {self._path}")
+            readers = self._engine(_open_reader, "ro")
+            for _ in range(READERS):
+                self._idle.put_nowait(await self._read_worker.run(readers.connect))
+
+    def _engine(self, prepare: Callable[[Any, Any], None], mode: str) -> sa.Engine:
+        def connect() -> sqlite3.Connection:
+            uri = f"file:{quote(str(self._path))}?mode={mode}"
+            return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+
+        engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.NullPool)
+        event.listen(engine, "connect", prepare)
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        self._engines.append(engine)
+        return engine
+
+    async def close(self) -> None:
+        while not self._idle.empty():
+            await self._read_worker.run(self._idle.get_nowait().close)
+        if self._writer is not None:
+            async with self._writing:
+                await self._write_worker.run(self._writer.close)
+            self._writer = None
+        for engine in self._engines:
+            engine.dispose()
+        self._engines.clear()
+        self._read_worker.shutdown()
+        self._write_worker.shutdown()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @asynccontextmanager
+    async def write(self, durability: Durability) -> AsyncIterator[Connection]:
+        async with self._writing:
+            writer = ThreadConnection(self._name, self._open_writer(), self._write_worker)
+            try:
+                await writer.run(lambda connection: _begin(connection, durability))
+                yield writer
+                await writer.run(sa.Connection.commit)
+            except BaseException:
+                await writer.run(sa.Connection.rollback)
+                raise
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[Connection]:
+        connection = await self._idle.get()
+        reader = ThreadConnection(self._name, connection, self._read_worker)
+        try:
+            yield reader
+        finally:
+            try:
+                await reader.run(sa.Connection.rollback)
+            finally:
+                self._idle.put_nowait(connection)
+
+    async def transact(self, work: Work[T], durability: Durability) -> T:
+        writer = self._open_writer()
+
+        def transaction() -> T:
+            try:
+                _begin(writer, durability)
+                result = work(writer)
+                writer.commit()
+            except BaseException:
+                writer.rollback()
+                raise
+            return result
+
+        async with self._writing:
+            with store_errors(self._name):
+                return await self._write_worker.run(transaction)
+
+    async def query(self, work: Work[T]) -> T:
+        connection = await self._idle.get()
+
+        def snapshot() -> T:
+            try:
+                return work(connection)
+            finally:
+                connection.rollback()
+
+        try:
+            with store_errors(self._name):
+                return await self._read_worker.run(snapshot)
+        finally:
+            self._idle.put_nowait(connection)
+
+    def _open_writer(self) -> sa.Connection:
+        if self._writer is None:
+            raise ConfigError(f"{self._name} is not open for writing")
+        return self._writer
+
+
+def _begin(connection: sa.Connection, durability: Durability) -> None:
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
+    connection.begin()
+
+
+def _buffered(result: CursorResult[Any]) -> CursorResult[Any]:
+    """Fetches the rows here, in the worker's thread."""
+    if result.returns_rows:
+        result.cursor_strategy = FullyBufferedCursorFetchStrategy(result.cursor)
+    return result
+
+
+def _open_writer(connection: sqlite3.Connection, _record: Any) -> None:
+    mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    if mode != "wal":
+        raise ConfigError(f"SQLite can't use a write-ahead log here (it says {mode!r}); use a local file system")
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", "mmap_size=0", "cache_size=-32768", "temp_store=MEMORY"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _open_reader(connection: sqlite3.Connection, _record: Any) -> None:
+    for pragma in ("query_only=ON", "mmap_size=0", "cache_size=-8192", "temp_store=MEMORY"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _take_lock(path: Path) -> int:
+    """Locks `<path>.lock` until the descriptor is closed (also by the death of the process)."""
+    lock_path = path.with_name(path.name + ".lock")
+    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise ConfigError(
+            f"{path} is open for writing in process {holder}; stop it, or use Postgres for several processes"
+        ) from None
+    os.truncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+    return lock

@@ -1,0 +1,93 @@
+"""What a log holds, counted by the database: `rolltap log stats`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.calllog.database import Database
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, processes, prunings, sessions
+from rolltap.calllog.versions import version_of
+
+TABLES = (sessions, parts, call_intents, call_completions, deliveries, processes, prunings)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts, bytes and times (seconds since the epoch; None where there is nothing)."""
+
+    schema: str | None
+    sessions: int
+    open_sessions: int
+    pruned_sessions: int
+    calls: int
+    unfinished: int
+    outcomes: dict[str, int]
+    kinds: dict[str, int]
+    flaws: dict[str, int]
+    undelivered: int
+    first_call_at: float | None
+    last_call_at: float | None
+    parts: int
+    bytes_by_column: dict[str, int]
+    database_bytes: int
+
+
+async def stats(database: Database) -> Stats:
+    """Reads the whole log once, in one snapshot."""
+    now = await database.now()
+    return await database.query(lambda connection: _stats(connection, now))
+
+
+def _stats(connection: sa.Connection, now: float) -> Stats:
+    def count(table: sa.Table, *where: sa.ColumnElement[bool]) -> int:
+        return connection.scalar(sa.select(sa.func.count()).select_from(table).where(*where)) or 0
+
+    def by(column: sa.Column[Any]) -> dict[str, int]:
+        query = sa.select(column, sa.func.count()).where(column.is_not(None)).group_by(column).order_by(column)
+        return {row[0]: row[1] for row in connection.execute(query)}
+
+    calls, outcomes = count(call_intents), by(call_completions.c.outcome)
+    first, last = connection.execute(
+        sa.select(sa.func.min(call_intents.c.created_at), sa.func.max(call_intents.c.created_at))
+    ).one()
+    return Stats(
+        schema=version_of(connection),
+        sessions=count(sessions),
+        open_sessions=count(sessions, sessions.c.closed_at.is_(None), sessions.c.expires_at > now),
+        pruned_sessions=count(prunings),
+        calls=calls,
+        unfinished=calls - sum(outcomes.values()),
+        outcomes=outcomes,
+        kinds=by(call_intents.c.kind),
+        flaws=by(call_completions.c.flaw),
+        undelivered=count(deliveries, deliveries.c.delivered.is_(False)),
+        first_call_at=first,
+        last_call_at=last,
+        parts=count(parts),
+        bytes_by_column=_bytes(connection),
+        database_bytes=_size(connection),
+    )
+
+
+def _bytes(connection: sa.Connection) -> dict[str, int]:
+    """What the binary and text columns hold."""
+    found: dict[str, int] = {}
+    for table in (parts, call_intents, call_completions):
+        columns = [column for column in table.columns if isinstance(column.type, sa.LargeBinary | sa.Text)]
+        sizes = [sa.func.coalesce(sa.func.sum(sa.func.length(column)), 0) for column in columns]
+        for column, size in zip(columns, connection.execute(sa.select(*sizes)).one(), strict=True):
+            found[f"{table.name}.{column.name}"] = int(size)
+    return {name: size for name, size in sorted(found.items(), key=lambda item: -item[1]) if size}
+
+
+def _size(connection: sa.Connection) -> int:
+    """The log's tables and their indexes on Postgres; the whole file, without its write-ahead log, on SQLite."""
+    if connection.dialect.name == "sqlite":
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        return int(pages) * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+    names = [table.name for table in TABLES]
+    sizes = (connection.scalar(sa.select(sa.func.pg_total_relation_size(name))) for name in names)
+    return sum(int(size or 0) for size in sizes)

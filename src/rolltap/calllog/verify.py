@@ -1,0 +1,159 @@
+"""Checks a whole log: every checksum and content hash, every reference, every delta, every alignment.
+
+Nothing is repaired. A row that can't be decoded is one problem, and so is what else in its session then can't be
+checked; the rest of the log is checked all the same. Reading is by session, so memory stays flat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from rolltap.calllog.base import CallCompletion, CallIntent, CallRow
+from rolltap.calllog.codec import unpack_bytes
+from rolltap.calllog.database import Database
+from rolltap.calllog.reading import StoredCalls, assemble, fetch_calls
+from rolltap.calllog.records import part_hash, read_completion, read_intent, read_session
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
+from rolltap.errors import AlignmentError, RecordCorrupt
+
+PAGE = 200
+KEPT = 1000
+"""Problems that are told in words; further ones are counted."""
+
+
+@dataclass(slots=True)
+class Verified:
+    """What was checked, and what is wrong."""
+
+    sessions: int = 0
+    calls: int = 0
+    tokens: int = 0
+    parts: int = 0
+    problems: list[str] = field(default_factory=list)
+    problem_count: int = 0
+
+    def add(self, problems: list[str]) -> None:
+        self.problem_count += len(problems)
+        self.problems += problems[: max(0, KEPT - len(self.problems))]
+
+
+async def verify(database: Database, show: Callable[[int, int], None] = lambda done, total: None) -> Verified:
+    """Checks the log in `database`. `show` is told how many rows of calls and parts are done, of how many."""
+    found = Verified()
+    total = await database.query(lambda connection: _count(connection, call_intents) + _count(connection, parts))
+    async for page in _pages(database, sa.select(parts), parts.c.hash, b""):
+        found.add(await asyncio.to_thread(lambda page=page: [p for row in page for p in part_problems(row[0], row[2])]))
+        found.parts += len(page)
+        show(found.parts, total)
+    async for page in _pages(database, sa.select(sessions), sessions.c.id, ""):
+        for row in page:
+            found.add(await _verify_session(database, row, found))
+            found.sessions += 1
+            show(found.parts + found.calls, total)
+    found.add(await database.query(lambda connection: list(_strays(connection))))
+    return found
+
+
+async def _verify_session(database: Database, row: sa.Row[Any], found: Verified) -> list[str]:
+    session_id = row[0]
+    try:
+        read_session(tuple(row))
+        stored = await database.query(lambda connection: fetch_calls(connection, session_id, ()))
+    except (RecordCorrupt, ValueError) as error:
+        return [f"session {session_id}: {error}"]
+    problems, calls = await asyncio.to_thread(check_calls, stored)
+    found.calls += len(stored.intents)
+    found.tokens += sum(len(call.intent.new_ids) + len(call.call().output_ids) for call in calls)
+    return problems
+
+
+def check_calls(stored: StoredCalls) -> tuple[list[str], list[CallRow]]:
+    """What is wrong with a session's rows, and its calls as far as they are right."""
+    problems: list[str] = []
+    intents: list[CallIntent] = []
+    completions: dict[str, CallCompletion] = {}
+    for row in stored.intents:
+        try:
+            intents.append(read_intent(row, stored.parts))
+        except (RecordCorrupt, ValueError) as error:
+            problems.append(_named(f"call {row[0]}", error))
+    for call_id, row in stored.completions.items():
+        try:
+            completions[call_id] = read_completion(row)
+        except (RecordCorrupt, ValueError) as error:
+            problems.append(_named(f"completion of call {call_id}", error))
+    if problems:
+        return problems, []
+    try:
+        calls = assemble(intents, completions, stored)
+    except RecordCorrupt as error:
+        return [str(error)], []
+    items: dict[str | None, int] = {None: 0}
+    for call in calls:
+        problems += _call_problems(call, items)
+    return problems, [] if problems else calls
+
+
+def _call_problems(call: CallRow, items: dict[str | None, int]) -> Iterator[str]:
+    """Of one call; `items` counts the request items of those before it."""
+    intent, done = call.intent, call.completion
+    shared = intent.request.items_shared
+    if shared > items[intent.parent_id]:
+        yield f"call {intent.id}: shares {shared} items of a request of {items[intent.parent_id]}"
+    items[intent.id] = shared + len(intent.request.items)
+    try:
+        call.call()
+    except AlignmentError as error:
+        yield str(error)
+    if done is not None and done.flaw is None and not np.isfinite(done.logprobs).all():
+        yield f"call {intent.id}: has log-probs that are not finite, and no flaw says so"
+
+
+def part_problems(digest: bytes, data: bytes) -> Iterator[str]:
+    """What is wrong with a large request part."""
+    try:
+        if part_hash(unpack_bytes(data)) != digest:
+            yield f"request part {digest.hex()}: its content has another hash"
+    except RecordCorrupt as error:
+        yield f"request part {digest.hex()}: {error}"
+
+
+def _strays(connection: sa.Connection) -> Iterator[str]:
+    """Rows whose owner is missing."""
+    no_call, session_id = "{} {}: there is no such call", call_intents.c.session_id
+    owners = (
+        (call_intents, session_id, sessions.c.id, "{} {}: belongs to a session that is not in the log"),
+        (call_completions, call_completions.c.call_id, call_intents.c.id, no_call),
+        (deliveries, deliveries.c.call_id, call_intents.c.id, no_call),
+    )
+    for table, key, owner, words in owners:
+        own_key = next(iter(table.primary_key))
+        query = sa.select(own_key).outerjoin(owner.table, owner == key).where(owner.is_(None)).order_by(own_key)
+        for row in connection.execute(query):
+            yield words.format(table.name, row[0])
+
+
+def _named(what: str, error: Exception) -> str:
+    text = str(error)
+    return text if what in text else f"{what}: {text}"
+
+
+def _count(connection: sa.Connection, table: sa.Table) -> int:
+    return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+
+
+async def _pages(database: Database, query: sa.Select, key: sa.Column, first: str | bytes):
+    after = first
+    while True:
+        some = query.where(key > after).order_by(key).limit(PAGE)
+        page = await database.query(lambda connection, some=some: connection.execute(some).all())
+        if not page:
+            return
+        yield page
+        after = page[-1][0]

@@ -1,0 +1,173 @@
+"""Which processes write to a log, and what becomes of the calls of those that are gone.
+
+A process stands in `processes` from the transaction of its first intent on. Every `BEAT_S` it renews its row: when it
+was seen, and up to which id all of its calls are complete, so that a sweep of its open calls looks at few, however
+many there are in the log. Calls are counted as complete `MARGIN_S` late: an id may be made well before its intent is.
+
+On SQLite only one process can write, so every other one is gone. On Postgres one is gone that was not seen for
+`GONE_S` by the database's clock, and its open calls are presumed aborted by whichever of its peers looks first. While
+Postgres itself was down nobody could be seen: time counts from the server's own start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import sqlalchemy as sa
+
+from rolltap.calllog.base import CallIntent
+from rolltap.calllog.database import Database, Durability
+from rolltap.calllog.facts import aborted
+from rolltap.calllog.insert import Insert
+from rolltap.calllog.records import completion_row
+from rolltap.calllog.schema import call_completions, call_intents, processes
+from rolltap.errors import StoreError
+
+log = logging.getLogger("rolltap.store")
+
+BEAT_S = 5.0
+GONE_S = 30.0
+MARGIN_S = 600.0
+
+
+class Writers:
+    """The processes that write to a log, this one among them. Subclasses know the database's clock, and who is gone."""
+
+    clock: str
+    gone: str
+
+    def __init__(
+        self, database: Database, *, beat_s: float = BEAT_S, gone_s: float = GONE_S, margin_s: float = MARGIN_S
+    ) -> None:
+        self._database = database
+        self._beat_s = beat_s
+        self._gone_s = gone_s
+        self._margin_s = margin_s
+        self._own: set[str] = set()
+        self._announced: set[str] = set()
+        self._open: dict[str, str] = {}
+        self._latest: dict[str, str] = {}
+        self._marks: deque[tuple[float, dict[str, str]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        insert = f"INSERT INTO processes (id, seen_at, complete_to) VALUES (:id, {self.clock}, :complete_to)"
+        renewed = "seen_at = excluded.seen_at, complete_to = excluded.complete_to"
+        self._first = sa.text(f"{insert} ON CONFLICT (id) DO NOTHING")
+        self._renew = sa.text(f"{insert} ON CONFLICT (id) DO UPDATE SET {renewed}")
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._beat())
+
+    async def close(self) -> None:
+        """Leaves nothing to look for at the next start but the calls that are open now."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        with suppress(StoreError):
+            await self._leave_sign(self._latest)
+
+    def opened(self, intent: CallIntent) -> None:
+        """This program is about to write an intent."""
+        self._own.add(intent.process)
+        self._open[intent.id] = intent.process
+        self._latest[intent.process] = max(intent.id, self._latest.get(intent.process, ""))
+
+    def ended(self, call_id: str) -> None:
+        """The call's completion is durable."""
+        self._open.pop(call_id, None)
+
+    def announce(self, connection: sa.Connection, ids: set[str]) -> None:
+        """In the transaction that writes intents of these processes, own or not."""
+        for one in sorted(ids - self._announced):
+            connection.execute(self._first, {"id": one, "complete_to": ""})
+
+    def announced(self, ids: set[str]) -> None:
+        """That transaction is committed."""
+        self._announced |= ids & self._own
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_s)
+            try:
+                await self._leave_sign(self._latest_long_ago())
+                count = await self.abort_orphans(sorted(self._own), at=time.time())
+            except StoreError as error:
+                log.warning("no sign of life could be left: %s", error)
+                continue
+            if count:
+                log.warning("%d calls of a process that is gone are recorded as aborted", count)
+
+    def _latest_long_ago(self) -> dict[str, str]:
+        """The greatest id of each own process `MARGIN_S` ago, as far as this is known."""
+        margin = time.monotonic() - self._margin_s
+        self._marks.append((time.monotonic(), dict(self._latest)))
+        while len(self._marks) > 1 and self._marks[1][0] <= margin:
+            self._marks.popleft()
+        made, latest = self._marks[0]
+        return latest if made <= margin else {}
+
+    async def _leave_sign(self, latest: Mapping[str, str]) -> None:
+        rows = [{"id": one, "complete_to": self._complete_to(one, latest)} for one in sorted(self._own)]
+
+        def renew(connection: sa.Connection) -> None:
+            connection.execute(self._renew, rows)
+
+        if rows:
+            await self._database.transact(renew, Durability.PROCESS)
+
+    def _complete_to(self, process: str, latest: Mapping[str, str]) -> str:
+        """All calls of `process` with a lesser id are complete."""
+        open_calls = (call_id for call_id, owner in self._open.items() if owner == process)
+        return min([latest.get(process, ""), *open_calls])
+
+    async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
+        """Completes as aborted the open calls of the processes that are gone; returns how many."""
+
+        def sweep(connection: sa.Connection) -> int:
+            found = connection.execute(sa.text(self.gone), {"age": self._gone_s} if ":age" in self.gone else {})
+            gone = {row.id: row.complete_to for row in found if row.id not in live}
+            count = sum(_abort(connection, one, complete_to, at) for one, complete_to in gone.items())
+            if gone:
+                connection.execute(sa.delete(processes).where(processes.c.id.in_(gone)))
+            return count
+
+        return await self._database.transact(sweep)
+
+
+def _abort(connection: sa.Connection, process: str, complete_to: str, at: float) -> int:
+    orphans = (
+        sa.select(call_intents.c.id)
+        .outerjoin(call_completions, call_completions.c.call_id == call_intents.c.id)
+        .where(call_completions.c.call_id.is_(None))
+        .where(call_intents.c.id >= complete_to, call_intents.c.process == process)
+    )
+    rows = [completion_row(aborted(row[0], at), presumed=True) for row in connection.execute(orphans)]
+    return Insert(call_completions, connection.dialect).run(connection, rows) if rows else 0
+
+
+class OnlyWriter(Writers):
+    """SQLite."""
+
+    clock = "CAST(strftime('%s', 'now') AS REAL)"
+    gone = "SELECT id, complete_to FROM processes"
+
+
+class SharedWriters(Writers):
+    """Postgres."""
+
+    clock = "extract(epoch FROM clock_timestamp())"
+    gone = (
+        "SELECT id, complete_to FROM processes WHERE extract(epoch FROM clock_timestamp()) "
+        "- greatest(seen_at, extract(epoch FROM pg_postmaster_start_time())) > :age FOR UPDATE SKIP LOCKED"
+    )
+
+
+def writers_of(database: Database) -> Writers:
+    return SharedWriters(database) if database.dialect_name == "postgresql" else OnlyWriter(database)
