@@ -1,0 +1,35 @@
+"""Reads the ledger from end to end, for datasets: every group with its task, oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import sqlalchemy as sa
+
+from rolltap.calllog.database import Database
+from rolltap.ledger.rows import load_groups, load_tasks
+from rolltap.ledger.schema import groups
+from rolltap.ledger.store import Transaction
+from rolltap.types import Group, Task
+
+PAGE = 100
+
+
+async def all_groups(database: Database) -> AsyncIterator[tuple[Group, Task]]:
+    """Every group with its rollouts, their rewards and its task, streamed; none where there is no ledger yet."""
+    after = ""
+    while page := await database.query(lambda connection, after=after: _page(connection, after)):
+        for found in page:
+            yield found
+        after = page[-1][0].id
+
+
+def _page(connection: sa.Connection, after: str) -> list[tuple[Group, Task]]:
+    if not sa.inspect(connection).has_table(groups.name):
+        return []
+    transaction = Transaction(connection, 0.0)
+    query = sa.select(groups.c.id).where(groups.c.id > after).order_by(groups.c.id).limit(PAGE)
+    ids = [row.id for row in transaction.all(query)]
+    tasks = load_tasks(transaction, ids)
+    found = {group.id: group for group in load_groups(transaction, ids)}
+    return [(found[group_id], tasks[group_id]) for group_id in ids]

@@ -1,0 +1,126 @@
+"""What the ledger gives back beside the glossary's types, and its few settings."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rolltap.types import NO_VERSION, Group, Rollout, Trajectory
+
+TrajectoriesOf = Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
+"""Session ids to trajectories, in their order: the reconstructor on the call log."""
+
+CloseSession = Callable[[str], Awaitable[None]]
+"""Closes a session: later calls with its key are refused. Closing a closed one changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSettings:
+    """Times are in seconds."""
+
+    max_failures: int = 3
+    """A group is dead after this many refusals by trainers."""
+
+    lease_ttl: float = 600.0
+    """How long a lease holds when the trainer does not say."""
+
+    poll: float = 0.5
+    """How often a waiting lease looks for what other processes did."""
+
+    open_retry_after: float = 1.0
+    """What the rollout side is told to wait while too many groups are outstanding."""
+
+    trainer_memory: float = 3600.0
+    """A trainer that has not asked for this long no longer counts for backpressure."""
+
+    infra_retries: int = 3
+    """Attempts that a rollout may lose to failing nodes before it is lost for good."""
+
+    max_generations: int = 4
+    """How often a zero-variance group is replaced, counting the first one."""
+
+    event_memory: float = 86_400.0
+    """How long events are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedVersions:
+    """What the ledger keeps of a trajectory: the weight versions of its trained tokens, and the trained calls."""
+
+    oldest: int = NO_VERSION
+    newest: int = NO_VERSION
+    calls: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> TrainedVersions:
+        found = [segment.versions[segment.loss_mask] for segment in trajectory.segments if segment.loss_mask.any()]
+        calls = tuple(turn.call_id for segment in trajectory.segments for turn in segment.turns if turn.trained)
+        if not found:
+            return cls(calls=calls)
+        versions = np.concatenate(found)
+        return cls(int(versions.min()), int(versions.max()), calls)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRollout:
+    """A new attempt."""
+
+    rollout: Rollout
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """A policy as the ledger knows it. `paused` is the mode of the weight update under way."""
+
+    name: str
+    version: int
+    tokenizer_hash: str
+    paused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """What a rewind brought back: groups acknowledged after the step, and groups of the trainer's open leases."""
+
+    acknowledged: int
+    leased: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A group that trainers refused too often, and the last reason."""
+
+    group: Group
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStats:
+    """Counts of one policy. `room` is how many groups may still be opened, None while nothing bounds it.
+
+    `staleness` counts the groups that are ready by how many versions their oldest trained token is behind.
+    """
+
+    policy: str
+    version: int
+    groups: Mapping[str, int]
+    rollouts: Mapping[str, int]
+    outstanding: int
+    room: int | None
+    zero_variance: int
+    staleness: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, in the order of `seq`."""
+
+    seq: int
+    at: float
+    kind: str
+    subject: str
+    data: Mapping[str, Any]

@@ -1,0 +1,220 @@
+"""Claims: groups that are ready become a trainer's, for a time.
+
+A claim is a row of its own with an expiry by the database's clock; groups point to it by its fencing token, a number
+that only grows. No transaction stays open while a trainer works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from rolltap.errors import InvalidRequest
+from rolltap.ids import new_id
+from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.policies import policy_row
+from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
+from rolltap.ledger.store import Transaction
+from rolltap.types import GroupStatus
+
+MAX_GROUPS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """What a trainer asks for.
+
+    Up to `groups` whole groups whose oldest trained token is at most `max_staleness` versions behind the policy (None:
+    of any age). Staler ones are dropped, or kept for others, by `stale`; `batch` is how many groups a step takes
+    (default: those asked for and those held), which bounds how many may be outstanding.
+    """
+
+    trainer: str
+    policy: str
+    groups: int
+    max_staleness: int | None = None
+    ttl: float = 600.0
+    batch: int | None = None
+    stale: Literal["drop", "keep"] = "drop"
+
+    def __post_init__(self) -> None:
+        if not self.trainer:
+            raise InvalidRequest("name the trainer: it is what a rewind goes by", param="trainer")
+        if not 1 <= self.groups <= MAX_GROUPS:
+            raise InvalidRequest(f"a lease is of 1 to {MAX_GROUPS} groups, not {self.groups}", param="groups")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise InvalidRequest(f"max_staleness is at least 0, not {self.max_staleness}", param="max_staleness")
+        if self.batch is not None and self.batch < 1:
+            raise InvalidRequest(f"batch is at least 1, not {self.batch}", param="batch")
+        check_ttl(self.ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Groups that are the trainer's until the lease ends; `token` is 0 and there is no lease where none was ready."""
+
+    id: str
+    token: int
+    group_ids: tuple[str, ...]
+    policy_version: int
+    replay: bool = False
+
+
+def check_ttl(ttl: float) -> None:
+    if not 0 < ttl <= 86_400:
+        raise InvalidRequest(f"ttl is over 0 and at most 86400 seconds, not {ttl}", param="ttl")
+
+
+def claim(tx: Transaction, request: LeaseRequest, *, at_least: int = 1) -> Claim:
+    """Takes what is ready, highest priority and longest ready first; nothing where fewer than `at_least` are."""
+    policy = announce(tx, request)
+    ready = (
+        ready_groups(request, policy.version)
+        .order_by(groups.c.priority.desc(), groups.c.completed_at, groups.c.id)
+        .limit(request.groups)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    group_ids = tuple(row.id for row in tx.all(ready))
+    if len(group_ids) < at_least:
+        return Claim("", 0, (), policy.version)
+    token, lease_id = open_lease(tx, request, group_ids, replay=False)
+    tx.run(sa.update(groups).where(groups.c.id.in_(group_ids)).values(status=GroupStatus.LEASED, lease_token=token))
+    return Claim(lease_id, token, group_ids, policy.version)
+
+
+def announce(tx: Transaction, request: LeaseRequest) -> Any:
+    """Notes what the trainer wants, ends what has run out and drops what is too stale; returns the policy's row."""
+    policy = policy_row(tx, request.policy)
+    lock_trainer(tx, request.trainer)
+    note_demand(tx, request)
+    expire(tx)
+    if request.max_staleness is not None and request.stale == "drop":
+        _drop_stale(tx, request.policy, policy.version - request.max_staleness)
+    return policy
+
+
+def open_lease(tx: Transaction, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
+    """A new lease on the groups: its fencing token and id."""
+    lease_id = new_id()
+    made = {
+        "id": lease_id,
+        "trainer": request.trainer,
+        "policy": request.policy,
+        "replay": replay,
+        "status": "open",
+        "created_at": tx.now,
+        "expires_at": tx.now + request.ttl,
+    }
+    token: int = tx.connection.execute(leases.insert().values(made).returning(leases.c.token)).scalar_one()
+    rows = [{"token": token, "group_id": id, "position": position} for position, id in enumerate(group_ids)]
+    tx.run(lease_groups.insert(), rows)
+    tx.note("leased", lease_id, trainer=request.trainer, policy=request.policy, groups=list(group_ids), replay=replay)
+    return token, lease_id
+
+
+def ready_groups(request: LeaseRequest, version: int) -> sa.Select[Any]:
+    """The ids of groups that the request may have now. Groups without a trained token are of no age."""
+    statement = sa.select(groups.c.id).where(groups.c.policy == request.policy, groups.c.status == GroupStatus.COMPLETE)
+    if request.max_staleness is None:
+        return statement
+    fresh = groups.c.oldest_version >= version - request.max_staleness
+    return statement.where(sa.or_(groups.c.oldest_version < 0, fresh))
+
+
+def count_ready(tx: Transaction, request: LeaseRequest) -> int:
+    """How many groups a claim would find, counting those whose lease has run out."""
+    version = policy_row(tx, request.policy).version
+    ready = tx.scalar(sa.select(sa.func.count()).select_from(ready_groups(request, version).subquery()))
+    expired = (
+        sa.select(sa.func.count())
+        .select_from(groups.join(leases, leases.c.token == groups.c.lease_token))
+        .where(groups.c.policy == request.policy, groups.c.status == GroupStatus.LEASED)
+        .where(leases.c.status == "open", leases.c.expires_at <= tx.now)
+    )
+    return ready + tx.scalar(expired)
+
+
+def expire(tx: Transaction) -> int:
+    """Ends the leases whose time is over; their groups are complete again. Returns how many leases there were."""
+    over = (
+        sa.select(leases)
+        .where(leases.c.status == "open", leases.c.expires_at <= tx.now)
+        .order_by(leases.c.token)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    found = tx.all(over)
+    for lease in found:
+        end_lease(tx, lease, "expired")
+        tx.note("lease_expired", lease.id, trainer=lease.trainer, policy=lease.policy)
+    return len(found)
+
+
+def end_lease(tx: Transaction, lease: Any, status: str) -> int:
+    """The lease is over without being acknowledged: its groups are complete again. Returns how many."""
+    tx.run(sa.update(leases).where(leases.c.token == lease.token).values(status=status))
+    held = sa.update(groups).where(groups.c.lease_token == lease.token, groups.c.status == GroupStatus.LEASED)
+    freed = tx.run(held.values(status=GroupStatus.COMPLETE, lease_token=None))
+    if freed:
+        tx.wake_trainers()
+    return freed
+
+
+def fail(tx: Transaction, group: Any, reason: str, settings: LedgerSettings) -> bool:
+    """Counts a failure of the group; whether it is dead now."""
+    dead = group.failures + 1 >= settings.max_failures
+    values: dict[str, Any] = {"failures": group.failures + 1, "reason": reason}
+    if dead:
+        values |= {"status": GroupStatus.DEAD, "lease_token": None}
+        tx.note("group_dead", group.id, policy=group.policy, reason=reason)
+    tx.run(sa.update(groups).where(groups.c.id == group.id).values(values))
+    return dead
+
+
+def return_group(tx: Transaction, group_id: str, token: int, reason: str, settings: LedgerSettings) -> None:
+    """Takes a group that can't be delivered out of its lease, a failure counted; replayed ones stay as they are."""
+    held = sa.select(groups).where(groups.c.id == group_id, groups.c.lease_token == token)
+    group = tx.first(held.where(groups.c.status == GroupStatus.LEASED).with_for_update(key_share=True))
+    if group is not None and not fail(tx, group, reason, settings):
+        values = {"status": GroupStatus.COMPLETE, "lease_token": None}
+        tx.run(sa.update(groups).where(groups.c.id == group_id).values(values))
+
+
+def _drop_stale(tx: Transaction, policy: str, oldest: int) -> None:
+    stale = (
+        sa.select(groups.c.id, groups.c.oldest_version)
+        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE)
+        .where(groups.c.oldest_version >= 0, groups.c.oldest_version < oldest)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    found = tx.all(stale)
+    if not found:
+        return
+    ids = [row.id for row in found]
+    tx.run(sa.update(groups).where(groups.c.id.in_(ids)).values(status=GroupStatus.STALE, reason="too stale"))
+    for row in found:
+        tx.note("group_stale", row.id, policy=policy, oldest_version=row.oldest_version)
+
+
+def lock_trainer(tx: Transaction, name: str) -> Any:
+    tx.insert_new(trainers, {"name": name, "step": None})
+    return tx.first(sa.select(trainers).where(trainers.c.name == name).with_for_update(key_share=True))
+
+
+def note_demand(tx: Transaction, request: LeaseRequest) -> None:
+    held = (
+        sa.select(sa.func.count())
+        .select_from(lease_groups.join(leases, leases.c.token == lease_groups.c.token))
+        .where(leases.c.trainer == request.trainer, leases.c.policy == request.policy, leases.c.replay.is_(False))
+        .where(leases.c.status == "open", leases.c.expires_at > tx.now)
+    )
+    values = {
+        "batch": request.batch or request.groups + tx.scalar(held),
+        "max_staleness": request.max_staleness,
+        "seen_at": tx.now,
+    }
+    if not tx.insert_new(demands, {"trainer": request.trainer, "policy": request.policy, **values}):
+        mine = sa.and_(demands.c.trainer == request.trainer, demands.c.policy == request.policy)
+        tx.run(sa.update(demands).where(mine).values(values))

@@ -1,0 +1,136 @@
+"""What becomes of a group when one of its rollouts ends, a reward comes, or its deadline passes.
+
+Called within a transaction that holds the group's lock. This is the only place where a group leaves the state `open`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.ids import new_id
+from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.rows import member_of, rollout_rows, rule_of
+from rolltap.ledger.rules import Complete, Drop, Member, Refill, decide, zero_variance
+from rolltap.ledger.schema import groups, rollouts
+from rolltap.ledger.store import Transaction
+from rolltap.types import NO_VERSION, GroupStatus, RolloutStatus, Scoring
+
+
+def settle(tx: Transaction, group: Any, settings: LedgerSettings) -> None:
+    """Applies the group's rule to what is now known of its rollouts."""
+    if group.status != GroupStatus.OPEN:
+        return
+    found = rollout_rows(tx, [group.id])[group.id]
+    members = [member_of(row, rollout) for row, rollout in found]
+    late = group.deadline_at is not None and tx.now >= group.deadline_at
+    match decide(rule_of(group), members, n=group.n, late=late):
+        case Refill(count):
+            insert_rollouts(tx, group.id, range(len(members), len(members) + count))
+            tx.note("group_refilled", group.id, rollouts=count)
+        case Drop(reason, left_out):
+            leave_out(tx, left_out, [row for row, _ in found], reason)
+            drop(tx, group.id, reason)
+        case Complete(left_out):
+            leave_out(tx, left_out, [row for row, _ in found], "the group is complete without it")
+            _complete(tx, group, [row for row, _ in found], members, left_out, settings)
+
+
+def _complete(
+    tx: Transaction,
+    group: Any,
+    rows: Sequence[Any],
+    members: Sequence[Member],
+    left_out: Sequence[str],
+    settings: LedgerSettings,
+) -> None:
+    trained = [
+        row
+        for row in rows
+        if row.id not in left_out
+        and row.scoring == Scoring.SCORED
+        and row.oldest_version is not None
+        and row.oldest_version != NO_VERSION
+    ]
+    scored = [m.reward for m in members if m.rollout_id not in left_out and m.reward is not None]
+    flat = zero_variance(members, left_out)
+    update = sa.update(groups).where(groups.c.id == group.id)
+    tx.run(
+        update.values(
+            status=GroupStatus.COMPLETE,
+            completed_at=tx.now,
+            oldest_version=min((row.oldest_version for row in trained), default=NO_VERSION),
+            newest_version=max((row.newest_version for row in trained), default=NO_VERSION),
+            zero_variance=flat,
+            reward_mean=sum(scored) / len(scored) if scored else None,
+        )
+    )
+    rule = rule_of(group)
+    if flat and rule.zero_variance != "keep":
+        drop(tx, group.id, "zero variance")
+        if rule.zero_variance == "replace" and group.generation < settings.max_generations:
+            _replace(tx, group)
+        return
+    tx.note("group_complete", group.id, policy=group.policy, task_id=group.task_id, reward_mean=_mean(scored))
+    tx.wake_trainers()
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _replace(tx: Transaction, group: Any) -> None:
+    """Opens a new group of the same task in the place of a dropped one."""
+    fresh = {
+        **group._mapping,
+        "id": new_id(),
+        "created_at": tx.now,
+        "deadline_at": None if group.deadline_at is None else tx.now + group.deadline_at - group.created_at,
+        "replaces": group.id,
+        "generation": group.generation + 1,
+    }
+    tx.run(groups.insert().values(fresh))
+    insert_rollouts(tx, fresh["id"], range(group.n))
+    tx.note("group_opened", fresh["id"], policy=group.policy, task_id=group.task_id, replaces=group.id)
+
+
+def drop(tx: Transaction, group_id: str, reason: str) -> None:
+    """The group will not be trained."""
+    statement = sa.update(groups).where(groups.c.id == group_id)
+    tx.run(statement.values(status=GroupStatus.DROPPED, reason=reason))
+    tx.note("group_dropped", group_id, reason=reason)
+
+
+def leave_out(tx: Transaction, rollout_ids: Sequence[str], rows: Sequence[Any], reason: str) -> None:
+    """The rollouts become unscorable; those that are not terminal are cancelled, and their sessions closed."""
+    for row in rows:
+        if row.id not in rollout_ids:
+            continue
+        values: dict[str, Any] = {"scoring": Scoring.UNSCORABLE}
+        if not RolloutStatus(row.status).terminal:
+            values |= {"status": RolloutStatus.CANCELLED, "reason": reason, "finished_at": tx.now}
+            values |= {"node": None, "node_token": None, "node_expires_at": None}
+            tx.end_session(row.session_id)
+            tx.note("rollout_finished", row.id, group_id=row.group_id, status=RolloutStatus.CANCELLED, reason=reason)
+        tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
+
+
+def insert_rollouts(tx: Transaction, group_id: str, indices: Sequence[int]) -> None:
+    """Pending rollouts of a group."""
+    fresh = [
+        {
+            "id": new_id(),
+            "group_id": group_id,
+            "position": index,
+            "status": RolloutStatus.PENDING,
+            "attempt": 0,
+            "scoring": Scoring.SCORED,
+            "reason": "",
+            "trained_calls": [],
+            "infra_failures": 0,
+        }
+        for index in indices
+    ]
+    tx.run(rollouts.insert(), fresh)

@@ -1,0 +1,186 @@
+"""Groups: opened as there is room, cancelled, looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.errors import InvalidRequest, LedgerError, NotFound, RateLimited
+from rolltap.ids import new_id
+from rolltap.ledger.completion import drop, insert_rollouts, leave_out, settle
+from rolltap.ledger.policies import locked_policy, room
+from rolltap.ledger.rows import load_group, load_groups, rule_json, task_digest
+from rolltap.ledger.rules import GroupRule
+from rolltap.ledger.schema import groups, rollouts, tasks
+from rolltap.ledger.store import Store, Transaction
+from rolltap.types import Group, GroupStatus, Task
+
+MAX_ROLLOUTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """What is asked for when a group is opened. A greater `priority` is run and trained first.
+
+    `policy` is the one that is trained; `roles` maps each role to its policy where several play.
+    """
+
+    policy: str
+    n: int
+    task: Task
+    tags: tuple[str, ...] = ()
+    rule: GroupRule = field(default_factory=GroupRule)
+    priority: int = 0
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= MAX_ROLLOUTS:
+            raise InvalidRequest(f"a group has 1 to {MAX_ROLLOUTS} rollouts, not {self.n}", param="n")
+        self.rule.check(self.n, self.roles)
+
+
+class Groups:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def open(self, spec: GroupSpec, *, group_id: str | None = None) -> Group:
+        """A group of `spec.n` pending rollouts; the same `group_id` again returns the same group.
+
+        `RateLimited` while too many groups are outstanding for the policy's trainers.
+        """
+        id = group_id or new_id()
+
+        def work(tx: Transaction) -> Group:
+            locked_policy(tx, spec.policy)
+            known = tx.first(sa.select(groups).where(groups.c.id == id))
+            if known is not None:
+                _check_same(known, spec)
+                return load_group(tx, id)
+            self._check_room(tx, spec.policy)
+            insert_group(tx, id, spec)
+            return load_group(tx, id)
+
+        return await self._store.transact(work)
+
+    def _check_room(self, tx: Transaction, policy: str) -> None:
+        if room(tx, policy, self._store.settings.trainer_memory) == 0:
+            raise RateLimited(
+                f"policy {policy!r} has as many groups outstanding as its trainers can take; open this one later",
+                retry_after=self._store.settings.open_retry_after,
+            )
+
+    async def get(self, group_id: str) -> Group:
+        return await self._store.query(lambda tx: load_group(tx, group_id))
+
+    async def list(
+        self,
+        *,
+        status: GroupStatus | None = None,
+        policy: str | None = None,
+        task_id: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> Sequence[Group]:
+        """The newest groups first; `before` is the last id of the former page."""
+        ids = sa.select(groups.c.id).order_by(groups.c.created_at.desc(), groups.c.id.desc()).limit(limit)
+        for column, value in ((groups.c.status, status), (groups.c.policy, policy), (groups.c.task_id, task_id)):
+            if value is not None:
+                ids = ids.where(column == value)
+        if before is not None:
+            last = sa.select(groups.c.created_at).where(groups.c.id == before).scalar_subquery()
+            ids = ids.where(sa.tuple_(groups.c.created_at, groups.c.id) < sa.tuple_(last, sa.literal(before)))
+        return await self._store.query(lambda tx: load_groups(tx, [row.id for row in tx.all(ids)]))
+
+    async def cancel(self, group_id: str, reason: str = "cancelled") -> Group:
+        """Ends an open group: its rollouts are cancelled where they are not terminal. A group that is not open stays.
+
+        Cancelling a cancelled group again changes nothing.
+        """
+
+        def work(tx: Transaction) -> Group:
+            group = locked_group_row(tx, group_id)
+            if group.status == GroupStatus.OPEN:
+                rows = tx.all(sa.select(rollouts).where(rollouts.c.group_id == group_id))
+                leave_out(tx, [row.id for row in rows], rows, reason)
+                drop(tx, group_id, reason)
+            elif group.status != GroupStatus.DROPPED:
+                raise LedgerError(f"group {group_id} is {group.status}; only an open one can be cancelled")
+            return load_group(tx, group_id)
+
+        return await self._store.transact(work)
+
+    async def settle_late(self) -> int:
+        """Applies the rules of open groups whose deadline has passed; returns how many there were."""
+
+        def work(tx: Transaction) -> int:
+            late = (
+                sa.select(groups)
+                .where(groups.c.status == GroupStatus.OPEN, groups.c.deadline_at <= tx.now)
+                .order_by(groups.c.id)
+                .limit(100)
+                .with_for_update(skip_locked=True, key_share=True)
+            )
+            found = tx.all(late)
+            for group in found:
+                settle(tx, group, self._store.settings)
+            return len(found)
+
+        return await self._store.transact(work)
+
+
+def insert_task(tx: Transaction, task: Task) -> str:
+    """Keeps the task's content; returns its digest."""
+    digest = task_digest(task)
+    content = {"id": task.id, "instruction": task.instruction, "spec": dict(task.spec), "tags": list(task.tags)}
+    tx.insert_new(tasks, {"digest": digest, **content})
+    return digest
+
+
+def insert_group(tx: Transaction, id: str, spec: GroupSpec, *, submission_id: str | None = None) -> None:
+    """An open group with its pending rollouts."""
+    tx.run(
+        groups.insert().values(
+            id=id,
+            task_id=spec.task.id,
+            task_digest=insert_task(tx, spec.task),
+            policy=spec.policy,
+            roles=dict(spec.roles) or None,
+            n=spec.n,
+            priority=spec.priority,
+            tags=list(spec.tags),
+            rule=rule_json(spec.rule),
+            status=GroupStatus.OPEN,
+            reason="",
+            failures=0,
+            created_at=tx.now,
+            deadline_at=None if spec.rule.deadline is None else tx.now + spec.rule.deadline,
+            generation=1,
+            submission_id=submission_id,
+        )
+    )
+    insert_rollouts(tx, id, range(spec.n))
+    tx.note("group_opened", id, policy=spec.policy, task_id=spec.task.id, n=spec.n)
+
+
+def locked_group_row(tx: Transaction, group_id: str) -> Any:
+    row = tx.first(sa.select(groups).where(groups.c.id == group_id).with_for_update(key_share=True))
+    if row is None:
+        raise NotFound(f"no group {group_id!r}", param="group_id")
+    return row
+
+
+def _check_same(known: Any, spec: GroupSpec) -> None:
+    """The same id must stand for the same group."""
+    roles = dict(spec.roles) or None
+    asked = {"policy": spec.policy, "roles": roles, "n": spec.n, "task": task_digest(spec.task)}
+    asked["rule"] = rule_json(spec.rule)
+    rule = {**known.rule, "scopes": tuple(known.rule["scopes"])}
+    recorded = {"policy": known.policy, "roles": known.roles, "n": known.n, "task": known.task_digest, "rule": rule}
+    differing = [name for name, value in asked.items() if value != recorded[name]]
+    if differing:
+        raise LedgerError(
+            f"group {known.id} was opened with another {' and '.join(differing)}; use a new id", param="id"
+        )

@@ -1,0 +1,130 @@
+"""Leases under way: extended, acknowledged, refused, rewound.
+
+At-least-once delivery, exactly-once effect, if a trainer does three things:
+
+1. It acknowledges a lease *before* it applies the update that was made from it, with the step the update leads to.
+   If the acknowledgement is refused, it forgets the update.
+2. After restoring a checkpoint of step s it calls `rewind(trainer, s)` before anything else. What it had acknowledged
+   after s is not part of its weights, and comes back; so do the groups of its open leases.
+3. It keeps its name over restarts, and no two running trainers share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.errors import InvalidRequest, LeaseLost, StepRegression
+from rolltap.ledger.base import LedgerSettings, Rewound
+from rolltap.ledger.claims import end_lease, fail, lock_trainer
+from rolltap.ledger.schema import demands, groups, lease_groups, leases, policies, trainers
+from rolltap.ledger.store import Transaction
+from rolltap.types import GroupStatus
+
+
+def _locked_lease(tx: Transaction, lease_id: str, token: int) -> Any:
+    """The lease's row, its trainer and itself locked; `LeaseLost` unless `token` is its own."""
+    trainer = tx.scalar(sa.select(leases.c.trainer).where(leases.c.id == lease_id))
+    if trainer is None:
+        raise LeaseLost(f"no lease {lease_id!r}")
+    lock_trainer(tx, trainer)
+    lease = tx.first(sa.select(leases).where(leases.c.id == lease_id).with_for_update(key_share=True))
+    assert lease is not None  # leases are never deleted
+    if lease.token != token:
+        raise LeaseLost(f"lease {lease_id} has another fencing token than {token}", param="token")
+    return lease
+
+
+def _held_lease(tx: Transaction, lease_id: str, token: int) -> Any:
+    """The lease's row; `LeaseLost` unless it is open and its time is not over."""
+    lease = _locked_lease(tx, lease_id, token)
+    if lease.status != "open":
+        raise LeaseLost(f"lease {lease_id} is {lease.status}")
+    if lease.expires_at <= tx.now:
+        raise LeaseLost(f"lease {lease_id} expired {tx.now - lease.expires_at:.1f} s ago; extend leases in time")
+    return lease
+
+
+def extend(tx: Transaction, lease_id: str, token: int, ttl: float) -> float:
+    """The lease holds for `ttl` seconds from now; returns them."""
+    _held_lease(tx, lease_id, token)
+    tx.run(sa.update(leases).where(leases.c.id == lease_id).values(expires_at=tx.now + ttl))
+    return ttl
+
+
+def acknowledge(tx: Transaction, lease_id: str, token: int, step: int) -> int:
+    """The groups are part of the trainer's step `step`. The same again changes nothing. Returns how many groups."""
+    lease = _locked_lease(tx, lease_id, token)
+    members = sa.select(lease_groups.c.group_id).where(lease_groups.c.token == token)
+    if lease.status == "acknowledged" and lease.step == step:
+        return len(tx.all(members))
+    lease = _held_lease(tx, lease_id, token)
+    last = tx.scalar(sa.select(trainers.c.step).where(trainers.c.name == lease.trainer))
+    if step < 0 or (last is not None and step < last):
+        raise StepRegression(
+            f"trainer {lease.trainer!r} has acknowledged step {last}; step {step} is behind it. "
+            "After restoring a checkpoint, rewind first",
+            param="step",
+        )
+    tx.run(sa.update(leases).where(leases.c.token == token).values(status="acknowledged", step=step))
+    tx.run(sa.update(trainers).where(trainers.c.name == lease.trainer).values(step=step))
+    acked = {"acked_by": lease.trainer, "acked_step": step, "acked_at": tx.now}
+    held = sa.update(groups).where(groups.c.lease_token == token, groups.c.status == GroupStatus.LEASED)
+    tx.run(held.values(status=GroupStatus.ACKNOWLEDGED, **acked))
+    tx.note("acknowledged", lease_id, trainer=lease.trainer, policy=lease.policy, step=step)
+    return len(tx.all(members))
+
+
+def refuse(
+    tx: Transaction, lease_id: str, token: int, reason: str, blamed: Sequence[str], settings: LedgerSettings
+) -> int:
+    """The trainer could not use the groups: they are ready for others, or dead after too many failures.
+
+    Only the `blamed` groups count a failure, all of them where none is named. Returns how many are dead now.
+    """
+    lease = _held_lease(tx, lease_id, token)
+    held = tx.all(sa.select(groups).where(groups.c.lease_token == token, groups.c.status == GroupStatus.LEASED))
+    unknown = set(blamed) - {row.id for row in held}
+    if unknown:
+        raise InvalidRequest(f"not groups of lease {lease_id}: {', '.join(sorted(unknown))}", param="groups")
+    dead = 0
+    for row in held:
+        failed = not blamed or row.id in blamed
+        if failed:
+            dead += fail(tx, row, reason, settings)
+    end_lease(tx, lease, "refused")
+    tx.note("refused", lease_id, trainer=lease.trainer, policy=lease.policy, reason=reason)
+    return dead
+
+
+def release(tx: Transaction, lease_id: str, token: int) -> None:
+    """The lease is over, unused."""
+    end_lease(tx, _held_lease(tx, lease_id, token), "released")
+
+
+def rewind(tx: Transaction, trainer: str, step: int) -> Rewound:
+    """Brings back what the trainer acknowledged after `step`, and the groups of its open leases."""
+    row = lock_trainer(tx, trainer)
+    _allow_older_weights(tx, trainer)
+    mine = sa.select(leases).where(leases.c.trainer == trainer).order_by(leases.c.token).with_for_update(key_share=True)
+    freed = sum(end_lease(tx, lease, "rewound") for lease in tx.all(mine.where(leases.c.status == "open")))
+    undone = tx.all(mine.where(leases.c.status == "acknowledged", leases.c.step > step))
+    tokens = [lease.token for lease in undone]
+    tx.run(sa.update(leases).where(leases.c.token.in_(tokens)).values(status="rewound"))
+    acked = sa.and_(groups.c.acked_by == trainer, groups.c.acked_step > step)
+    back = sa.update(groups).where(acked, groups.c.status == GroupStatus.ACKNOWLEDGED)
+    cleared = {"acked_by": None, "acked_step": None, "acked_at": None, "lease_token": None}
+    returned = tx.run(back.values(status=GroupStatus.COMPLETE, **cleared))
+    if row.step is not None and row.step > step:
+        tx.run(sa.update(trainers).where(trainers.c.name == trainer).values(step=step))
+    tx.note("rewound", trainer, step=step, acknowledged=returned, leased=freed)
+    tx.wake_trainers()
+    return Rewound(returned, freed)
+
+
+def _allow_older_weights(tx: Transaction, trainer: str) -> None:
+    """The policies of the trainer may go back to the version of its checkpoint."""
+    served = sa.select(demands.c.policy).where(demands.c.trainer == trainer)
+    tx.run(sa.update(policies).where(policies.c.name.in_(served)).values(may_go_back=True))

@@ -1,0 +1,94 @@
+"""The ledger: what was asked for, what became of it, and who trains on what.
+
+`Ledger` puts the parts together; each is a topic of its own and can be read by itself:
+
+* `groups`, `rollouts`, `rewards`: the rollout side. Groups are opened, rollouts reach one terminal state each, rewards
+  are appended; a group is complete when its rule says so (`rolltap.ledger.rules`).
+* `submissions`, `nodes`: tasks that wait to be rolled out, and the machines that do it.
+* `trainers`: leases on whole groups (`rolltap.ledger.claims`, `rolltap.ledger.leases`, `rolltap.ledger.replay`).
+* `policies`: weight versions and backpressure.
+* `events`: what happened.
+
+It knows neither the proxy nor the reconstructor: it is given a function that maps sessions to their trajectories, and
+one that closes a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from rolltap.calllog.database import Database
+from rolltap.errors import StoreError
+from rolltap.ledger.base import CloseSession, LedgerSettings, TrajectoriesOf
+from rolltap.ledger.claims import expire
+from rolltap.ledger.events import Events
+from rolltap.ledger.groups import Groups
+from rolltap.ledger.nodes import Nodes
+from rolltap.ledger.policies import Policies
+from rolltap.ledger.rewards import Rewards
+from rolltap.ledger.rollouts import Rollouts
+from rolltap.ledger.store import Clock, Store, database_clock
+from rolltap.ledger.submissions import Submissions
+from rolltap.ledger.trainers import Trainers
+from rolltap.ledger.turn_caps import TurnCaps
+
+log = logging.getLogger("rolltap.ledger")
+
+SWEEP_S = 1.0
+
+
+class Ledger:
+    """See the module. The database must be started, with the tables of `rolltap.ledger.schema`."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        trajectories: TrajectoriesOf,
+        close_session: CloseSession,
+        settings: LedgerSettings | None = None,
+        clock: Clock = database_clock,
+    ) -> None:
+        self.settings = settings or LedgerSettings()
+        self._store = Store(
+            database, trajectories=trajectories, close_session=close_session, settings=self.settings, clock=clock
+        )
+        self.groups = Groups(self._store)
+        self.rollouts = Rollouts(self._store)
+        self.rewards = Rewards(self._store)
+        self.submissions = Submissions(self._store)
+        self.nodes = Nodes(self._store)
+        self.turn_caps = TurnCaps(self._store)
+        self.trainers = Trainers(self._store)
+        self.policies = Policies(self._store)
+        self.events = Events(self._store)
+
+    async def sweep(self) -> None:
+        """Does what time brings: ends leases and claims that have run out, settles groups past their deadline."""
+        await self._store.transact(expire)
+        await self.nodes.expire()
+        while await self.groups.settle_late():
+            pass
+
+    @asynccontextmanager
+    async def sweeping(self, every: float = SWEEP_S) -> AsyncIterator[None]:
+        """Sweeps every `every` seconds within the context; a store that is away is waited for."""
+
+        async def run() -> None:
+            while True:
+                await asyncio.sleep(every)
+                try:
+                    await self.sweep()
+                except StoreError as error:
+                    log.warning("the ledger could not be swept: %s", error.message)
+
+        task = asyncio.create_task(run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task

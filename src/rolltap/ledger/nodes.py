@@ -1,0 +1,187 @@
+"""Claims on rollouts: nodes take what is to be run, say that they live, and lose what they hold when they don't.
+
+Only rollouts of submitted tasks are given out: a group that a runner opened itself is its own to run. A claim has a
+token and an expiry by the database's clock; starting and ending a rollout takes the token, so a node that was given up
+can't change what its successor does. When a claim runs out, the session of its attempt is closed and the rollout is to
+be run again under a new attempt, or is lost after `infra_retries` of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.errors import InvalidRequest
+from rolltap.ids import new_id
+from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.claims import check_ttl
+from rolltap.ledger.completion import settle
+from rolltap.ledger.rows import load_tasks
+from rolltap.ledger.schema import groups, rollouts
+from rolltap.ledger.store import Store, Transaction, wait_for
+from rolltap.ledger.submissions import open_queued, queue_head
+from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring, Task
+
+MAX_ROLLOUTS = 1024
+FREE = {"node": None, "node_token": None, "node_expires_at": None}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequest:
+    """What a node asks for: up to `capacity` rollouts, of one submission only if it says so."""
+
+    node: str
+    capacity: int
+    ttl: float
+    submission: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.node:
+            raise InvalidRequest("name the node", param="node")
+        if not 1 <= self.capacity <= MAX_ROLLOUTS:
+            raise InvalidRequest(f"a node takes 1 to {MAX_ROLLOUTS} rollouts, not {self.capacity}", param="capacity")
+        check_ttl(self.ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A rollout that is the node's to run, with what it takes."""
+
+    rollout_id: str
+    token: str
+    policy: str
+    task: Task
+
+
+class Nodes:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def lease(self, request: NodeRequest, *, wait: float = 0.0) -> Sequence[Assigned]:
+        """Rollouts for the node, highest priority and longest waiting first; waits up to `wait` s for the first."""
+        memory = self._store.settings.trainer_memory
+        deadline = time.monotonic() + wait
+        while True:
+            ticket = self._store.changed.ticket()
+            if await self._store.query(lambda tx: _anything(tx, request.submission)):
+                found = await self._store.transact(lambda tx: _lease(tx, request, memory))
+                if found:
+                    return found
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return ()
+            await wait_for(ticket, min(left, self._store.settings.poll))
+
+    async def anything_waits(self, submission: str | None = None) -> bool:
+        """Whether there is a rollout that nobody runs, or a queued task, be it that its trainers have no room yet."""
+        return await self._store.query(lambda tx: _anything(tx, submission))
+
+    async def heartbeat(self, tokens: Collection[str], ttl: float) -> Sequence[str]:
+        """The claims of `tokens` hold for `ttl` seconds from now; the rollouts that are still theirs."""
+        check_ttl(ttl)
+        return await self._store.transact(lambda tx: _heartbeat(tx, tokens, ttl))
+
+    async def release(self, node: str) -> int:
+        """Everything the node holds is to be run by others at once, and no failure is counted. Returns how many."""
+        return await self._store.transact(lambda tx: _give_back(tx, rollouts.c.node == node, None))
+
+    async def expire(self) -> int:
+        """Ends the claims that have run out; returns how many there were."""
+
+        def over(tx: Transaction) -> sa.ColumnElement[bool]:
+            return rollouts.c.node_expires_at <= tx.now
+
+        if not await self._store.query(lambda tx: tx.scalar(sa.select(sa.exists().where(over(tx))))):
+            return 0
+        return await self._store.transact(lambda tx: _give_back(tx, over(tx), self._store.settings))
+
+
+def _waiting(submission: str | None) -> sa.ColumnElement[bool]:
+    """Rollouts, joined with their groups, that nobody runs."""
+    of_tasks = groups.c.submission_id.is_not(None) if submission is None else groups.c.submission_id == submission
+    free = sa.and_(rollouts.c.status == RolloutStatus.PENDING, rollouts.c.node_token.is_(None))
+    return sa.and_(groups.c.status == GroupStatus.OPEN, of_tasks, free)
+
+
+JOINED = rollouts.join(groups, groups.c.id == rollouts.c.group_id)
+
+
+def _anything(tx: Transaction, submission: str | None) -> bool:
+    waiting = sa.select(rollouts.c.id).select_from(JOINED).where(_waiting(submission)).limit(1)
+    return tx.first(waiting) is not None or queue_head(tx, submission) is not None
+
+
+def _lease(tx: Transaction, request: NodeRequest, memory: float) -> list[Assigned]:
+    _open_what_is_due(tx, request, memory)
+    chosen = (
+        sa.select(groups.c.id, groups.c.policy)
+        .where(sa.exists().where(rollouts.c.group_id == groups.c.id, _waiting(request.submission)))
+        .order_by(groups.c.priority.desc(), groups.c.created_at, groups.c.id)
+        .limit(request.capacity)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    policies = {row.id: row.policy for row in tx.all(chosen)}
+    order = {group_id: place for place, group_id in enumerate(policies)}
+    free = sa.select(rollouts).select_from(JOINED).where(rollouts.c.group_id.in_(order), _waiting(request.submission))
+    waiting = sorted(tx.all(free), key=lambda row: (order[row.group_id], row.position))[: request.capacity]
+    if not waiting:
+        return []
+    token = new_id()
+    claim = {"node": request.node, "node_token": token, "node_expires_at": tx.now + request.ttl}
+    tx.run(sa.update(rollouts).where(rollouts.c.id.in_([row.id for row in waiting])).values(claim))
+    tasks = load_tasks(tx, list({row.group_id for row in waiting}))
+    return [Assigned(row.id, token, policies[row.group_id], tasks[row.group_id]) for row in waiting]
+
+
+def _open_what_is_due(tx: Transaction, request: NodeRequest, memory: float) -> None:
+    """Opens groups of queued tasks until those that go first could fill the node."""
+    while (head := queue_head(tx, request.submission, memory)) is not None:
+        ahead = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
+        if tx.scalar(ahead.where(groups.c.priority >= head.priority)) >= request.capacity:
+            return
+        if not open_queued(tx, head, memory):
+            return
+
+
+def _heartbeat(tx: Transaction, tokens: Collection[str], ttl: float) -> list[str]:
+    held = sa.and_(rollouts.c.node_token.in_(tokens), rollouts.c.node_expires_at > tx.now)
+    own = [row.id for row in tx.all(sa.select(rollouts.c.id).where(held))]
+    # What another transaction changes just now is left to the next heartbeat.
+    lockable = sa.select(rollouts.c.id).where(held).order_by(rollouts.c.id).with_for_update(skip_locked=True)
+    ids = [row.id for row in tx.all(lockable)]
+    tx.run(sa.update(rollouts).where(rollouts.c.id.in_(ids)).values(node_expires_at=tx.now + ttl))
+    return own
+
+
+def _give_back(tx: Transaction, which: sa.ColumnElement[bool], settings: LedgerSettings | None) -> int:
+    """Ends the claims `which`. With `settings` each counts as a failure of the node, and too many lose the rollout."""
+    concerned = sa.select(rollouts.c.group_id).where(rollouts.c.node_token.is_not(None), which)
+    lock = sa.select(groups).where(groups.c.id.in_(concerned)).order_by(groups.c.id)
+    locked = {row.id: row for row in tx.all(lock.with_for_update(skip_locked=True, key_share=True))}
+    held = sa.select(rollouts).where(rollouts.c.node_token.is_not(None), which, rollouts.c.group_id.in_(locked))
+    rows = tx.all(held.order_by(rollouts.c.id))
+    for row in rows:
+        lost = settings is not None and row.infra_failures >= settings.infra_retries
+        values = _lost(tx, row) if lost else _again(row, counted=settings is not None)
+        tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
+        tx.end_session(row.session_id)
+        kind = "rollout_finished" if lost else "rollout_returned"
+        tx.note(kind, row.id, group_id=row.group_id, status=values["status"], node=row.node, attempt=row.attempt)
+    if settings is not None:
+        for group_id in dict.fromkeys(row.group_id for row in rows):
+            settle(tx, locked[group_id], settings)
+    return len(rows)
+
+
+def _again(row: Any, *, counted: bool) -> dict[str, Any]:
+    return {**FREE, "status": RolloutStatus.PENDING, "infra_failures": row.infra_failures + counted}
+
+
+def _lost(tx: Transaction, row: Any) -> dict[str, Any]:
+    reason = f"{row.infra_failures + 1} nodes died under it, the last one was {row.node}"
+    ended = {"scoring": Scoring.UNSCORABLE, "reason": reason, "cause": Cause.INFRASTRUCTURE, "finished_at": tx.now}
+    return {**FREE, **ended, "status": RolloutStatus.LOST, "infra_failures": row.infra_failures + 1}

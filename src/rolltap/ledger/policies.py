@@ -1,0 +1,168 @@
+"""Policies: their versions, and how much the rollout side may have outstanding for their trainers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.errors import ConfigError, LedgerError, UnknownPolicy
+from rolltap.ledger.base import PolicyState, PolicyStats
+from rolltap.ledger.rows import OUTSTANDING
+from rolltap.ledger.schema import demands, groups, policies, rollouts
+from rolltap.ledger.store import Store, Transaction
+from rolltap.types import GroupStatus
+
+
+class Policies:
+    """A version names a set of weights. It only goes up, except after a trainer was rewound."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def register(self, name: str, *, tokenizer_hash: str = "", version: int = 0) -> PolicyState:
+        """Makes the policy known; a known one keeps its version. `ConfigError` if its tokenizer has changed."""
+
+        def work(tx: Transaction) -> PolicyState:
+            fresh = {"name": name, "version": version, "tokenizer_hash": tokenizer_hash, "may_go_back": False}
+            if tx.insert_new(policies, {**fresh, "paused": None, "created_at": tx.now}):
+                return _state_of(locked_policy(tx, name))
+            row = locked_policy(tx, name)
+            if row.tokenizer_hash and tokenizer_hash and row.tokenizer_hash != tokenizer_hash:
+                raise ConfigError(
+                    f"policy {name!r} is on record with tokenizer {row.tokenizer_hash[:12]}, not "
+                    f"{tokenizer_hash[:12]}; give the new one another name"
+                )
+            if tokenizer_hash and not row.tokenizer_hash:
+                tx.run(_update(name).values(tokenizer_hash=tokenizer_hash))
+            return _state_of(locked_policy(tx, name))
+
+        return await self._store.transact(work)
+
+    async def get(self, name: str) -> PolicyState:
+        return await self._store.query(lambda tx: _state_of(policy_row(tx, name)))
+
+    async def list(self) -> Sequence[PolicyState]:
+        statement = sa.select(policies).order_by(policies.c.name)
+        return await self._store.query(lambda tx: [_state_of(row) for row in tx.all(statement)])
+
+    async def set_version(self, name: str, version: int) -> PolicyState:
+        """From now on the engines serve `version`. Setting the current one again changes nothing."""
+
+        def work(tx: Transaction) -> PolicyState:
+            check_version(locked_policy(tx, name), version)
+            tx.run(_update(name).values(version=version, may_go_back=False))
+            tx.note("policy_version", name, version=version)
+            tx.wake_trainers()
+            return _state_of(locked_policy(tx, name))
+
+        return await self._store.transact(work)
+
+    async def check_version(self, name: str, version: int) -> PolicyState:
+        """The policy, if `version` may be its next; asked before the weights are pushed."""
+
+        def work(tx: Transaction) -> PolicyState:
+            row = policy_row(tx, name)
+            check_version(row, version)
+            return _state_of(row)
+
+        return await self._store.query(work)
+
+    async def set_paused(self, name: str, mode: str | None) -> None:
+        """Notes that a weight update has begun in `mode`, or has ended."""
+
+        def work(tx: Transaction) -> None:
+            locked_policy(tx, name)
+            tx.run(_update(name).values(paused=mode))
+            tx.note("policy_paused" if mode else "policy_resumed", name, mode=mode)
+
+        await self._store.transact(work)
+
+    async def stats(self, name: str) -> PolicyStats:
+        """Counts of everything the ledger holds for the policy."""
+        memory = self._store.settings.trainer_memory
+        return await self._store.query(lambda tx: _stats(tx, policy_row(tx, name), memory))
+
+
+def _update(name: str) -> sa.Update:
+    return sa.update(policies).where(policies.c.name == name)
+
+
+def _state_of(row: Any) -> PolicyState:
+    return PolicyState(row.name, row.version, row.tokenizer_hash, row.paused)
+
+
+def check_version(row: Any, version: int) -> None:
+    """`LedgerError` if the policy of `row` can't go to `version`."""
+    if version < 0:
+        raise LedgerError(f"weight versions are counted from 0, not {version}", param="version")
+    if version < row.version and not row.may_go_back:
+        raise LedgerError(
+            f"policy {row.name!r} is at version {row.version}; it goes back to {version} only after a rewind",
+            param="version",
+        )
+
+
+def policy_row(tx: Transaction, name: str) -> Any:
+    row = tx.first(sa.select(policies).where(policies.c.name == name))
+    if row is None:
+        raise _unknown(tx, name)
+    return row
+
+
+def locked_policy(tx: Transaction, name: str) -> Any:
+    """The policy's row, locked until the transaction ends."""
+    row = tx.first(sa.select(policies).where(policies.c.name == name).with_for_update(key_share=True))
+    if row is None:
+        raise _unknown(tx, name)
+    return row
+
+
+def _unknown(tx: Transaction, name: str) -> UnknownPolicy:
+    known = ", ".join(tx.connection.execute(sa.select(policies.c.name).order_by(policies.c.name)).scalars())
+    return UnknownPolicy(f"no policy {name!r}; known: {known or 'none'}", param="policy")
+
+
+def outstanding(tx: Transaction, policy: str) -> int:
+    """How many groups are under way, wait for a trainer, or are with one."""
+    statement = sa.select(sa.func.count()).where(groups.c.policy == policy, groups.c.status.in_(OUTSTANDING))
+    return tx.scalar(statement)
+
+
+def room(tx: Transaction, policy: str, memory: float) -> int | None:
+    """How many groups may be opened: (max_staleness + 1) · batch over its trainers, less the outstanding ones.
+
+    None where no trainer has asked lately or one of them takes groups of any age.
+    """
+    asked = tx.all(sa.select(demands).where(demands.c.policy == policy, demands.c.seen_at > tx.now - memory))
+    if not asked or any(row.max_staleness is None for row in asked):
+        return None
+    limit = sum((row.max_staleness + 1) * row.batch for row in asked)
+    return max(0, limit - outstanding(tx, policy))
+
+
+def _stats(tx: Transaction, policy: Any, memory: float) -> PolicyStats:
+    of_policy = groups.c.policy == policy.name
+    by_status = tx.all(sa.select(groups.c.status, sa.func.count()).where(of_policy).group_by(groups.c.status))
+    of_rollouts = (
+        sa.select(rollouts.c.status, sa.func.count())
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .where(of_policy)
+        .group_by(rollouts.c.status)
+    )
+    ready = sa.select(groups.c.oldest_version).where(
+        of_policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version >= 0
+    )
+    ages = Counter(max(0, policy.version - row.oldest_version) for row in tx.all(ready))
+    return PolicyStats(
+        policy=policy.name,
+        version=policy.version,
+        groups=dict(map(tuple, by_status)),
+        rollouts=dict(map(tuple, tx.all(of_rollouts))),
+        outstanding=outstanding(tx, policy.name),
+        room=room(tx, policy.name, memory),
+        zero_variance=tx.scalar(sa.select(sa.func.count()).where(of_policy, groups.c.zero_variance.is_(True))),
+        staleness=dict(sorted(ages.items())),
+    )

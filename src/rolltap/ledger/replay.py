@@ -1,0 +1,66 @@
+"""Replay: groups that were trained are leased again on purpose. They stay acknowledged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import sqlalchemy as sa
+
+from rolltap.errors import InvalidRequest
+from rolltap.ledger.claims import Claim, LeaseRequest, lock_trainer, open_lease
+from rolltap.ledger.policies import policy_row
+from rolltap.ledger.schema import groups
+from rolltap.ledger.store import Transaction
+from rolltap.types import GroupStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFilter:
+    """Which acknowledged groups: age in versions of the oldest trained token, mean reward, tags (all of them)."""
+
+    min_age: int = 0
+    max_age: int | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    tags: tuple[str, ...] = ()
+    order: Literal["newest", "random"] = "newest"
+
+    def __post_init__(self) -> None:
+        if self.min_age < 0 or (self.max_age is not None and self.max_age < self.min_age):
+            raise InvalidRequest("replay.min_age is at least 0, and max_age at least min_age", param="replay.min_age")
+
+
+def claim_replay(tx: Transaction, request: LeaseRequest, wanted: ReplayFilter) -> Claim:
+    """A lease on groups that `wanted` describes. They may be leased for replay any number of times."""
+    policy = policy_row(tx, request.policy)
+    lock_trainer(tx, request.trainer)
+    group_ids = _matching(tx, request, wanted, policy.version)
+    if not group_ids:
+        return Claim("", 0, (), policy.version)
+    token, lease_id = open_lease(tx, request, group_ids, replay=True)
+    return Claim(lease_id, token, group_ids, policy.version, replay=True)
+
+
+def _matching(tx: Transaction, request: LeaseRequest, wanted: ReplayFilter, version: int) -> tuple[str, ...]:
+    statement = sa.select(groups.c.id, groups.c.tags).where(
+        groups.c.policy == request.policy,
+        groups.c.status == GroupStatus.ACKNOWLEDGED,
+        groups.c.oldest_version >= 0,
+        groups.c.oldest_version <= version - wanted.min_age,
+    )
+    if wanted.max_age is not None:
+        statement = statement.where(groups.c.oldest_version >= version - wanted.max_age)
+    if wanted.min_reward is not None:
+        statement = statement.where(groups.c.reward_mean >= wanted.min_reward)
+    if wanted.max_reward is not None:
+        statement = statement.where(groups.c.reward_mean <= wanted.max_reward)
+    newest = (groups.c.completed_at.desc(), groups.c.id.desc())
+    statement = statement.order_by(*(newest if wanted.order == "newest" else (sa.func.random(),)))
+    found: list[str] = []
+    for row in tx.connection.execute(statement):
+        if set(wanted.tags) <= set(row.tags):
+            found.append(row.id)
+        if len(found) == request.groups:
+            break
+    return tuple(found)

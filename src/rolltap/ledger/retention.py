@@ -1,0 +1,42 @@
+"""What the ledger says of sessions whose calls somebody would remove: see `rolltap.calllog.prune`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from rolltap.calllog.prune import Claim
+from rolltap.ledger.schema import attempts, groups, lease_groups, leases, rollouts
+from rolltap.types import GroupStatus
+
+_CLAIMS: Mapping[str, Claim] = {
+    GroupStatus.ACKNOWLEDGED: Claim.ACKNOWLEDGED,
+    GroupStatus.STALE: Claim.ABANDONED,
+    GroupStatus.DEAD: Claim.ABANDONED,
+    GroupStatus.DROPPED: Claim.ABANDONED,
+}
+
+
+def claims(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, tuple[Claim, float | None]]:
+    """Of those sessions that belong to a group, its claim and when it was acknowledged.
+
+    The sessions of a rollout's former attempts stand under the same claim as the last one's.
+    """
+    if not session_ids or not sa.inspect(connection).has_table(groups.name):
+        return {}
+    held = sa.select(lease_groups.c.group_id).join(leases, leases.c.token == lease_groups.c.token)
+    replayed = groups.c.id.in_(held.where(leases.c.status == "open"))
+    query = (
+        sa.select(attempts.c.session_id, groups.c.status, groups.c.acked_at, replayed.label("leased"))
+        .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .where(attempts.c.session_id.in_(session_ids))
+    )
+    found: dict[str, tuple[Claim, float | None]] = {}
+    for row in connection.execute(query):
+        claim = _CLAIMS.get(row.status, Claim.WAITING)
+        if row.leased and claim is not Claim.WAITING:
+            claim = Claim.REPLAYED
+        found[row.session_id] = (claim, row.acked_at)
+    return found

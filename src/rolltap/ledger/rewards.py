@@ -1,0 +1,101 @@
+"""Rewards: appended facts. A reward counts for the attempt that was current when it came."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.errors import InvalidRequest, LedgerError
+from rolltap.ids import new_id
+from rolltap.ledger.completion import settle
+from rolltap.ledger.rows import locked_group, reward_of
+from rolltap.ledger.schema import rewards
+from rolltap.ledger.store import Store, Transaction
+from rolltap.types import Reward
+
+SCOPE = re.compile(r"rollout|call:[^:\s]+|span:[^:\s]+:(?P<start>\d+):(?P<end>\d+)|role:\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class NewReward:
+    """A reward to append; scopes as in `rolltap.types.Reward`. `attempt` None stands for the current one."""
+
+    rollout_id: str
+    value: float
+    scope: str = "rollout"
+    source: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    attempt: int | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise InvalidRequest(f"a reward is a finite number, not {self.value}", param="value")
+        matched = SCOPE.fullmatch(self.scope)
+        if matched is None:
+            raise InvalidRequest(
+                f"no reward scope {self.scope!r}; known: rollout, call:ID, span:CALL_ID:START:END, role:NAME",
+                param="scope",
+            )
+        if matched["start"] is not None and int(matched["start"]) >= int(matched["end"]):
+            raise InvalidRequest(f"the span of scope {self.scope!r} is empty", param="scope")
+
+
+class Rewards:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def append(self, reward: NewReward, *, reward_id: str | None = None) -> Reward:
+        """Appends; the same `reward_id` with the same content again changes nothing, with another is refused.
+
+        May come after the rollout has ended, and completes its group if that was all it waited for. A reward for an
+        attempt that is not the last one is refused.
+        """
+        id = reward_id or new_id()
+
+        def work(tx: Transaction) -> Reward:
+            rollout, group = locked_group(tx, reward.rollout_id)
+            known = tx.first(sa.select(rewards).where(rewards.c.id == id))
+            if known is not None:
+                _check_same(known, reward)
+                return reward_of(known)
+            if reward.attempt is not None and reward.attempt != rollout.attempt:
+                raise LedgerError(
+                    f"rollout {rollout.id} is at attempt {rollout.attempt}; a reward for attempt {reward.attempt} "
+                    "comes too late",
+                    param="attempt",
+                )
+            values = {
+                "id": id,
+                "rollout_id": rollout.id,
+                "attempt": rollout.attempt,
+                "value": reward.value,
+                "scope": reward.scope,
+                "source": reward.source,
+                "detail": dict(reward.detail),
+                "created_at": tx.now,
+            }
+            if not tx.insert_new(rewards, values):
+                raise LedgerError(f"reward {id} is on record for another rollout; use a new id", param="id")
+            tx.note("reward", rollout.id, group_id=group.id, scope=reward.scope, value=reward.value)
+            settle(tx, group, self._store.settings)
+            return Reward(
+                id, rollout.id, reward.value, reward.scope, reward.source, dict(reward.detail), created_at=tx.now
+            )
+
+        return await self._store.transact(work)
+
+    async def of(self, rollout_id: str) -> Sequence[Reward]:
+        """Every reward ever appended to the rollout, also of earlier attempts, in order."""
+        statement = sa.select(rewards).where(rewards.c.rollout_id == rollout_id)
+        ordered = statement.order_by(rewards.c.created_at, rewards.c.id)
+        return await self._store.query(lambda tx: [reward_of(row) for row in tx.all(ordered)])
+
+
+def _check_same(known: Any, reward: NewReward) -> None:
+    if (known.rollout_id, known.value, known.scope) != (reward.rollout_id, reward.value, reward.scope):
+        raise LedgerError(f"reward {known.id} is on record with another value or scope; use a new id", param="id")

@@ -1,0 +1,195 @@
+"""Rollouts: attempts begun, and each brought to exactly one terminal state.
+
+A rollout's attempts are numbered from 1, each with a session of its own; a new attempt ends the session of the one
+before it, and what an older attempt says afterwards is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.errors import AlignmentError, InvalidRequest, LeaseLost, LedgerError, NotFound, RecordCorrupt
+from rolltap.ledger.base import StartedRollout, TrainedVersions
+from rolltap.ledger.completion import settle
+from rolltap.ledger.rows import load_group, locked_group
+from rolltap.ledger.schema import attempts, rollouts
+from rolltap.ledger.store import Store, Transaction
+from rolltap.types import Cause, Group, Rollout, RolloutStatus, Scoring
+
+DEFAULT_SCORING = {
+    RolloutStatus.SUCCEEDED: Scoring.SCORED,
+    RolloutStatus.TIMED_OUT: Scoring.MASKED,
+    RolloutStatus.FAILED: Scoring.UNSCORABLE,
+    RolloutStatus.CANCELLED: Scoring.UNSCORABLE,
+    RolloutStatus.LOST: Scoring.UNSCORABLE,
+}
+"""What a rollout counts for where its runner does not say."""
+
+CAUSES = {
+    RolloutStatus.FAILED: tuple(Cause),
+    RolloutStatus.TIMED_OUT: (Cause.AGENT, Cause.INFRASTRUCTURE),
+    RolloutStatus.LOST: (Cause.INFRASTRUCTURE,),
+}
+"""Whose doing an end may be; the first stands where the runner does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How attempt `attempt` ended; attempt 0 ends a rollout that was never started.
+
+    `node_token` is the claim of the node that ran it, "" where its group was opened by its own runner. What is not the
+    agent's doing says nothing of the policy: it is unscorable where the runner does not say otherwise.
+    """
+
+    status: RolloutStatus
+    attempt: int
+    reason: str = ""
+    scoring: Scoring | None = None
+    node_token: str = ""
+    cause: Cause | None = None
+
+    def __post_init__(self) -> None:
+        if not self.status.terminal:
+            known = ", ".join(status for status in RolloutStatus if status.terminal)
+            raise InvalidRequest(f"{self.status.value!r} is not terminal; a rollout ends as {known}", param="status")
+        possible = CAUSES.get(self.status, ())
+        if self.cause is not None and self.cause not in possible:
+            causes = ", ".join(possible) or "none"
+            raise InvalidRequest(f"{self.cause.value!r} is no cause of {self.status.value!r}; {causes}", param="cause")
+
+    @property
+    def caused_by(self) -> Cause | None:
+        return self.cause or next(iter(CAUSES.get(self.status, ())), None)
+
+    @property
+    def counts_as(self) -> Scoring:
+        blameless = self.caused_by not in (None, Cause.AGENT)
+        return self.scoring or (Scoring.UNSCORABLE if blameless else DEFAULT_SCORING[self.status])
+
+
+class Rollouts:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def get(self, rollout_id: str) -> Rollout:
+        group = await self.group_of(rollout_id)
+        return next(rollout for rollout in group.rollouts if rollout.id == rollout_id)
+
+    async def group_of(self, rollout_id: str) -> Group:
+        """The group that the rollout belongs to."""
+
+        def work(tx: Transaction) -> Group:
+            group_id = tx.scalar(sa.select(rollouts.c.group_id).where(rollouts.c.id == rollout_id))
+            if group_id is None:
+                raise NotFound(f"no rollout {rollout_id!r}", param="rollout_id")
+            return load_group(tx, group_id)
+
+        return await self._store.query(work)
+
+    async def start(
+        self, rollout_id: str, session_id: str, *, runner: str = "", node_token: str = ""
+    ) -> StartedRollout:
+        """A new attempt on `session_id`; the session of the attempt before it is closed.
+
+        `LedgerError` if the rollout has ended, `LeaseLost` if it is another node's.
+        """
+
+        def work(tx: Transaction) -> StartedRollout:
+            rollout, group = locked_group(tx, rollout_id)
+            if RolloutStatus(rollout.status).terminal:
+                raise LedgerError(f"rollout {rollout_id} has ended as {rollout.status}; it can't be started again")
+            _check_claim(rollout, node_token)
+            attempt = rollout.attempt + 1
+            tx.end_session(rollout.session_id)
+            values = {"status": RolloutStatus.RUNNING, "attempt": attempt, "session_id": session_id}
+            tx.run(sa.update(rollouts).where(rollouts.c.id == rollout_id).values(values))
+            made = {"rollout_id": rollout_id, "attempt": attempt, "session_id": session_id, "runner": runner}
+            tx.run(attempts.insert().values(**made, started_at=tx.now))
+            tx.note("rollout_started", rollout_id, group_id=group.id, attempt=attempt, session_id=session_id)
+            found = next(one for one in load_group(tx, group.id).rollouts if one.id == rollout_id)
+            return StartedRollout(found, group.policy)
+
+        return await self._store.transact(work)
+
+    async def finish(self, rollout_id: str, ending: Ending) -> Rollout:
+        """The one terminal state; the session is closed. The same ending again changes nothing.
+
+        `LedgerError` if the rollout has ended in another way, or the attempt is not the last one; `LeaseLost` if it is
+        another node's. A scored rollout whose calls can't be reconstructed becomes unscorable, and its reason says why.
+        """
+        rollout = await self.get(rollout_id)
+        if not _check_ending(rollout, ending):
+            return rollout
+        if rollout.session_id is not None:
+            await self._store.close_session(rollout.session_id)
+        trained, ending = await self._trained(rollout, ending)
+
+        def work(tx: Transaction) -> None:
+            row, group = locked_group(tx, rollout_id)
+            if _check_ending(row, ending):
+                _check_claim(row, ending.node_token)
+                _end(tx, row, ending, trained)
+                settle(tx, group, self._store.settings)
+
+        await self._store.transact(work)
+        return await self.get(rollout_id)
+
+    async def _trained(self, rollout: Rollout, ending: Ending) -> tuple[TrainedVersions, Ending]:
+        if ending.counts_as is not Scoring.SCORED or rollout.session_id is None:
+            return TrainedVersions(), ending
+        try:
+            (trajectory,) = await self._store.trajectories([rollout.session_id])
+            return TrainedVersions.of(trajectory), ending
+        except (RecordCorrupt, AlignmentError) as error:
+            reason = f"{ending.reason}; " if ending.reason else ""
+            reason += f"{error.code}: {error.message}"
+            return TrainedVersions(), replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
+
+
+def _check_ending(rollout: Any, ending: Ending) -> bool:
+    """Whether `ending` may be applied to a rollout (or its row); False if it already was."""
+    if ending.attempt != rollout.attempt:
+        raise LedgerError(
+            f"rollout {rollout.id} is at attempt {rollout.attempt}; attempt {ending.attempt} can't end it",
+            param="attempt",
+        )
+    if not RolloutStatus(rollout.status).terminal:
+        return True
+    if (rollout.status, rollout.cause) != (ending.status, ending.caused_by):
+        ended, wanted = _told(rollout.status, rollout.cause), _told(ending.status, ending.caused_by)
+        raise LedgerError(f"rollout {rollout.id} has ended as {ended}, not {wanted}", param="status")
+    return False
+
+
+def _told(status: str, cause: str | None) -> str:
+    return f"{status} ({cause})" if cause else f"{status}"
+
+
+def _check_claim(row: Any, node_token: str) -> None:
+    if (row.node_token or "") != node_token:
+        raise LeaseLost(f"rollout {row.id} is not this node's any more; its claim ran out or was given to another")
+
+
+def _end(tx: Transaction, row: Any, ending: Ending, trained: TrainedVersions) -> None:
+    tx.run(
+        sa.update(rollouts)
+        .where(rollouts.c.id == row.id)
+        .values(
+            status=ending.status,
+            scoring=ending.counts_as,
+            reason=ending.reason,
+            cause=ending.caused_by,
+            finished_at=tx.now,
+            oldest_version=trained.oldest,
+            newest_version=trained.newest,
+            trained_calls=list(trained.calls),
+            node=None,
+            node_token=None,
+            node_expires_at=None,
+        )
+    )
+    told = {"status": ending.status, "cause": ending.caused_by, "reason": ending.reason}
+    tx.note("rollout_finished", row.id, group_id=row.group_id, **told)

@@ -1,0 +1,160 @@
+"""Rows become the glossary's types here, and only here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.errors import NotFound
+from rolltap.ledger.rules import GroupRule, Member
+from rolltap.ledger.schema import groups, rewards, rollouts, tasks
+from rolltap.ledger.store import Transaction
+from rolltap.types import Cause, Group, GroupStatus, Reward, Rollout, RolloutStatus, Scoring, Task
+
+OUTSTANDING = (GroupStatus.OPEN, GroupStatus.COMPLETE, GroupStatus.LEASED)
+"""A group of these states takes room: it is under way, waits for a trainer, or is with one."""
+
+
+def reward_of(row: Any) -> Reward:
+    return Reward(
+        id=row.id,
+        rollout_id=row.rollout_id,
+        value=row.value,
+        scope=row.scope,
+        source=row.source,
+        detail=row.detail,
+        created_at=row.created_at,
+    )
+
+
+def rollout_of(row: Any, task_id: str, rewards: Sequence[Reward]) -> Rollout:
+    return Rollout(
+        id=row.id,
+        group_id=row.group_id,
+        task_id=task_id,
+        index=row.position,
+        status=RolloutStatus(row.status),
+        attempt=row.attempt,
+        session_id=row.session_id,
+        scoring=Scoring(row.scoring),
+        reason=row.reason,
+        rewards=tuple(rewards),
+        cause=None if row.cause is None else Cause(row.cause),
+    )
+
+
+def group_of(row: Any, members: Sequence[Rollout]) -> Group:
+    return Group(
+        id=row.id,
+        task_id=row.task_id,
+        policy=row.policy,
+        status=GroupStatus(row.status),
+        rollouts=tuple(members),
+        created_at=row.created_at,
+        failures=row.failures,
+        tags=tuple(row.tags),
+        roles=row.roles or {},
+    )
+
+
+def task_of(row: Any) -> Task:
+    return Task(id=row.id, instruction=row.instruction, spec=row.spec, tags=tuple(row.tags))
+
+
+def rule_of(row: Any) -> GroupRule:
+    return GroupRule(**{**row.rule, "scopes": tuple(row.rule["scopes"])})
+
+
+def rule_json(rule: GroupRule) -> dict[str, Any]:
+    return asdict(rule)
+
+
+def member_of(row: Any, rollout: Rollout) -> Member:
+    return Member(
+        rollout_id=rollout.id,
+        status=rollout.status,
+        scoring=rollout.scoring,
+        scopes=frozenset(reward.scope for reward in rollout.rewards),
+        reward=total_reward(rollout),
+        trained_calls=tuple(row.trained_calls),
+    )
+
+
+def total_reward(rollout: Rollout) -> float | None:
+    """The sum of the rollout-scope rewards; None while there is none."""
+    values = [reward.value for reward in rollout.rewards if reward.scope == "rollout"]
+    return sum(values) if values else None
+
+
+def task_digest(task: Task) -> str:
+    """SHA-256 of the task's content: the same id may stand for another content later."""
+    content = [task.id, task.instruction, task.spec, list(task.tags)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()
+
+
+def rollout_rows(tx: Transaction, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, Rollout]]]:
+    """Every rollout of the groups in order, as its row and as the type, by group. Rewards are of the last attempt."""
+    earned: defaultdict[str, list[Reward]] = defaultdict(list)
+    current = (
+        sa.select(rewards)
+        .join(rollouts, rollouts.c.id == rewards.c.rollout_id)
+        .where(rollouts.c.group_id.in_(group_ids), rewards.c.attempt == rollouts.c.attempt)
+        .order_by(rewards.c.created_at, rewards.c.id)
+    )
+    for row in tx.all(current):
+        earned[row.rollout_id].append(reward_of(row))
+    found: dict[str, list[tuple[Any, Rollout]]] = {group_id: [] for group_id in group_ids}
+    members = (
+        sa.select(rollouts, groups.c.task_id)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .where(rollouts.c.group_id.in_(group_ids))
+        .order_by(rollouts.c.group_id, rollouts.c.position)
+    )
+    for row in tx.all(members):
+        found[row.group_id].append((row, rollout_of(row, row.task_id, earned[row.id])))
+    return found
+
+
+def load_groups(tx: Transaction, group_ids: Sequence[str]) -> list[Group]:
+    """The groups in the order of `group_ids`; unknown ones are left out."""
+    if not group_ids:
+        return []
+    found = rollout_rows(tx, group_ids)
+    by_id = {row.id: row for row in tx.all(sa.select(groups).where(groups.c.id.in_(group_ids)))}
+    return [
+        group_of(by_id[group_id], [rollout for _, rollout in found[group_id]])
+        for group_id in group_ids
+        if group_id in by_id
+    ]
+
+
+def load_group(tx: Transaction, group_id: str) -> Group:
+    found = load_groups(tx, [group_id])
+    if not found:
+        raise NotFound(f"no group {group_id!r}", param="group_id")
+    return found[0]
+
+
+def load_tasks(tx: Transaction, group_ids: Sequence[str]) -> dict[str, Task]:
+    """The task of each group, by the group's id."""
+    statement = (
+        sa.select(tasks, groups.c.id.label("group_id"))
+        .join(groups, groups.c.task_digest == tasks.c.digest)
+        .where(groups.c.id.in_(group_ids))
+    )
+    return {row.group_id: task_of(row) for row in tx.all(statement)}
+
+
+def locked_group(tx: Transaction, rollout_id: str) -> tuple[Any, Any]:
+    """The rows of a rollout and of its group, which is locked until the transaction ends."""
+    group_id = tx.scalar(sa.select(rollouts.c.group_id).where(rollouts.c.id == rollout_id))
+    if group_id is None:
+        raise NotFound(f"no rollout {rollout_id!r}", param="rollout_id")
+    group = tx.first(sa.select(groups).where(groups.c.id == group_id).with_for_update(key_share=True))
+    return tx.first(sa.select(rollouts).where(rollouts.c.id == rollout_id)), group

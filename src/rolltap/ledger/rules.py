@@ -1,0 +1,145 @@
+"""When a group is complete: a pure decision over its rollouts.
+
+A rollout is *settled* when it is terminal and, if it is scored, has the rewards that the rule asks for. It is
+*usable* when it is settled and not unscorable. A masked rollout does not wait for a reward; without one it stays out
+of the baseline too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence, Set
+from dataclasses import dataclass
+from typing import Literal
+
+from rolltap.errors import InvalidRequest
+from rolltap.types import RolloutStatus, Scoring
+
+EACH_CALL = "call:each"
+"""A scope asked for: a reward for every call that is trained."""
+
+WILDCARDS = ("call:*", "span:*", "role:*")
+"""Scopes asked for: at least one reward of the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRule:
+    """How many rollouts a group needs, and until when.
+
+    By default all of them are waited for. With `usable`, that many usable ones complete the group at once, the others
+    are cancelled, and up to `spares` more are opened in place of unusable ones. With `deadline` (seconds after
+    opening), what is not settled by then is left out, and the group is complete if `late` is `partial` and at least
+    `min_usable` are usable; else it is dropped. `scopes` are the reward scopes that a scored rollout needs. Groups
+    whose usable rewards are all equal are counted, and with `zero_variance` dropped or replaced by a new group of the
+    same task.
+    """
+
+    usable: int | None = None
+    spares: int = 0
+    deadline: float | None = None
+    late: Literal["drop", "partial"] = "drop"
+    min_usable: int = 1
+    zero_variance: Literal["keep", "drop", "replace"] = "keep"
+    scopes: tuple[str, ...] = ("rollout",)
+
+    def check(self, n: int, roles: Collection[str] = ()) -> None:
+        """`InvalidRequest` where a group of `n` rollouts, played in `roles`, could never satisfy the rule."""
+        for scope in self.scopes:
+            if roles and scope.startswith("role:") and scope != "role:*" and scope.removeprefix("role:") not in roles:
+                raise InvalidRequest(f"rule.scopes: no role for {scope!r}; roles: {', '.join(roles)}", param="rule")
+        if self.usable is not None and not 1 <= self.usable <= n + self.spares:
+            raise InvalidRequest(
+                f"rule.usable is {self.usable}; a group of {n} with {self.spares} spares has 1 to {n + self.spares}",
+                param="rule.usable",
+            )
+        if self.spares < 0 or (self.spares and self.usable is None):
+            raise InvalidRequest("rule.spares is a count that goes with rule.usable", param="rule.spares")
+        if self.deadline is not None and not 0 < self.deadline < float("inf"):
+            raise InvalidRequest("rule.deadline is a positive number of seconds", param="rule.deadline")
+        if not 1 <= self.min_usable <= (self.usable or n):
+            raise InvalidRequest(f"rule.min_usable is 1 to {self.usable or n}", param="rule.min_usable")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rollout as the rule sees it. `scopes` are those it has rewards for, `reward` the sum of rollout scope."""
+
+    rollout_id: str
+    status: RolloutStatus
+    scoring: Scoring
+    scopes: Set[str] = frozenset()
+    reward: float | None = None
+    trained_calls: tuple[str, ...] = ()
+
+    def settled(self, asked: Sequence[str]) -> bool:
+        if not self.status.terminal:
+            return False
+        return self.scoring is not Scoring.SCORED or all(self._has(scope) for scope in asked)
+
+    def _has(self, scope: str) -> bool:
+        if scope == EACH_CALL:
+            return all(f"call:{call}" in self.scopes for call in self.trained_calls)
+        if scope in WILDCARDS:
+            return any(had.startswith(scope[:-1]) for had in self.scopes)
+        return scope in self.scopes
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """`count` more rollouts are to be opened."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The group is ready, without the rollouts `left_out`, which become unscorable (cancelled where still open)."""
+
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The group will never be ready."""
+
+    reason: str
+    left_out: tuple[str, ...] = ()
+
+
+Decision = Wait | Refill | Complete | Drop
+
+
+def decide(rule: GroupRule, members: Sequence[Member], *, n: int, late: bool) -> Decision:
+    """What becomes of an open group of `n` first rollouts; `late` says that its deadline has passed."""
+    settled = [member for member in members if member.settled(rule.scopes)]
+    usable = [member for member in settled if member.scoring is not Scoring.UNSCORABLE]
+    waiting = tuple(member.rollout_id for member in members if not member.settled(rule.scopes))
+    if rule.usable is not None and len(usable) >= rule.usable:
+        return Complete(left_out=waiting)
+    if late and waiting:
+        if rule.late == "partial" and len(usable) >= rule.min_usable:
+            return Complete(left_out=waiting)
+        return Drop(f"deadline: {len(usable)} of {len(members)} rollouts were usable", left_out=waiting)
+    if rule.usable is not None and not late:
+        missing = min(rule.usable - len(usable) - len(waiting), n + rule.spares - len(members))
+        if missing > 0:
+            return Refill(missing)
+    if waiting:
+        return Wait()
+    if len(usable) >= rule.min_usable:
+        return Complete()
+    return Drop(f"{len(usable)} of {len(members)} rollouts were usable; {rule.min_usable} are needed")
+
+
+def zero_variance(members: Sequence[Member], left_out: Sequence[str]) -> bool:
+    """Whether at least two usable rollouts have rewards and all of these are equal: nothing to learn from."""
+    rewards = [
+        member.reward
+        for member in members
+        if member.scoring is not Scoring.UNSCORABLE and member.rollout_id not in left_out and member.reward is not None
+    ]
+    return len(rewards) > 1 and len(set(rewards)) == 1

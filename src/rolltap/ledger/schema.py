@@ -1,0 +1,213 @@
+"""The ledger's tables, on the same MetaData as the call log's.
+
+Times are seconds since the epoch by the database's clock. A group's and a rollout's rows hold their current state;
+`rewards`, `attempts`, `events` and `lease_groups` are append-only. `leases.token` is the fencing token: an
+autoincrement key, so a later lease always has a greater one.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+)
+
+from rolltap.calllog.schema import metadata
+
+Serial = BigInteger().with_variant(Integer, "sqlite")
+
+policies = Table(
+    "policies",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("tokenizer_hash", String, nullable=False),
+    Column("may_go_back", Boolean, nullable=False),  # a trainer was rewound: the next version may be a lower one
+    Column("paused", String),  # mode of the weight update under way
+    Column("created_at", Double, nullable=False),
+)
+
+turn_caps = Table(
+    "turn_caps",
+    metadata,
+    Column("policy", ForeignKey("policies.name"), primary_key=True),
+    Column("turns", Integer, nullable=False),  # 0: none
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("digest", String, primary_key=True),
+    Column("id", String, nullable=False, index=True),
+    Column("instruction", Text, nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("tags", JSON, nullable=False),
+)
+
+submissions = Table(
+    "submissions",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("digest", String, nullable=False),
+    Column("policy", ForeignKey("policies.name"), nullable=False),
+    Column("roles", JSON(none_as_null=True)),  # role to policy; None: one policy plays alone
+    Column("n", Integer, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("rule", JSON, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("cancelled_at", Double),
+)
+
+submitted = Table(
+    "submitted",
+    metadata,
+    Column("submission_id", ForeignKey("submissions.id"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("task_digest", ForeignKey("tasks.digest"), nullable=False),
+    Column("group_id", String),  # None while it waits in the queue
+    Index("submitted_queue", "group_id", "submission_id"),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("task_id", String, nullable=False, index=True),
+    Column("task_digest", ForeignKey("tasks.digest"), nullable=False),
+    Column("policy", ForeignKey("policies.name"), nullable=False),
+    Column("roles", JSON(none_as_null=True)),  # role to policy; None: one policy plays alone
+    Column("n", Integer, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("rule", JSON, nullable=False),
+    Column("status", String, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("deadline_at", Double),
+    Column("completed_at", Double),
+    Column("oldest_version", Integer),
+    Column("newest_version", Integer),
+    Column("zero_variance", Boolean),
+    Column("reward_mean", Double),
+    Column("replaces", String),
+    Column("submission_id", ForeignKey("submissions.id"), index=True),
+    Column("generation", Integer, nullable=False),
+    Column("lease_token", Serial),
+    Column("acked_by", String),
+    Column("acked_step", BigInteger),
+    Column("acked_at", Double),
+    Index("groups_ready", "policy", "status", "priority", "completed_at"),
+    Index("groups_by_status", "status", "deadline_at"),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("group_id", ForeignKey("groups.id"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("status", String, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("session_id", String),
+    Column("scoring", String, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("cause", String),  # of a failure or a time-out
+    Column("oldest_version", Integer),
+    Column("newest_version", Integer),
+    Column("trained_calls", JSON, nullable=False),
+    Column("infra_failures", Integer, nullable=False),
+    Column("finished_at", Double),
+    Column("node", String),
+    Column("node_token", String),
+    Column("node_expires_at", Double),
+    Index("rollouts_by_group", "group_id", "position", unique=True),
+    Index("rollouts_by_status", "status", "node_expires_at"),
+    Index("rollouts_by_claim", "node_expires_at"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("rollout_id", ForeignKey("rollouts.id"), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("session_id", String, nullable=False),
+    Column("runner", String, nullable=False),
+    Column("started_at", Double, nullable=False),
+)
+
+rewards = Table(
+    "rewards",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("rollout_id", ForeignKey("rollouts.id"), nullable=False, index=True),
+    Column("attempt", Integer, nullable=False),
+    Column("value", Double, nullable=False),
+    Column("scope", String, nullable=False),
+    Column("source", String, nullable=False),
+    Column("detail", JSON, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+trainers = Table(
+    "trainers",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("step", BigInteger),
+)
+
+demands = Table(
+    "demands",
+    metadata,
+    Column("trainer", ForeignKey("trainers.name"), primary_key=True),
+    Column("policy", ForeignKey("policies.name"), primary_key=True),
+    Column("batch", Integer, nullable=False),
+    Column("max_staleness", Integer),
+    Column("seen_at", Double, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("token", Serial, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("trainer", ForeignKey("trainers.name"), nullable=False),
+    Column("policy", ForeignKey("policies.name"), nullable=False),
+    Column("replay", Boolean, nullable=False),
+    Column("status", String, nullable=False),
+    Column("step", BigInteger),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Index("leases_by_trainer", "trainer", "status"),
+    Index("leases_by_expiry", "status", "expires_at"),
+    sqlite_autoincrement=True,
+)
+
+lease_groups = Table(
+    "lease_groups",
+    metadata,
+    Column("token", ForeignKey("leases.token"), primary_key=True),
+    Column("group_id", ForeignKey("groups.id"), primary_key=True),
+    Column("position", Integer, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", Serial, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False, index=True),
+    Column("kind", String, nullable=False),
+    Column("subject", String, nullable=False),
+    Column("data", JSON, nullable=False),
+    sqlite_autoincrement=True,
+)

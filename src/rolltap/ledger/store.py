@@ -1,0 +1,144 @@
+"""One transaction of the ledger: its connection, the database's time, and what follows from its commit.
+
+Every operation of the ledger is a plain function of a `Transaction`, run in one hop to the database. Rows are locked
+in the order trainer, lease, policy, group (what a transaction changes of a rollout, it changes under its group's
+lock), and rows of other trainers only where nobody holds them (`SKIP LOCKED`), so transactions don't wait in circles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from rolltap.calllog.database import Database
+from rolltap.crash import crash_point
+from rolltap.ledger.base import CloseSession, LedgerSettings, TrajectoriesOf
+from rolltap.ledger.schema import events
+
+T = TypeVar("T")
+
+Clock = Callable[[sa.Connection], float]
+
+
+def database_clock(connection: sa.Connection) -> float:
+    """The time of the database's server in seconds since the epoch (SQLite's is this machine's)."""
+    if connection.dialect.name == "sqlite":
+        return connection.execute(sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0")).scalar_one()
+    return float(connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """What a function of the ledger works on."""
+
+    connection: sa.Connection
+    now: float
+    noted: list[dict[str, Any]] = field(default_factory=list)
+    ended_sessions: list[str] = field(default_factory=list)
+    wakes_trainers: bool = False
+
+    def all(self, statement: sa.Executable) -> Sequence[sa.Row[Any]]:
+        return self.connection.execute(statement).all()
+
+    def first(self, statement: sa.Executable) -> sa.Row[Any] | None:
+        return self.connection.execute(statement).first()
+
+    def scalar(self, statement: sa.Executable) -> Any:
+        return self.connection.execute(statement).scalar()
+
+    def run(self, statement: sa.Executable, rows: Sequence[Mapping[str, Any]] | None = None) -> int:
+        """How many rows `statement` touched."""
+        if rows is not None and not rows:
+            return 0
+        return self.connection.execute(statement, rows).rowcount  # type: ignore[arg-type]
+
+    def insert_new(self, table: sa.Table, values: Mapping[str, Any]) -> bool:
+        """Inserts unless a row of that key is there already; whether it did."""
+        dialect = sqlite if self.connection.dialect.name == "sqlite" else postgresql
+        return self.connection.execute(dialect.insert(table).values(values).on_conflict_do_nothing()).rowcount > 0
+
+    def note(self, kind: str, subject: str, **data: Any) -> None:
+        """Records an event, seen by others once the transaction is committed."""
+        self.noted.append({"at": self.now, "kind": kind, "subject": subject, "data": data})
+
+    def end_session(self, session_id: str | None) -> None:
+        """The session is closed after the commit."""
+        if session_id is not None:
+            self.ended_sessions.append(session_id)
+
+    def wake_trainers(self) -> None:
+        """Waiting leases look again after the commit."""
+        self.wakes_trainers = True
+
+
+class Wakeups:
+    """Tells waiters of this process that something changed. Take a ticket, look, then wait on the ticket."""
+
+    def __init__(self) -> None:
+        self._current = asyncio.Event()
+
+    def ticket(self) -> asyncio.Event:
+        """An event that is set by the next `wake`."""
+        return self._current
+
+    def wake(self) -> None:
+        self._current.set()
+        self._current = asyncio.Event()
+
+
+async def wait_for(ticket: asyncio.Event, seconds: float) -> None:
+    """Returns when the ticket is called or `seconds` have passed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await ticket.wait()
+
+
+class Store:
+    """What the parts of the ledger share."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        trajectories: TrajectoriesOf,
+        close_session: CloseSession,
+        settings: LedgerSettings,
+        clock: Clock = database_clock,
+    ) -> None:
+        self.trajectories = trajectories
+        self.close_session = close_session
+        self.settings = settings
+        self.ready = Wakeups()
+        self.changed = Wakeups()
+        self._database = database
+        self._clock = clock
+
+    async def transact(self, work: Callable[[Transaction], T]) -> T:
+        """Runs `work` in one durable transaction, then closes the sessions it ended and wakes who waits."""
+
+        def run(connection: sa.Connection) -> tuple[T, Transaction]:
+            transaction = Transaction(connection, self._clock(connection))
+            result = work(transaction)
+            transaction.run(events.insert(), transaction.noted)
+            crash_point("ledger.transaction")
+            return result, transaction
+
+        result, transaction = await self._database.transact(run)
+        crash_point("ledger.committed")
+        if transaction.noted:
+            self.changed.wake()
+        if transaction.wakes_trainers:
+            self.ready.wake()
+        for session_id in transaction.ended_sessions:
+            await self.close_session(session_id)
+        return result
+
+    async def query(self, work: Callable[[Transaction], T]) -> T:
+        """Runs `work` on a snapshot."""
+        return await self._database.query(lambda connection: work(Transaction(connection, self._clock(connection))))

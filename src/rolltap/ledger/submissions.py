@@ -1,0 +1,240 @@
+"""Submitted tasks: what is to be rolled out, queued until there is room, and how far it has come.
+
+A submission is a list of tasks that share a policy, a group size and a rule. Each task waits in the queue until a node
+asks for work and the policy's trainers have room for another group; then its group is opened. A group that is replaced
+for its zero variance stays part of the submission.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.errors import InvalidRequest, LedgerError, NotFound
+from rolltap.ids import new_id
+from rolltap.ledger.completion import drop, leave_out
+from rolltap.ledger.groups import GroupSpec, insert_group, insert_task
+from rolltap.ledger.policies import locked_policy, room
+from rolltap.ledger.rows import load_groups, rule_json, rule_of, task_digest, task_of
+from rolltap.ledger.rules import GroupRule
+from rolltap.ledger.schema import groups, policies, rollouts, submissions, submitted, tasks
+from rolltap.ledger.store import Store, Transaction
+from rolltap.types import Group, GroupStatus, Task
+
+MAX_TASKS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionSpec:
+    """What is asked for: `n` rollouts of each of `tasks`, compared by `rule`. A greater `priority` goes first.
+
+    `policy` is the one that is trained; `roles` maps each role to its policy where several play.
+    """
+
+    policy: str
+    n: int
+    tasks: tuple[Task, ...]
+    tags: tuple[str, ...] = ()
+    rule: GroupRule = field(default_factory=GroupRule)
+    priority: int = 0
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.tasks) <= MAX_TASKS:
+            raise InvalidRequest(f"submit 1 to {MAX_TASKS} tasks at once, not {len(self.tasks)}", param="tasks")
+        seen: set[str] = set()
+        for task in self.tasks:
+            if task.id in seen:
+                raise InvalidRequest(f"two tasks have the id {task.id!r}", param="tasks")
+            seen.add(task.id)
+        self.group(self.tasks[0])  # checks n and the rule
+
+    def group(self, task: Task) -> GroupSpec:
+        return GroupSpec(self.policy, self.n, task, self.tags, self.rule, self.priority, self.roles)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it but the priority."""
+        policy = dict(self.roles) or self.policy
+        asked = [policy, self.n, [task_digest(task) for task in self.tasks], self.tags, rule_json(self.rule)]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True, default=list).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How far a submission has come. `queued` tasks have no group yet; the mappings count by status."""
+
+    id: str
+    policy: str
+    roles: Mapping[str, str]
+    n: int
+    priority: int
+    tags: tuple[str, ...]
+    created_at: float
+    cancelled: bool
+    tasks: int
+    queued: int
+    groups: Mapping[str, int]
+    rollouts: Mapping[str, int]
+    reward_mean: float | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it is left to run or to be scored."""
+        return self.queued == 0 and not self.groups.get(GroupStatus.OPEN)
+
+
+class Submissions:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def submit(self, spec: SubmissionSpec, *, submission_id: str | None = None) -> Submission:
+        """Queues the tasks; the same `submission_id` with the same content again changes nothing."""
+        id = submission_id or new_id()
+
+        def work(tx: Transaction) -> Submission:
+            locked_policy(tx, spec.policy)
+            known = tx.first(sa.select(submissions).where(submissions.c.id == id))
+            if known is None:
+                _insert(tx, id, spec)
+            elif known.digest != spec.digest:
+                raise LedgerError(
+                    f"submission {id} is on record with other tasks or settings; use a new id", param="id"
+                )
+            return _load(tx, id)
+
+        return await self._store.transact(work)
+
+    async def get(self, submission_id: str) -> Submission:
+        return await self._store.query(lambda tx: _load(tx, submission_id))
+
+    async def list(self, *, limit: int = 50) -> Sequence[Submission]:
+        """The newest first."""
+        ids = sa.select(submissions.c.id).order_by(submissions.c.created_at.desc(), submissions.c.id.desc())
+        return await self._store.query(lambda tx: [_load(tx, row.id) for row in tx.all(ids.limit(limit))])
+
+    async def groups(self, submission_id: str, *, after: str = "", limit: int = 100) -> Sequence[Group]:
+        """Its groups by id, with rollouts and rewards; `after` is the last id of the former page."""
+        ids = sa.select(groups.c.id).where(groups.c.submission_id == submission_id, groups.c.id > after)
+        ids = ids.order_by(groups.c.id).limit(limit)
+        return await self._store.query(lambda tx: load_groups(tx, [row.id for row in tx.all(ids)]))
+
+    async def of_group(self, group_id: str) -> str | None:
+        """The submission that the group belongs to."""
+        found = sa.select(groups.c.submission_id).where(groups.c.id == group_id)
+        return await self._store.query(lambda tx: tx.scalar(found))
+
+    async def cancel(self, submission_id: str, reason: str = "cancelled") -> Submission:
+        """Nothing more of it is started, and what is under way is cancelled; groups that are complete stay."""
+
+        def work(tx: Transaction) -> Submission:
+            locked = sa.select(submissions).where(submissions.c.id == submission_id).with_for_update()
+            row = tx.first(locked)
+            if row is None:
+                raise _unknown(submission_id)
+            if row.cancelled_at is None:
+                change = sa.update(submissions).where(submissions.c.id == submission_id)
+                tx.run(change.values(cancelled_at=tx.now))
+                tx.note("submission_cancelled", submission_id, reason=reason)
+            _cancel_open(tx, submission_id, reason)
+            return _load(tx, submission_id)
+
+        return await self._store.transact(work)
+
+
+def _insert(tx: Transaction, id: str, spec: SubmissionSpec) -> None:
+    values = {
+        "id": id,
+        "digest": spec.digest,
+        "policy": spec.policy,
+        "roles": dict(spec.roles) or None,
+        "n": spec.n,
+        "priority": spec.priority,
+        "tags": list(spec.tags),
+        "rule": rule_json(spec.rule),
+        "created_at": tx.now,
+    }
+    tx.run(submissions.insert().values(values))
+    digests = [insert_task(tx, task) for task in spec.tasks]
+    rows = [{"submission_id": id, "position": at, "task_digest": digest} for at, digest in enumerate(digests)]
+    tx.run(submitted.insert(), rows)
+    tx.note("submitted", id, policy=spec.policy, tasks=len(spec.tasks), n=spec.n)
+
+
+def queue_head(tx: Transaction, submission: str | None, memory: float | None = None) -> Any:
+    """The queued task that goes next, locked, or None. With `memory`, only of policies that have room for a group."""
+    waiting = (
+        sa.select(submitted, submissions.c.priority, submissions.c.policy)
+        .join(submissions, submissions.c.id == submitted.c.submission_id)
+        .where(submitted.c.group_id.is_(None), submissions.c.cancelled_at.is_(None))
+        .order_by(submissions.c.priority.desc(), submissions.c.created_at, submitted.c.submission_id)
+        .order_by(submitted.c.position)
+        .limit(1)
+    )
+    if submission is not None:
+        waiting = waiting.where(submissions.c.id == submission)
+    if memory is None:
+        return tx.first(waiting)
+    full = [row.name for row in tx.all(sa.select(policies.c.name)) if room(tx, row.name, memory) == 0]
+    waiting = waiting.where(submissions.c.policy.not_in(full))
+    return tx.first(waiting.with_for_update(skip_locked=True, of=submitted))
+
+
+def open_queued(tx: Transaction, head: Any, memory: float) -> bool:
+    """Opens the group of a queued task; False where another transaction has just taken the room."""
+    locked_policy(tx, head.policy)
+    if room(tx, head.policy, memory) == 0:
+        return False
+    asked = tx.first(sa.select(submissions).where(submissions.c.id == head.submission_id))
+    task = tx.first(sa.select(tasks).where(tasks.c.digest == head.task_digest))
+    assert asked is not None
+    tags, roles = tuple(asked.tags), asked.roles or {}
+    spec = GroupSpec(asked.policy, asked.n, task_of(task), tags, rule_of(asked), asked.priority, roles)
+    group_id = new_id()
+    insert_group(tx, group_id, spec, submission_id=asked.id)
+    its_row = sa.and_(submitted.c.submission_id == head.submission_id, submitted.c.position == head.position)
+    tx.run(sa.update(submitted).where(its_row).values(group_id=group_id))
+    return True
+
+
+def _cancel_open(tx: Transaction, submission_id: str, reason: str) -> None:
+    still = sa.select(groups).where(groups.c.submission_id == submission_id, groups.c.status == GroupStatus.OPEN)
+    for group in tx.all(still.order_by(groups.c.id).with_for_update(key_share=True)):
+        rows = tx.all(sa.select(rollouts).where(rollouts.c.group_id == group.id))
+        leave_out(tx, [row.id for row in rows], rows, reason)
+        drop(tx, group.id, reason)
+
+
+def _load(tx: Transaction, id: str) -> Submission:
+    row = tx.first(sa.select(submissions).where(submissions.c.id == id))
+    if row is None:
+        raise _unknown(id)
+    own = groups.c.submission_id == id
+    of_groups = sa.select(groups.c.status, sa.func.count()).where(own).group_by(groups.c.status)
+    joined = sa.select(rollouts.c.status, sa.func.count()).join(groups, groups.c.id == rollouts.c.group_id)
+    mine = submitted.c.submission_id == id
+    count = sa.select(sa.func.count()).select_from(submitted)
+    return Submission(
+        id=row.id,
+        policy=row.policy,
+        roles=row.roles or {},
+        n=row.n,
+        priority=row.priority,
+        tags=tuple(row.tags),
+        created_at=row.created_at,
+        cancelled=row.cancelled_at is not None,
+        tasks=tx.scalar(count.where(mine)),
+        queued=0 if row.cancelled_at else tx.scalar(count.where(mine, submitted.c.group_id.is_(None))),
+        groups=dict(map(tuple, tx.all(of_groups))),
+        rollouts=dict(map(tuple, tx.all(joined.where(own).group_by(rollouts.c.status)))),
+        reward_mean=tx.scalar(sa.select(sa.func.avg(groups.c.reward_mean)).where(own)),
+    )
+
+
+def _unknown(id: str) -> NotFound:
+    return NotFound(f"no submission {id!r}", param="id")

@@ -1,0 +1,131 @@
+"""The trainer's side of the ledger: whole groups with their trajectories, and what becomes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rolltap.errors import AlignmentError, RecordCorrupt
+from rolltap.ledger import dead_letters, leases
+from rolltap.ledger.base import DeadLetter, Rewound, TrainedVersions
+from rolltap.ledger.claims import Claim, LeaseRequest, check_ttl, claim, count_ready, return_group
+from rolltap.ledger.replay import ReplayFilter, claim_replay
+from rolltap.ledger.rows import load_groups, load_tasks, total_reward
+from rolltap.ledger.store import Store, wait_for
+from rolltap.types import NO_VERSION, Group, Lease, LeasedGroup, Rollout, RolloutRecord, Scoring, Task, Trajectory
+
+
+class Trainers:
+    """Leases in and out. See `rolltap.ledger.leases` for what a trainer must keep to."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def lease(self, request: LeaseRequest, *, wait: float = 0.0, at_least: int | None = None) -> Lease:
+        """Groups for the trainer, as soon as `at_least` (default: all it asks for) are ready or after `wait` seconds.
+
+        The lease has no group, and token 0, where none was ready.
+        """
+        wanted = min(at_least or request.groups, request.groups) if wait else 1
+        claimed = await self._store.transact(lambda tx: claim(tx, request, at_least=wanted))
+        if wait and not claimed.group_ids:
+            await self._until_ready(request, wanted, wait)
+            claimed = await self._store.transact(lambda tx: claim(tx, request))
+        return await self._delivered(request, claimed)
+
+    async def _until_ready(self, request: LeaseRequest, wanted: int, wait: float) -> None:
+        """Returns when so many groups are ready, or after `wait` seconds."""
+        deadline = time.monotonic() + wait
+        while (left := deadline - time.monotonic()) > 0:
+            ticket = self._store.ready.ticket()
+            if await self._store.query(lambda tx: count_ready(tx, request)) >= wanted:
+                return
+            await wait_for(ticket, min(left, self._store.settings.poll))
+
+    async def replay(self, request: LeaseRequest, wanted: ReplayFilter) -> Lease:
+        """Acknowledged groups once more, marked as replay; their state does not change."""
+        claimed = await self._store.transact(lambda tx: claim_replay(tx, request, wanted))
+        return await self._delivered(request, claimed)
+
+    async def extend(self, lease_id: str, token: int, ttl: float | None = None) -> float:
+        """The lease holds for `ttl` seconds from now, which are returned."""
+        ttl = self._store.settings.lease_ttl if ttl is None else ttl
+        check_ttl(ttl)
+        return await self._store.transact(lambda tx: leases.extend(tx, lease_id, token, ttl))
+
+    async def acknowledge(self, lease_id: str, token: int, step: int) -> int:
+        """The lease's groups are part of step `step`: they are never leased again, except by a rewind or as replay."""
+        return await self._store.transact(lambda tx: leases.acknowledge(tx, lease_id, token, step))
+
+    async def refuse(self, lease_id: str, token: int, reason: str, blamed: Sequence[str] = ()) -> int:
+        """The trainer could not use the lease's groups; `blamed` (default: all) count a failure. Returns the dead."""
+        settings = self._store.settings
+        return await self._store.transact(lambda tx: leases.refuse(tx, lease_id, token, reason, blamed, settings))
+
+    async def release(self, lease_id: str, token: int) -> None:
+        """The lease was never used: its groups are ready again, and no failure is counted."""
+        await self._store.transact(lambda tx: leases.release(tx, lease_id, token))
+
+    async def rewind(self, trainer: str, step: int) -> Rewound:
+        """After a checkpoint of `step` was restored: what was acknowledged after it comes back."""
+        return await self._store.transact(lambda tx: leases.rewind(tx, trainer, step))
+
+    async def dead_letters(self, policy: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+        return await self._store.query(lambda tx: dead_letters.listed(tx, policy, limit))
+
+    async def revive(self, group_id: str) -> None:
+        """The dead group is ready again, its failures forgotten."""
+        await self._store.transact(lambda tx: dead_letters.revive(tx, group_id))
+
+    async def _delivered(self, request: LeaseRequest, claimed: Claim) -> Lease:
+        """The claim with its trajectories. A group that can't be rebuilt is taken out and counts a failure."""
+        made_at = time.monotonic()
+        ids = claimed.group_ids
+        found, tasks = await self._store.query(lambda tx: (load_groups(tx, ids), load_tasks(tx, ids)))
+        delivered: list[LeasedGroup] = []
+        for group in found:
+            try:
+                delivered.append(await self._delivered_group(group, tasks[group.id], claimed.replay))
+            except (RecordCorrupt, AlignmentError) as error:
+                await self._return(group.id, claimed, f"{error.code}: {error.message}")
+        return Lease(
+            id=claimed.id,
+            trainer=request.trainer,
+            policy=request.policy,
+            token=claimed.token,
+            expires_in=max(0.0, request.ttl - (time.monotonic() - made_at)),
+            policy_version=claimed.policy_version,
+            groups=tuple(delivered),
+        )
+
+    async def _return(self, group_id: str, claimed: Claim, reason: str) -> None:
+        settings = self._store.settings
+        await self._store.transact(lambda tx: return_group(tx, group_id, claimed.token, reason, settings))
+
+    async def _delivered_group(self, group: Group, task: Task, replay: bool) -> LeasedGroup:
+        records = await self._records(group.rollouts)
+        trained = [
+            TrainedVersions.of(record.trajectory) for record in records if record.rollout.scoring is Scoring.SCORED
+        ]
+        known = [versions for versions in trained if versions.oldest != NO_VERSION]
+        return LeasedGroup(
+            group=group,
+            task=task,
+            rollouts=records,
+            oldest_version=min((versions.oldest for versions in known), default=NO_VERSION),
+            newest_version=max((versions.newest for versions in known), default=NO_VERSION),
+            replay=replay,
+        )
+
+    async def _records(self, rollouts: Sequence[Rollout]) -> tuple[RolloutRecord, ...]:
+        """The rollouts with their trajectories, which are empty for unscorable ones."""
+        wanted = [one.session_id for one in rollouts if one.session_id and one.scoring is not Scoring.UNSCORABLE]
+        found = dict(zip(wanted, await self._store.trajectories(wanted), strict=True))
+        return tuple(
+            RolloutRecord(
+                rollout,
+                found.get(rollout.session_id or "") or Trajectory(rollout.session_id or "", (), (), {}),
+                total_reward(rollout),
+            )
+            for rollout in rollouts
+        )
