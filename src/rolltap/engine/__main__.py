@@ -1,0 +1,33 @@
+"""`python -m rolltap.engine --model DIR`: the embedded engine as a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolltap.engine.server import main
+from rolltap.engine.settings import EngineSettings
+from rolltap.errors import ConfigError
+
+
+def run(
+    model: Annotated[Path, typer.Option(help="A Hugging Face folder: config.json, tokenizer.json, *.safetensors.")],
+    name: Annotated[str, typer.Option(help="What requests call the model; the folder's name if empty.")] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one, printed on the first line.")] = 8100,
+    slots: Annotated[int, typer.Option(help="Requests sampled together.")] = 32,
+    threads: Annotated[int, typer.Option(help="Torch threads.")] = 1,
+    context: Annotated[int, typer.Option(help="Longest sequence in tokens; 0 is the model's limit.")] = 0,
+) -> None:
+    """Serves a model by token ids."""
+    try:
+        main(EngineSettings(model, name, host, port, slots, threads, context))
+    except ConfigError as error:
+        sys.exit(f"rolltap engine: {error}")
+
+
+if __name__ == "__main__":
+    typer.run(run)

@@ -1,0 +1,316 @@
+"""Qwen3 in torch, float32: the network that the embedded engine samples from.
+
+Parameter names, `config.json` and `model.safetensors` are Hugging Face's (`Qwen3ForCausalLM`), so a folder written
+here loads there and the reverse; log-probs agree to 1e-5. One forward serves training (no cache) and sampling
+(with `KeyValueCache`, any mix of prompts and single tokens).
+
+Shapes: `B` rows, `T` new tokens a row, `S` cached slots, `C` cached columns, `H` heads, `K` key-value heads,
+`G = H / K` query heads a key-value head, `D` head width, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rolltap.errors import ConfigError
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The fields of Hugging Face's `Qwen3Config` that shape the network."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelConfig:
+        """Reads `folder/config.json`; `ConfigError` for a model that this network can't be."""
+        path = folder / "config.json"
+        try:
+            raw: dict[str, Any] = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: not a readable model configuration ({error})") from error
+        if ARCHITECTURE not in (raw.get("architectures") or ()):
+            raise ConfigError(f"{path}: architectures is {raw.get('architectures')}; this engine serves {ARCHITECTURE}")
+        rope = raw.get("rope_parameters") or {"rope_theta": raw.get("rope_theta", cls.rope_theta)}
+        unsupported = {
+            "attention_bias": bool(raw.get("attention_bias")),
+            "use_sliding_window": bool(raw.get("use_sliding_window")),
+            "rope_scaling": bool(raw.get("rope_scaling")) or rope.get("rope_type", "default") != "default",
+            "hidden_act": raw.get("hidden_act", "silu") != "silu",
+        }
+        for name, present in unsupported.items():
+            if present:
+                raise ConfigError(f"{path}: {name} = {raw.get(name)!r} is not supported by this engine")
+        try:
+            values = {name: raw[name] for name in cls.__slots__ if name in raw}
+            return cls(**{**values, "rope_theta": float(rope["rope_theta"])})
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: a field is missing ({error})") from error
+
+    def save(self, folder: Path, **extra: Any) -> None:
+        """Writes `folder/config.json` with what transformers and vLLM also need; `extra` adds token ids."""
+        raw = {
+            "architectures": [ARCHITECTURE],
+            "model_type": "qwen3",
+            **asdict(self),
+            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "hidden_act": "silu",
+            "use_sliding_window": False,
+            "torch_dtype": "float32",
+            **extra,
+        }
+        (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
+
+
+class KeyValueCache:
+    """Keys and values of `slots` sequences of at most `length` tokens.
+
+    A slot's columns `[0, n)` hold its first n tokens. One column more than `length` takes the writes of padding, and
+    is never attended to. Columns are added by doubling as sequences grow.
+    """
+
+    def __init__(self, config: ModelConfig, slots: int, length: int) -> None:
+        self.length = length
+        self._shape = (slots, config.num_key_value_heads, config.head_dim)
+        self._layers = config.num_hidden_layers
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.bin = -1
+        self.grow(min(length, 256))
+
+    def grow(self, columns: int) -> None:
+        """Makes room for `columns` tokens a slot; what is cached stays."""
+        if columns <= self.bin:
+            return
+        columns = min(self.length, max(columns, 2 * self.bin))
+        slots, heads, width = self._shape
+        held, self.bin = max(self.bin, 0), columns
+        for name in ("keys", "values"):
+            grown = [torch.zeros(slots, columns + 1, heads, width) for _ in range(self._layers)]
+            for new, old in zip(grown, getattr(self, name), strict=False):
+                new[:, :held] = old[:, :held]
+            setattr(self, name, grown)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachePlan:
+    """Where the new tokens of a forward go in the cache.
+
+    `rows` [B] are slots (a slice where they are contiguous); `positions` [B,T] are the tokens' places in their
+    sequences; `columns` [B,T] the cache columns written (`cache.bin` for padding); `width` the columns attended to.
+    """
+
+    cache: KeyValueCache
+    rows: Tensor
+    view: slice | Tensor
+    positions: Tensor
+    columns: Tensor
+    width: int
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with RMS-normed queries and keys, and rotary positions."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.width = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        hidden = config.hidden_size
+        self.q_proj = nn.Linear(hidden, self.heads * self.width, bias=False)
+        self.k_proj = nn.Linear(hidden, self.kv_heads * self.width, bias=False)
+        self.v_proj = nn.Linear(hidden, self.kv_heads * self.width, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.width, hidden, bias=False)
+        self.q_norm = nn.RMSNorm(self.width, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(self.width, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, plan: CachePlan | None, layer: int) -> Tensor:
+        b, t, _ = x.shape
+        q_BTHD = rope.turn(self.q_norm(self.q_proj(x).view(b, t, self.heads, self.width)))
+        k_BTKD = rope.turn(self.k_norm(self.k_proj(x).view(b, t, self.kv_heads, self.width)))
+        v_BTKD = self.v_proj(x).view(b, t, self.kv_heads, self.width)
+        if plan is not None:
+            keys, values = plan.cache.keys[layer], plan.cache.values[layer]
+            keys[plan.rows, plan.columns] = k_BTKD
+            values[plan.rows, plan.columns] = v_BTKD
+            k_BTKD, v_BTKD = keys[plan.view, : plan.width], values[plan.view, : plan.width]
+        out = F.scaled_dot_product_attention(
+            q_BTHD.transpose(1, 2),
+            k_BTKD.transpose(1, 2),
+            v_BTKD.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each normed before and added after."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.self_attn = Attention(config)
+        self.mlp = FeedForward(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, plan: CachePlan | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, plan, self.index)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """Cosines and sines of the new tokens' positions, [B or 1,T,1,D]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Rotates `x` [B,T,heads,D] by halves, as Hugging Face's `apply_rotary_pos_emb`."""
+        low, high = x.chunk(2, dim=-1)
+        return x * self.cos + torch.cat((-high, low), dim=-1) * self.sin
+
+
+class Body(nn.Module):
+    """Everything below the output head; its name in the weights is `model`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class Qwen3(nn.Module):
+    """The causal language model."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Body(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self._cos, self._sin = _rope_tables(config)
+
+    def hidden(self, ids: Tensor, plan: CachePlan | None = None) -> Tensor:
+        """The last hidden states [B,T,hidden] of `ids` [B,T], each attending to itself and what stands before.
+
+        Without a plan, rows are whole sequences from position 0, padded on the right if at all. With one, the
+        tokens extend the cached sequences that the plan names, and are added to the cache.
+        """
+        if plan is None:
+            positions, mask = torch.arange(ids.shape[1])[None], None
+        else:
+            positions = plan.positions
+            mask = (torch.arange(plan.width) <= positions[..., None])[:, None]
+        rope = Rope(self._cos[positions][:, :, None], self._sin[positions][:, :, None])
+        x = self.model.embed_tokens(ids)
+        for layer in self.model.layers:
+            x = layer(x, rope, mask, plan)
+        return self.model.norm(x)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The logits [B,T,V] of whole sequences `ids` [B,T]."""
+        return self.lm_head(self.hidden(ids))
+
+    def save(self, folder: Path) -> None:
+        """Writes `folder/model.safetensors` (the config and the tokenizer are not weights)."""
+        save_file(_owned_state(self), folder / "model.safetensors", metadata={"format": "pt"})
+
+    def load_weights(self, folder: Path) -> None:
+        """Replaces the weights by those of `folder`'s safetensors, all or none.
+
+        `ConfigError` if a tensor is missing, unknown, of another shape or not finite: the weights are then unchanged.
+        """
+        state = read_weights(folder)
+        own = _owned_state(self)
+        if state.keys() != own.keys():
+            wrong = sorted(state.keys() ^ own.keys())
+            raise ConfigError(f"{folder}: tensors don't match the model; first difference: {wrong[0]}")
+        for name, tensor in state.items():
+            if tensor.shape != own[name].shape:
+                shapes = f"{list(tensor.shape)}, the model's {list(own[name].shape)}"
+                raise ConfigError(f"{folder}: shape of {name} is {shapes}")
+            if not torch.isfinite(tensor).all():
+                raise ConfigError(f"{folder}: {name} holds values that are not finite")
+        with torch.no_grad():
+            for name, tensor in state.items():
+                own[name].copy_(tensor)
+
+    @classmethod
+    def load(cls, folder: Path) -> Qwen3:
+        """The model of a Hugging Face folder, in float32 whatever was stored."""
+        model = cls(ModelConfig.load(folder))
+        model.load_weights(folder)
+        return model.eval()
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the `*.safetensors` files in `folder`; `ConfigError` if there are none or one is corrupt."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder}: holds no *.safetensors file")
+    state: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            state |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{file}: not readable as safetensors ({error})") from error
+    return state
+
+
+def _owned_state(model: Qwen3) -> dict[str, Tensor]:
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    return state
+
+
+def _rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [max_position_embeddings, D] of the default rotary embedding."""
+    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inverse)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()

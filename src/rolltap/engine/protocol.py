@@ -1,0 +1,228 @@
+"""The engine's HTTP bodies: vLLM's token API (0.32), as far as this engine does it.
+
+A field that is not named here is refused with a 400 that names it. Request types are decoded by msgspec, whose
+message for a wrong type has the field's path.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from rolltap.engine.sampling import Sampling
+from rolltap.engine.scheduler import Delta
+from rolltap.errors import ContextOverflow, InvalidRequest
+
+MAX_CHOICES = 64
+Id = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Body = TypeVar("Body", bound=Struct)
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+
+
+class Draw(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The sampling fields that both endpoints share."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    min_p: Share = 0.0
+    seed: int | None = None
+    stop_token_ids: list[Id] = []
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True  # about text only
+
+    def sampling(self, max_tokens: int, choice: int) -> Sampling:
+        """The sampling of one of the `n` choices; each has its own seed."""
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0),
+            min_p=self.min_p,
+            seed=None if self.seed is None else self.seed + choice,
+            stop_ids=frozenset(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            top_logprobs=self.logprobs or 0,
+        )
+
+
+class SamplingParams(Draw, kw_only=True):
+    """`sampling_params` of `/inference/v1/generate`. Without `max_tokens`, sampling goes on to the context's end."""
+
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    detokenize: bool = False  # this endpoint has no text
+
+
+class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /inference/v1/generate`. The fields without a comment are honoured."""
+
+    token_ids: Annotated[list[Id], Meta(min_length=1)]
+    sampling_params: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    output_mode: Literal["tokens"] = "tokens"
+    priority: Literal[0] = 0
+    cache_salt: str | None = None  # prefixes are shared whatever it is
+    session_id: str | None = None  # no routing to do
+
+    prompt_field = "token_ids"
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.token_ids
+
+    @property
+    def draw(self) -> Draw:
+        return self.sampling_params
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.sampling_params.max_tokens
+
+
+class CompletionRequest(Draw, kw_only=True):
+    """`POST /v1/completions` with token ids for a prompt."""
+
+    prompt: Annotated[list[Id], Meta(min_length=1)]
+    model: str | None = None
+    request_id: str | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] = 16
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    echo: Literal[False] = False
+    add_special_tokens: bool = True  # nothing is added to ids
+    priority: Literal[0] = 0
+    cache_salt: str | None = None
+    session_id: str | None = None
+    user: str | None = None
+
+    prompt_field = "prompt"
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.prompt
+
+    @property
+    def draw(self) -> Draw:
+        return self
+
+
+class RpcArguments(Struct, forbid_unknown_fields=True):
+    weights_path: Annotated[str, Meta(min_length=1)]
+
+
+class RpcRequest(Struct, forbid_unknown_fields=True):
+    """`POST /collective_rpc`: the one method that this engine has."""
+
+    method: Literal["reload_weights"]
+    kwargs: RpcArguments
+    args: Annotated[list[str], Meta(max_length=0)] = []
+    timeout: float | None = None
+
+
+class VersionRequest(Struct, forbid_unknown_fields=True):
+    new_version: Annotated[str, Meta(min_length=1)]
+
+
+class AbortRequest(Struct, forbid_unknown_fields=True):
+    request_ids: list[str] | None = None
+
+
+def decode(raw: bytes, kind: type[Body]) -> Body:
+    """The body as a `kind`; `InvalidRequest` that names the field if it is not one."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        place = re.search(r"`\$\.?([^`]*)`", str(error))
+        field = re.search(r"(?:unknown|required) field `([^`]*)`", str(error))
+        names = [match[1] for match in (place, field) if match and match[1]]
+        raise InvalidRequest(str(error), param=".".join(names) or None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+
+
+def check_prompt(request: GenerateRequest | CompletionRequest, vocabulary: int, context: int) -> int:
+    """How many tokens may be sampled; raises if an id is out of `vocabulary` or the prompt fills the `context`."""
+    ids, name = request.prompt_ids, request.prompt_field
+    for field, tokens in ((name, ids), ("stop_token_ids", request.draw.stop_token_ids)):
+        if tokens and max(tokens) >= vocabulary:
+            position = next(index for index, token in enumerate(tokens) if token >= vocabulary)
+            message = f"{field}[{position}] is {tokens[position]}; the vocabulary has {vocabulary} entries"
+            raise InvalidRequest(message, param=field)
+    room = context - len(ids)
+    if room < 1:
+        raise ContextOverflow(
+            f"This model's maximum context length is {context} tokens. However, {name} has {len(ids)} input tokens, "
+            "and at least one must be left to sample.",
+            tokens=len(ids),
+            limit=context,
+        )
+    return min(request.max_tokens or room, room)
+
+
+def usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def generate_choice(index: int, delta: Delta, with_logprobs: bool) -> dict[str, Any]:
+    """A choice, or a streamed piece of one, of `/inference/v1/generate`."""
+    content = [
+        {"token_id": token, "logprob": logprob, "rank": None, "top_logprobs": _alternatives(delta, position)}
+        for position, (token, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=True))
+    ]
+    return {
+        "index": index,
+        "token_ids": delta.token_ids,
+        "logprobs": {"content": content} if with_logprobs else None,
+        "finish_reason": delta.finish,
+        "stop_reason": delta.stop_reason,
+        "weight_versions": delta.spans if delta.finish else None,
+    }
+
+
+def completion_choice(
+    request: CompletionRequest, index: int, delta: Delta, text: str, with_prompt: bool
+) -> dict[str, Any]:
+    """A choice, or a streamed piece of one, of `/v1/completions`."""
+    names = [f"token_id:{token}" for token in delta.token_ids]
+    logprobs = {
+        "tokens": names,
+        "token_logprobs": delta.logprobs,
+        "top_logprobs": [{f"token_id:{t}": value for t, value in top} for top in delta.tops] or None,
+        "text_offset": [],
+    }
+    choice = {
+        "index": index,
+        "text": text,
+        "logprobs": None if request.logprobs is None else logprobs,
+        "finish_reason": delta.finish,
+        "stop_reason": delta.stop_reason,
+    }
+    if request.return_token_ids:
+        choice["token_ids"] = delta.token_ids
+        choice["prompt_token_ids"] = request.prompt if with_prompt else None
+    return choice
+
+
+def _alternatives(delta: Delta, position: int) -> list[dict[str, Any]]:
+    return [{"token_id": t, "logprob": value} for t, value in delta.tops[position]] if delta.tops else []

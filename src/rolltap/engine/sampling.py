@@ -1,0 +1,74 @@
+"""From logits to a token and the log-probability it was drawn with.
+
+The log-prob of a token is that of exactly the distribution it was drawn from: temperature first, then top-k, top-p
+and min-p with what is left normalised (vLLM's `processed_logprobs`). With no truncation asked for it is
+`log_softmax(logits / temperature)`. Greedy sampling (temperature 0) reports the log-probs at temperature 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOGPROBS_MODE = "processed_logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request is sampled. `top_k` 0 is off; `stop_ids` are in addition to the model's own end tokens."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+def process(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """The log-probs [B,V] that each row is drawn from, -inf where truncated."""
+    temperatures = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
+    logprobs_BV = torch.log_softmax(logits_BV / temperatures[:, None], dim=-1)
+    for row, sampling in enumerate(samplings):
+        if sampling.truncates:
+            logprobs_BV[row] = _truncate(logprobs_BV[row], sampling)
+    return logprobs_BV
+
+
+def draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
+    """One token id a row [B], by inverting the cumulative distribution at `uniforms` in [0, 1).
+
+    A row depends on its own uniform only, so a seeded request does not depend on its neighbours in the batch.
+    """
+    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
+    targets_B1 = torch.tensor(uniforms, dtype=torch.float64)[:, None] * cumulative_BV[:, -1:]
+    ids_B = torch.searchsorted(cumulative_BV, targets_B1, right=True)[:, 0]
+    greedy_B = torch.tensor([sampling.temperature == 0.0 for sampling in samplings])
+    return torch.where(greedy_B, logprobs_BV.argmax(-1), ids_B)
+
+
+def _truncate(logprobs_V: Tensor, sampling: Sampling) -> Tensor:
+    """Keeps what all of top-k, top-p and min-p keep, normalised; always at least the likeliest token."""
+    ordered_V, order_V = logprobs_V.sort(descending=True)
+    probabilities_V = ordered_V.exp()
+    keep_V = torch.ones_like(order_V, dtype=torch.bool)
+    if sampling.top_k > 0:
+        keep_V[sampling.top_k :] = False
+    if sampling.top_p < 1.0:
+        keep_V &= probabilities_V.cumsum(-1) - probabilities_V < sampling.top_p
+    if sampling.min_p > 0.0:
+        keep_V &= probabilities_V >= sampling.min_p * probabilities_V[0]
+    keep_V[0] = True
+    kept = torch.full_like(logprobs_V, -torch.inf)
+    kept[order_V[keep_V]] = ordered_V[keep_V]
+    return torch.log_softmax(kept, dim=-1)

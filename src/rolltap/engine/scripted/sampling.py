@@ -1,0 +1,247 @@
+"""From a request to the pieces of its reply: which turn, which tokens, what goes wrong with them.
+
+Wires turn `Piece`s into their own JSON. Log-probs are a function of a token and its position, so that a test can say
+what must have been recorded (`logprob_of`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from rolltap.engine.scripted.journal import Entry, Journal
+from rolltap.engine.scripted.script import Prompt, Reply, Rule, Script, Turn
+from rolltap.engine.scripted.weights import Job, Weights
+from rolltap.engine.scripted.writing import TurnWriter
+from rolltap.errors import ContextOverflow, InvalidRequest
+
+STRIKING = ("hang", "cut", "garbage", "error", "unfinished")
+
+
+def logprob_of(token: int, position: int) -> float:
+    """The log-prob of sampling `token` as the `position`-th token of an output, at temperature 1: in (-2, 0), a
+    multiple of 1/1024, so that float32 holds it exactly."""
+    return -(1 + (token * 31 + position * 7) % 2047) / 1024
+
+
+def experts_of(tokens: Sequence[int]) -> np.ndarray:
+    """The experts of a mixture of 2 layers with 2 of 64 experts active that each token goes through, [t, 2, 2]."""
+    first = np.asarray(tokens, np.int32)
+    return np.stack([first, first + 1, 3 * first, 3 * first + 1], axis=1).reshape(-1, 2, 2) % 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as every wire reads it. `logprobs` False: none are wanted."""
+
+    id: str
+    session: str
+    model: str
+    prompt_ids: list[int]
+    max_tokens: int | None
+    temperature: float = 1.0
+    top_logprobs: int = 0
+    experts: bool = False
+    logprobs: bool = True
+    stream: bool = True
+    echo: bool = False
+    usage: bool = False
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Piece:
+    """The next tokens. `start` is the position of the first; `logprobs` None: not sent. `finish` ends the reply."""
+
+    ids: list[int]
+    start: int
+    logprobs: list[float | None] | None
+    finish: Literal["stop", "length", "abort"] | None = None
+    spans: list[dict[str, int | str]] | None = None
+
+
+class Cut(Exception):
+    """The connection is to be dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """Something else than tokens: an event of garbage, an error event, or an end without a finish."""
+
+    kind: Literal["garbage", "error", "unfinished"]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a request will get, and what it has got. `fault` is the turn's, if it is this try's turn to fail."""
+
+    ask: Ask
+    entry: Entry
+    turn: Turn
+    ids: list[int]
+    finish: Literal["stop", "length"]
+    fault: str = ""
+    said: list[Piece] = field(default_factory=list)
+
+
+class Model:
+    """Answers requests by a script or a function."""
+
+    def __init__(self, script: Script | Reply, writer: TurnWriter, journal: Journal, context: int) -> None:
+        self.writer = writer
+        self.journal = journal
+        self.weights = Weights()
+        self.context = context
+        self.released = asyncio.Event()
+        self._script = script
+
+    def plan(self, ask: Ask) -> Plan:
+        """Notes the request and chooses its turn; refuses a prompt that the script has no word for."""
+        limit = self.context - len(ask.prompt_ids)
+        if limit < 1:
+            raise ContextOverflow(
+                f"This model's maximum context length is {self.context} tokens, but the prompt has "
+                f"{len(ask.prompt_ids)}; at least one must be left to sample."
+            )
+        entry = self.journal.begin(ask.id, ask.session, ask.prompt_ids)
+        try:
+            turn = self._choose(ask, entry)
+        except InvalidRequest:
+            self.journal.end(entry, "refused")
+            raise
+        ids = self.writer.write(turn, ask.prompt_ids)
+        stop = next((at + 1 for at, token in enumerate(ids) if token in ask.stop_ids), len(ids))
+        room = min(limit, ask.max_tokens or limit)
+        finish: Literal["stop", "length"] = "stop" if turn.end and min(stop, len(ids)) <= room else "length"
+        fault = turn.fault
+        due = fault is not None and (fault.times == 0 or self.journal.tries(entry) < fault.times)
+        return Plan(ask, entry, turn, ids[: min(stop, room)], finish, fault.kind if due and fault else "")
+
+    async def pieces(self, plan: Plan) -> AsyncIterator[Piece | Blow]:
+        """The reply, as it is sampled. However it ends, the journal knows."""
+        job = await self.weights.enter(plan.ask.id)
+        outcome = "cancelled"
+        try:
+            async for piece in self._sampled(plan, job):
+                yield piece
+            outcome = plan.fault or ("aborted" if job.aborted else "finished")
+        except Cut:
+            outcome = "cut"
+            raise
+        finally:
+            self.weights.leave(job)
+            self.journal.end(plan.entry, outcome)
+
+    async def _sampled(self, plan: Plan, job: Job) -> AsyncIterator[Piece | Blow]:
+        turn, ids, fault = plan.turn, plan.ids, plan.fault
+        after = turn.fault.after if turn.fault is not None and fault else -1
+        strikes = fault in STRIKING and turn.fault is not None and turn.fault.at_byte is None
+        before_finish = strikes and after == len(ids)
+        at = 0
+        if turn.delay_s:
+            await asyncio.sleep(turn.delay_s)
+        while True:
+            if at == turn.hold:
+                await self.released.wait()
+            await self.weights.ready(job)
+            if job.aborted or (fault == "abort" and at >= after):
+                plan.said.append(Piece([], at, [], "abort", job.spans()))
+                yield plan.said[-1]
+                return
+            if strikes and at == after:
+                blow = await _strike(fault)
+                yield blow
+                if blow.kind != "garbage":
+                    return
+                strikes = False
+            end = min(at + turn.tokens_per_event, len(ids))
+            end = min([end, *(stop for stop in (after, turn.hold) if stop is not None and at < stop < end)])
+            job.versions += [self.weights.version] * (end - at)
+            plan.entry.output += ids[at:end]
+            piece = Piece(ids[at:end], at, self._logprobs(plan, at, end))
+            if end == len(ids) and not (before_finish and strikes):
+                piece.finish, piece.spans = plan.finish, job.spans()
+            plan.said.append(piece)
+            self.journal.note()
+            yield piece
+            if piece.finish is not None:
+                return
+            at = end
+            if turn.token_delay_s:
+                await asyncio.sleep(turn.token_delay_s)
+
+    def _logprobs(self, plan: Plan, start: int, end: int) -> list[float | None] | None:
+        ask, turn, fault = plan.ask, plan.turn, plan.fault
+        if not ask.logprobs:
+            return None
+        values: list[float | None] = [logprob_of(plan.ids[at], at) for at in range(start, end)]
+        if fault and turn.fault is not None and end > turn.fault.after:
+            if fault == "no_logprobs":
+                return None
+            if fault == "short_logprobs":
+                return values[:-1]
+            if fault == "nan_logprobs":
+                return [float("nan") for _ in values]
+            if fault == "null_logprobs":
+                return [None for _ in values]
+        return values
+
+    def _choose(self, ask: Ask, entry: Entry) -> Turn:
+        if not isinstance(self._script, Script):
+            return self._ask(self._script, ask, entry)
+        found = self._rule(self._script, ask, entry)
+        if found is None:
+            if self._script.otherwise is None:
+                raise InvalidRequest("no rule of the script fits this prompt; add one, or `otherwise`")
+            return self._script.otherwise
+        index, rule = found
+        entry.rule, entry.turn = index, entry.counts.get(index, 0)
+        if rule.count == "session" and not entry.extends:
+            entry.turn = self.journal.replies(ask.session, index)
+        entry.counts = {**entry.counts, index: entry.turn + 1}
+        return rule.turns[entry.turn] if entry.turn < len(rule.turns) else rule.afterwards
+
+    def _rule(self, script: Script, ask: Ask, entry: Entry) -> tuple[int, Rule] | None:
+        """The first rule that looks at what is new and fits; else the lineage's own; else the first that fits."""
+        if not any(rule.when or rule.last for rule in script.rules):
+            return (0, script.rules[0]) if script.rules else None
+        text, last = self._texts(ask, entry)
+        for index, rule in enumerate(script.rules):
+            if rule.last and rule.last in last and rule.when in text:
+                return index, rule
+        parent = self.journal.parent_of(entry)
+        if parent is not None and parent.rule is not None and not script.rules[parent.rule].last:
+            return parent.rule, script.rules[parent.rule]
+        return next(((i, rule) for i, rule in enumerate(script.rules) if not rule.last and rule.when in text), None)
+
+    def _ask(self, reply: Reply, ask: Ask, entry: Entry) -> Turn:
+        text, last = self._texts(ask, entry)
+        entry.turn = entry.counts.get(0, 0)
+        entry.counts = {0: entry.turn + 1}
+        said = reply(Prompt(ask.prompt_ids, text, last, entry.turn, ask.session, ask.model))
+        return Turn(say=said) if isinstance(said, str) else said
+
+    def _texts(self, ask: Ask, entry: Entry) -> tuple[str, str]:
+        """The whole prompt, and what came after the lineage's last reply. Only new tokens are decoded."""
+        parent = self.journal.parent_of(entry)
+        known = parent.text if parent is not None else None
+        if parent is None or known is None:
+            last = self.writer.tokenizer.decode(ask.prompt_ids)
+            entry.text = last
+        else:
+            last = self.writer.tokenizer.decode(ask.prompt_ids[entry.shared :])
+            entry.text = known + self.writer.tokenizer.decode(parent.output) + last
+        return entry.text, last
+
+
+async def _strike(fault: str) -> Blow:
+    """A fault that is not in the tokens themselves, now that its place is reached."""
+    if fault == "hang":
+        await asyncio.Event().wait()
+    if fault == "cut":
+        raise Cut
+    return Blow(fault)  # type: ignore[arg-type]

@@ -1,0 +1,89 @@
+"""The weights that a scripted engine pretends to have: a version, a pause, and requests that are told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import groupby
+
+
+class Job:
+    """A request under way: the version that each of its tokens was sampled with, and whether it was told to stop."""
+
+    __slots__ = ("aborted", "id", "versions")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.aborted = False
+        self.versions: list[str] = []
+
+    def spans(self) -> list[dict[str, int | str]]:
+        spans, start = [], 0
+        for version, tokens in groupby(self.versions):
+            end = start + len(list(tokens))
+            spans.append({"version": version, "start": start, "end": end})
+            start = end
+        return spans
+
+
+class Weights:
+    """`path` is what was loaded last."""
+
+    def __init__(self) -> None:
+        self.version = "default"
+        self.path: str | None = None
+        self.loads = 0
+        self.paused = False
+        self._closed = False
+        self._jobs: set[Job] = set()
+        self._change = asyncio.Event()
+
+    @property
+    def running(self) -> int:
+        return len(self._jobs)
+
+    def load(self, path: str) -> None:
+        self.path = path
+        self.loads += 1
+
+    async def pause(self, mode: str) -> None:
+        """ "keep": requests stand still; "wait": they end first; "abort": they are ended. New ones are held."""
+        self._closed = True
+        if mode == "wait":
+            while self._jobs:
+                await self._change.wait()
+        elif mode == "abort":
+            self.abort(None)
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = self._closed = False
+        self._signal()
+
+    def abort(self, ids: Sequence[str] | None) -> int:
+        """Ends the requests of these ids (None: all) before their next token."""
+        found = [job for job in self._jobs if ids is None or job.id in ids]
+        for job in found:
+            job.aborted = True
+        self._signal()
+        return len(found)
+
+    async def enter(self, id: str) -> Job:
+        while self._closed:
+            await self._change.wait()
+        job = Job(id)
+        self._jobs.add(job)
+        return job
+
+    def leave(self, job: Job) -> None:
+        self._jobs.discard(job)
+        self._signal()
+
+    async def ready(self, job: Job) -> None:
+        """Waits while paused, unless the job is told to stop."""
+        while self.paused and not job.aborted:
+            await self._change.wait()
+
+    def _signal(self) -> None:
+        change, self._change = self._change, asyncio.Event()
+        change.set()

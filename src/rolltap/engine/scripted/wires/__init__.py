@@ -1,0 +1,30 @@
+"""The servers that a scripted engine can stand for, by name. A server is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rolltap.engine.scripted.wires.base import Wire
+from rolltap.engine.scripted.wires.chat import Chat
+from rolltap.engine.scripted.wires.llamacpp import Completion
+from rolltap.engine.scripted.wires.sglang import SglangGenerate
+from rolltap.engine.scripted.wires.vllm import Completions, Generate
+from rolltap.engine.scripted.writing import TurnWriter
+from rolltap.errors import ConfigError
+
+WIRES: dict[str, Callable[[str, TurnWriter], Sequence[Wire]]] = {
+    "vllm": lambda mode, writer: (Generate(mode), Completions(mode), Chat(mode, writer, "vllm")),
+    "vllm-completions": lambda mode, writer: (Completions(mode),),  # started without --enable-scale-out
+    "vllm-experts": lambda mode, writer: (Generate(mode, experts=True), Completions(mode, experts=True)),
+    "sglang": lambda mode, writer: (SglangGenerate(mode, incremental=False), Chat(mode, writer, "sglang")),
+    "sglang-incremental": lambda mode, writer: (SglangGenerate(mode, incremental=True),),
+    "llamacpp": lambda mode, writer: (Completion(),),
+    "openai": lambda mode, writer: (Chat(mode, writer, "none"),),
+}
+
+
+def sampling_routes(wire: str, mode: str, writer: TurnWriter) -> Sequence[Wire]:
+    """A server's sampling routes; `mode` is its log-probs mode ("processed" or "raw")."""
+    if wire not in WIRES:
+        raise ConfigError(f"no wire {wire!r}; known: {', '.join(WIRES)}")
+    return WIRES[wire](mode, writer)

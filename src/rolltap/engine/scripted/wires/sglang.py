@@ -1,0 +1,95 @@
+"""SGLang's `/generate`, in its two ways of streaming: everything so far in each event (its default), or only what is
+new (`--incremental-streaming-output`).
+
+Source: SGLang 0.5.23, `srt/managers/{io_struct,tokenizer_manager}.py` and `srt/entrypoints/http_server.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from rolltap.engine.scripted.sampling import Ask, Piece, Plan
+from rolltap.engine.scripted.wires.base import Reader, candidates, echoed, experts, scaled, session_of
+
+
+class SglangGenerate:
+    """`/generate`; `incremental` as the server's flag."""
+
+    path = "/generate"
+
+    def __init__(self, mode: str, *, incremental: bool) -> None:
+        self._mode = mode
+        self._incremental = incremental
+
+    def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> Ask:
+        reader = Reader(body)
+        params = reader.inner("sampling_params")
+        return Ask(
+            id=reader.text("rid"),
+            session=session_of(reader, headers),
+            model="",
+            prompt_ids=reader.ids("input_ids"),
+            max_tokens=params.integer("max_new_tokens", 128),
+            temperature=params.number("temperature"),
+            top_logprobs=reader.integer("top_logprobs_num", 0) or 0,
+            experts=bool(body.get("return_routed_experts")),
+            logprobs=bool(body.get("return_logprob")),
+            stream=bool(body.get("stream")),
+            echo=bool(body.get("return_prompt_token_ids")),
+            stop_ids=frozenset(params.body.get("stop_token_ids") or ()),
+        )
+
+    def first(self, plan: Plan) -> Any | None:
+        return None
+
+    def event(self, plan: Plan, piece: Piece) -> Any:
+        meta: dict[str, Any] = {
+            "id": plan.ask.id,
+            "finish_reason": _finish(piece),
+            "prompt_tokens": len(plan.ask.prompt_ids),
+            "completion_tokens": piece.start + len(piece.ids),
+            "cached_tokens": 0,
+            "num_retractions": 0,
+        }
+        if piece.spans is not None:
+            meta["weight_versions"] = piece.spans
+        if plan.ask.experts and piece.finish is not None:
+            meta["routed_experts"] = base64.b64encode(experts(plan).tobytes()).decode()
+        pieces = [piece] if self._incremental else plan.said
+        if piece.logprobs is not None:
+            meta |= self._logprobs(plan, pieces)
+        ids = [token for said in pieces for token in said.ids]
+        body: dict[str, Any] = {"text": "", "output_ids": ids, "meta_info": meta}
+        if plan.ask.echo or plan.fault == "altered_prompt":
+            body["prompt_token_ids"] = echoed(plan)
+        return body
+
+    def last(self, plan: Plan) -> Any | None:
+        return None
+
+    def whole(self, plan: Plan, piece: Piece) -> Any:
+        plan.said = [piece]
+        return self.event(plan, piece)
+
+    def _logprobs(self, plan: Plan, pieces: list[Piece]) -> dict[str, Any]:
+        rows: list[Any] = []
+        tops: list[Any] = []
+        for piece in pieces:
+            values = scaled(plan, piece.logprobs or (), self._mode)
+            for at, (token, value) in enumerate(zip(piece.ids, values, strict=False), piece.start):
+                rows.append([value, token, None])
+                tops.append([[logprob, other, None] for other, logprob in candidates(plan, token, at, self._mode)])
+        return {"output_token_logprobs": rows, **({"output_top_logprobs": tops} if plan.ask.top_logprobs else {})}
+
+
+def _finish(piece: Piece) -> dict[str, Any] | None:
+    if piece.finish is None:
+        return None
+    more: dict[str, dict[str, Any]] = {
+        "stop": {"matched": piece.ids[-1] if piece.ids else None},
+        "length": {"length": piece.start + len(piece.ids)},
+        "abort": {"message": "Aborted", "status_code": None, "err_type": None},
+    }
+    return {"type": piece.finish, **more[piece.finish]}

@@ -1,0 +1,143 @@
+"""Turns as token ids of a real tokenizer, as a model of the family would have sampled them.
+
+The `renderers` package writes a conversation and says which of its tokens the model samples; those of the assistant's
+turn are the reply. What the generation prompt already holds (an opened or empty thinking block) is not said again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rolltap.engine.scripted.script import Turn
+from rolltap.errors import ConfigError
+
+USER = {"role": "user", "content": "."}
+LONGEST_OPENING = 16
+"""Tokens of an assistant's turn that a generation prompt may hold already."""
+
+
+class ScriptTokenizer:
+    """A `tokenizer.json` with the surface that `renderers` asks for."""
+
+    unk_token_id: int | None = None
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise ConfigError("a scripted engine needs 'rolltap[tokens]': pip install 'rolltap[tokens]'") from error
+        try:
+            text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"tokenizer folder {str(folder)!r} can't be read: {error}") from error
+        self.inner: Any = Tokenizer.from_str(text)
+        self.name_or_path = str(folder)
+        end = config.get("eos_token")
+        self.eos_token_id: int | None = self.inner.token_to_id(end["content"] if isinstance(end, dict) else end or "")
+        self.vocabulary: dict[str, int] = self.inner.get_vocab(with_added_tokens=False)
+        self.special = frozenset(self.inner.get_added_tokens_decoder())
+
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int] | int, *_: Any, **__: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self.inner.decode(ids, skip_special_tokens=False)
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        if isinstance(tokens, str):
+            return self.inner.token_to_id(tokens)
+        return [self.inner.token_to_id(token) for token in tokens]
+
+
+class TurnWriter:
+    """Writes turns for one family, by its name in `renderers` ("qwen3", "llama-3", "gpt-oss", ...)."""
+
+    def __init__(self, tokenizer: ScriptTokenizer, family: str = "qwen3") -> None:
+        import renderers
+
+        self.tokenizer = tokenizer
+        try:
+            config: Any = renderers.config_from_name(family)
+            kept = {"thinking_retention": "all"} if "thinking_retention" in type(config).model_fields else {}
+            self.renderer: Any = renderers.create_renderer(tokenizer, type(config)(**kept))
+        except (KeyError, ValueError, AssertionError, RuntimeError) as error:
+            raise ConfigError(
+                f"the tokenizer {tokenizer.name_or_path!r} can't be used as {family!r}: {error}"
+            ) from error
+        self._encoded = lru_cache(maxsize=64)(tokenizer.encode)
+        self.stop_ids: frozenset[int] = frozenset(self.renderer.get_stop_token_ids())
+
+    def write(self, turn: Turn, prompt: Sequence[int]) -> list[int]:
+        """The ids that `turn` samples after `prompt`."""
+        if turn.ids is not None:
+            return list(turn.ids)
+        if turn.text is not None:
+            ids = self._encoded(turn.text)
+            if turn.end and self.tokenizer.eos_token_id is not None:
+                ids = [*ids, self.tokenizer.eos_token_id]
+        else:
+            ids = self._unsaid(self._rendered(turn), prompt)
+            if not turn.end and ids and ids[-1] in self.stop_ids:
+                ids = ids[:-1]
+        return self._split(ids, turn.split)
+
+    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[int]:
+        """The prompt of a conversation in OpenAI's form, for the chat route."""
+        return self.renderer.render_ids(
+            list(messages), tools=list(tools) if tools else None, add_generation_prompt=True
+        )
+
+    def _rendered(self, turn: Turn) -> list[int]:
+        message: dict[str, Any] = {"role": "assistant", "content": turn.say}
+        if turn.think:
+            message["reasoning_content"] = turn.think
+        if turn.call:
+            message["tool_calls"] = [
+                {"id": f"call_{at}", "type": "function", "function": {"name": use.tool, "arguments": use.arguments}}
+                for at, use in enumerate(turn.call)
+            ]
+        whole = self.renderer.render([USER, message], tools=None, add_generation_prompt=False)
+        if not whole.sampled_mask:
+            raise ConfigError("this family's renderer does not say which tokens are sampled; write turns as `text`")
+        owned = zip(whole.token_ids, whole.message_indices, whole.sampled_mask, strict=True)
+        return [token for token, owner, sampled in owned if owner == 1 and sampled]
+
+    def _unsaid(self, turn: list[int], prompt: Sequence[int]) -> list[int]:
+        """`turn` without what `prompt` ends with of its beginning, if that begins with a token of the markup."""
+        if not turn or turn[0] not in self.tokenizer.special:
+            return turn
+        said, text = self.tokenizer.decode(prompt[-LONGEST_OPENING:]), self.tokenizer.decode(turn)
+        opening = self.tokenizer.decode(turn[:1])
+        for at in range(max(0, len(said) - len(text)), len(said) - len(opening) + 1):
+            if text.startswith(said[at:]):
+                return self.tokenizer.encode(text[len(said) - at :])
+        return turn
+
+    def _split(self, ids: list[int], how: str) -> list[int]:
+        if how == "usual":
+            return ids
+        chance = random.Random(len(ids))
+        out: list[int] = []
+        for token in ids:
+            out += [token] if token in self.tokenizer.special else self._pieces(token, how, chance)
+        return out
+
+    def _pieces(self, token: int, how: str, chance: random.Random) -> list[int]:
+        """Tokens of the same text: every byte, or two parts that the vocabulary has."""
+        vocabulary = self.tokenizer.vocabulary
+        written = self.tokenizer.inner.id_to_token(token)
+        if how == "bytes":
+            pieces = [vocabulary.get(symbol) for symbol in written]
+            return [token] if None in pieces else [piece for piece in pieces if piece is not None]
+        cuts = [at for at in range(1, len(written)) if written[:at] in vocabulary and written[at:] in vocabulary]
+        if not cuts:
+            return [token]
+        at = chance.choice(cuts)
+        return [vocabulary[written[:at]], vocabulary[written[at:]]]
