@@ -1,0 +1,297 @@
+"""Wires the parts of `rolltap serve` together. No logic lives here."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import aiohttp
+
+from rolltap.calllog import open_call_log
+from rolltap.calllog.base import CallLog
+from rolltap.calllog.database import Database
+from rolltap.errors import ConfigError, EngineError, RateLimited, RolltapError
+from rolltap.ledger.ledger import Ledger
+from rolltap.proxy.agent_plane import SESSION_PREFIX, agent_app
+from rolltap.proxy.auth import Keyring
+from rolltap.proxy.capture import Capture
+from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.continuation.plan import Continuation, Lineages
+from rolltap.proxy.continuation.rendering import FamilyRenderer
+from rolltap.proxy.continuation.template import TemplateRenderer
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects.probes import probe_routes
+from rolltap.proxy.engines import CHAT_ENGINES, open_chat_engine, open_engine
+from rolltap.proxy.engines.base import ChatEngine, Engine
+from rolltap.proxy.gateway import Gateway
+from rolltap.proxy.live import LiveSessions
+from rolltap.proxy.planes import admin_app, trainer_app
+from rolltap.proxy.policies import CapturePolicy, Policies, Policy, PolicyRuntime
+from rolltap.proxy.recalling import Recalls
+from rolltap.proxy.recorder import Recorder
+from rolltap.proxy.routes.services import CheckTask, Services
+from rolltap.proxy.sessions import SessionService
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.reconstructor.rules import Rules
+from rolltap.settings import EngineSettings, PolicySettings, Settings, with_keys
+from rolltap.types import Session, Trajectory
+
+log = logging.getLogger("rolltap.app")
+
+PROBE_EVERY_S = 2.0
+
+
+@runtime_checkable
+class LogWithDatabase(CallLog, Protocol):
+    """A call log in whose database the ledger has room."""
+
+    database: Database
+
+
+def store_url(settings: Settings) -> str:
+    """Where the record is kept: as set, else SQLite in the data folder."""
+    return settings.store.url or f"sqlite:///{(settings.data / 'rolltap.db').absolute()}"
+
+
+@dataclass(eq=False)
+class Rolltap:
+    """A running proxy: its parts and the three planes' applications."""
+
+    settings: Settings
+    call_log: CallLog
+    ledger: Ledger
+    policies: Policies
+    gateway: Gateway
+    services: Services
+    planes: dict[str, Any]
+    base_url: str = ""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def store_name(self) -> str:
+        return store_url(self.settings)
+
+    def set_base_url(self, url: str) -> None:
+        """What harnesses are told to call; known once the sockets are bound."""
+        self.base_url = self.services.base_url = url
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, settings: Settings, *, check_task: CheckTask = lambda task, policies: None
+    ) -> AsyncIterator[Rolltap]:
+        """Everything started; everything closed, in order, at exit. `check_task` looks at what is submitted."""
+        _check_exposure(settings)
+        settings = with_keys(settings)
+        settings.data.mkdir(parents=True, exist_ok=True)
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(_http())
+            call_log = await _started_log(settings, stack)
+            app = _build(settings, call_log, http)
+            app.services.check_task = check_task
+            await stack.enter_async_context(app.ledger.sweeping())
+            await app._prepare()
+            stack.push_async_callback(app._stop)
+            yield app
+
+    async def _prepare(self) -> None:
+        """Closes what a former process left open, and learns what the engines can do."""
+        recorder = self.services.recorder
+        aborted = await self.call_log.abort_orphans([recorder.process], at=recorder.now())
+        if aborted:
+            log.warning("%d calls that a former process left open are recorded as aborted", aborted)
+        for runtime in self.policies:
+            state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.vocabulary)
+            runtime.version = state.version
+            if not await self._probe(runtime):
+                task = asyncio.create_task(self._probe_until_up(runtime))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, runtime: Policy) -> bool:
+        try:
+            facts = await runtime.engine.probe()
+        except (EngineError, RateLimited) as error:
+            log.warning("engine %s is not up: %s", runtime.engine.name, error.message)
+            return False
+        runtime.learn(facts)
+        return True
+
+    async def _probe_until_up(self, runtime: Policy) -> None:
+        while not await self._probe(runtime):  # noqa: ASYNC110  the event is another machine's
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self.services.recorder.drain()
+        for engine in {id(runtime.engine): runtime.engine for runtime in self.policies}.values():
+            await engine.close()
+
+
+def _check_exposure(settings: Settings) -> None:
+    """Loopback needs nothing; any other address only with keys that somebody chose."""
+    host = settings.listen.host
+    loopback = host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+    if not loopback and not (settings.keys.admin and settings.keys.trainer):
+        raise ConfigError(f"listening on {host} needs keys: set keys.admin and keys.trainer in the settings")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def _http() -> AsyncIterator[aiohttp.ClientSession]:
+    """The one connection pool of the process. No redirects are followed anywhere: engines are not asked to move."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as session:
+        yield session
+
+
+async def _started_log(settings: Settings, stack: AsyncExitStack) -> LogWithDatabase:
+    store = settings.store
+    url = store_url(settings)
+    call_log = open_call_log(
+        url,
+        spool=settings.data / "spool" if store.spool_mb else None,
+        spool_bytes=int(store.spool_mb * 1_000_000),
+        ingest=store.ingest or None,
+    )
+    if not isinstance(call_log, LogWithDatabase):
+        raise ConfigError(
+            f"store.url: {url} has no room for groups and rewards; use sqlite:///PATH or postgresql://..."
+        )
+    await call_log.start()
+    stack.push_async_callback(call_log.close)
+    return call_log
+
+
+def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSession) -> Rolltap:
+    handles = Handles(settings.keys.secret.encode())
+    policies = Policies(_policies(settings, handles, http))
+    live = LiveSessions(call_log)
+    recorder = Recorder(call_log)
+    sessions = SessionService(call_log, policies.names, settings.limits, closed=live.forget)
+
+    async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
+        found = await call_log.calls(session_ids)
+
+        def rebuild(session_id: str) -> Trajectory:
+            session, calls = found.get(session_id, (None, ()))
+            return reconstruct(calls, rules=_rules(session, settings))
+
+        return await asyncio.to_thread(lambda: [rebuild(session_id) for session_id in session_ids])
+
+    ledger = Ledger(call_log.database, trajectories=trajectories, close_session=sessions.close)
+    capture = Capture(settings.keys.project, call_log, live, policies, settings.limits.session_ttl_s)
+    recalls = Recalls(call_log, handles, policies)
+    gateway = Gateway(live, capture, policies, recorder, recalls, handles, settings.limits)
+    services = Services(
+        ledger=ledger,
+        call_log=call_log,
+        sessions=sessions,
+        policies=policies,
+        recorder=recorder,
+        trajectories=trajectories,
+    )
+    keyring = Keyring(settings.keys)
+    planes = {
+        "agent": agent_app(DIALECTS, gateway, settings.limits, probe_routes("", SESSION_PREFIX)),
+        "trainer": trainer_app(services, keyring),
+        "admin": admin_app(services, keyring),
+    }
+    return Rolltap(settings, call_log, ledger, policies, gateway, services, planes)
+
+
+def _rules(session: Session | None, settings: Settings) -> Rules:
+    """Which calls of a session carry loss: those of its policy, as that policy's settings say."""
+    if session is None:
+        return Rules()
+    policy = settings.policies.get(session.policy)
+    return Rules(policy=session.policy).train(*(policy.train if policy else ()))
+
+
+def _policies(settings: Settings, handles: Handles, http: aiohttp.ClientSession) -> dict[str, Policy]:
+    """Every policy on its engine: by tokens, or listening to a chat upstream."""
+    engines: dict[str, Engine] = {}
+    upstreams: dict[str, ChatEngine] = {}
+    for name, engine in settings.engines.items():
+        if engine.kind in CHAT_ENGINES:
+            upstreams[name] = open_chat_engine(name, engine, http)
+        else:
+            engines[name] = open_engine(name, engine, http)
+    return {
+        name: CapturePolicy(name, policy, upstreams[policy.engine], Lineages(name, handles))
+        if policy.engine in upstreams
+        else PolicyRuntime(name, policy, engines[policy.engine], _continuation(name, policy, handles))
+        for name, policy in settings.policies.items()
+    }
+
+
+def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Continuation:
+    if not policy.tokenizer:
+        raise ConfigError(f"settings: policies.{name}.tokenizer: name the folder that holds the model's tokenizer.json")
+    tokenizer = HubTokenizer(Path(policy.tokenizer))
+    renderer = FamilyRenderer(policy.family, tokenizer) if policy.family else TemplateRenderer(tokenizer)
+    return Continuation(name, renderer, handles, policy.history_thinking)
+
+
+class Checked(NamedTuple):
+    """A line for the doctor. An unhealthy part can't be served with; a healthy one may still have advice."""
+
+    what: str
+    state: str
+    advice: str = ""
+    healthy: bool = True
+
+
+async def check_store(settings: Settings) -> Checked:
+    """Whether the record can be written."""
+    call_log = open_call_log(store_url(settings))
+    try:
+        await call_log.start()
+    except RolltapError as error:
+        return Checked("store", store_url(settings), error.message, healthy=False)
+    await call_log.close()
+    return Checked("store", store_url(settings))
+
+
+async def check_engines(settings: Settings) -> list[Checked]:
+    """What every engine can give, and what would make it give more."""
+    async with _http() as http:
+        return [
+            await _check_engine((open_chat_engine if engine.kind in CHAT_ENGINES else open_engine)(name, engine, http))
+            for name, engine in settings.engines.items()
+        ]
+
+
+async def _check_engine(engine: Engine | ChatEngine) -> Checked:
+    what = f"engine {engine.name}"
+    try:
+        facts = await engine.probe()
+    except (EngineError, RateLimited) as error:
+        return Checked(what, "down", error.message, healthy=False)
+    gives = [
+        f"{facts.kind}, models {', '.join(facts.models)}",
+        f"context {facts.max_context or 'unknown'}",
+        f"log-probs {facts.logprobs_mode}",
+        "a weight version for every token" if facts.weight_versions else "the policy's weight version",
+        "takes new weights" if facts.weight_updates else "takes no new weights",
+    ]
+    return Checked(what, "; ".join(gives), "; ".join(facts.notes))
+
+
+__all__ = ["EngineSettings", "Rolltap", "check_engines", "check_store", "store_url"]

@@ -1,0 +1,77 @@
+"""Capture without configuration: with the project's key, sessions open by themselves.
+
+A call belongs to the session of its conversation: by the harness's own conversation header where there is one, else by
+the recent captured session whose recorded calls the request continues, else to a new session. Headers are hints of
+which conversation a call belongs to *within one project*; they never lead to another key's sessions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+
+from rolltap.calllog.base import CallLog
+from rolltap.ids import new_id
+from rolltap.proxy.chat import ChatRequest
+from rolltap.proxy.live import LiveSession, LiveSessions, key_hash
+from rolltap.proxy.policies import Policies
+from rolltap.types import Session
+
+RECENT = 64
+CAPTURED = "captured"
+"""The tag of a session that opened by itself; its value is the dialect of the first call."""
+
+
+class Capture:
+    """The sessions of one project key."""
+
+    def __init__(self, project_key: str, call_log: CallLog, live: LiveSessions, policies: Policies, ttl: float) -> None:
+        self._key = project_key
+        self._log = call_log
+        self._live = live
+        self._policies = policies
+        self._ttl = ttl
+        self._recent: OrderedDict[str, LiveSession] = OrderedDict()
+
+    def owns(self, key: str | None) -> bool:
+        """Whether `key` is the project's."""
+        return bool(key and self._key) and hmac.compare_digest(key.encode(), self._key.encode())  # type: ignore[union-attr]
+
+    async def session(self, chat: ChatRequest) -> LiveSession:
+        """The session of the request's conversation, opened if it is new."""
+        conversation = chat.hints.conversation
+        live = await self._named(chat, conversation) if conversation else self._continued(chat)
+        if live is None:
+            live = await self._open(chat, key_hash(f"{self._key}\0{secrets.token_hex(16)}"))
+        self._recent[live.session.id] = live
+        self._recent.move_to_end(live.session.id)
+        if len(self._recent) > RECENT:
+            self._recent.popitem(last=False)
+        return live
+
+    async def _named(self, chat: ChatRequest, conversation: str) -> LiveSession:
+        hashed = hashlib.sha256(f"{self._key}\0{chat.dialect}\0{conversation}".encode()).hexdigest()
+        known = await self._log.session_by_key(hashed)
+        usable = known is not None and known.closed_at is None and known.expires_at > time.time()
+        return await self._live.adopt(known) if known is not None and usable else await self._open(chat, hashed)
+
+    def _continued(self, chat: ChatRequest) -> LiveSession | None:
+        """The recent session that holds the longest beginning of this conversation, if any holds a turn of it."""
+        best: tuple[int, LiveSession] | None = None
+        for live in reversed(self._recent.values()):
+            policy = self._policies[live.session.policy]
+            outline = live.forest.outline(policy.name, chat)
+            match = live.forest.find(outline, chat, [])
+            if match.context is not None and (best is None or match.covered > best[0]):
+                best = (match.covered, live)
+        return best[1] if best else None
+
+    async def _open(self, chat: ChatRequest, hashed: str) -> LiveSession:
+        now = time.time()
+        tags = {CAPTURED: chat.dialect, "model": chat.model}
+        session = Session(new_id(), self._policies.for_model(chat.model), hashed, now, now + self._ttl, tags=tags)
+        await self._log.open_session(session)
+        return await self._live.adopt(session)

@@ -1,0 +1,224 @@
+"""The one shape of a model request between the dialects and everything behind them.
+
+A dialect parses its wire format into a `ChatRequest` and writes a stream of `ReplyEvent`s back. Continuation,
+engines and the recorder know only these types. They are immutable, so a parsed message can be kept and shared
+between the calls that repeat it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class Image(msgspec.Struct, frozen=True, tag="image"):
+    """An image as a data URL, or as a remote URL where the policy allows one."""
+
+    url: str
+    detail: str | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True, tag="reasoning"):
+    """Thinking that the harness sends back. `handle` is the signature or encrypted content that came with it."""
+
+    text: str
+    handle: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool invocation. `arguments` is the text as written: JSON for functions, free text for `custom` tools."""
+
+    id: str
+    name: str
+    arguments: str
+    kind: Literal["function", "custom"] = "function"
+
+
+Part = Text | Image | Reasoning
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation. `handle` is an item id that rolltap minted and the client echoed, if any.
+
+    With `recall` the client sent only that handle: the message stands for the recorded reply that it names.
+    """
+
+    role: Role
+    parts: tuple[Part, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    handle: str | None = None
+    is_error: bool = False
+    recall: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined."""
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning parts, joined."""
+        return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool that the model may call. `parameters` is a JSON schema; None for a `custom` (free text) tool."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+    kind: Literal["function", "custom"] = "function"
+    format: dict[str, Any] | None = None  # the grammar of a custom tool
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """`mode` "named" forces one of the tools in `names`; "auto" and "required" with `names` allow only those."""
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    names: tuple[str, ...] = ()
+    parallel: bool = True
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sampling parameters; None means that the harness did not ask."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    n: int = 1
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    thinking: bool | None = None
+    effort: str | None = None
+    json_schema: dict[str, Any] | None = None  # structured output; {} asks for any JSON object
+
+
+class Hints(msgspec.Struct, frozen=True):
+    """What the harness's headers say about a call. Never identity, only lineage and kind."""
+
+    conversation: str | None = None
+    agent: str | None = None
+    parent_agent: str | None = None
+    kind: str | None = None  # "main", "auxiliary", "summary"
+    retry: int = 0
+    raw: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """A parsed request.
+
+    `items` are the history's items as their JSON bytes, in the wire format's own cut (one per `messages` entry or
+    input item), `fixed` the large recurring parts (tool schemas, system text) and `head` the rest of the body: what
+    the call log keeps of the request. `wire` is what the dialect needs to answer in its own form.
+    """
+
+    dialect: str
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    sampling: Sampling = Sampling()
+    stream: bool = False
+    hints: Hints = Hints()
+    previous: str | None = None  # the handle of the reply that this request continues (`previous_response_id`)
+    recalls: bool = False
+    stored: bool = True  # False: the client will not ask for the reply again (`store`)
+    head: bytes = b"{}"
+    items: tuple[bytes, ...] = ()
+    fixed: dict[str, bytes] = msgspec.field(default_factory=dict)
+    wire: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of a call. `cached` counts prompt tokens that continue a recorded context."""
+
+    prompt: int = 0
+    output: int = 0
+    cached: int = 0
+    reasoning: int = 0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A sampled token as a client that asked for log-probs sees it."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+# The stream of a reply. Every `index` is the 0-based choice (`n > 1`).
+
+
+class ReplyStarted(msgspec.Struct, frozen=True):
+    """The engine has begun; `call_id` names the call in every handle of the reply."""
+
+    call_id: str
+    created: int
+    model: str
+    prompt_tokens: int = 0
+    handle: str = ""  # names the call wherever the protocol makes the client echo something
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True):
+    text: str
+    index: int = 0
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    text: str
+    index: int = 0
+
+
+class ToolCallStarted(msgspec.Struct, frozen=True):
+    position: int  # 0-based among the reply's tool calls
+    id: str
+    name: str
+    kind: Literal["function", "custom"] = "function"
+    index: int = 0
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    position: int
+    arguments: str
+    index: int = 0
+
+
+class ToolCallEnded(msgspec.Struct, frozen=True):
+    position: int
+    index: int = 0
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A whole reply: the assistant message and why it ended. `stop` is the stop string that was met."""
+
+    message: Message
+    finish: Literal["stop", "length", "tool_calls", "abort", "error"]
+    stop: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    index: int = 0
+
+
+class ReplyEnded(msgspec.Struct, frozen=True):
+    """The terminal event. It is released only when the call is durable."""
+
+    choices: tuple[Choice, ...]
+    usage: Usage
+
+
+ReplyEvent = ReplyStarted | ReasoningDelta | TextDelta | ToolCallStarted | ToolCallDelta | ToolCallEnded | ReplyEnded

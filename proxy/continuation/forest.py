@@ -1,0 +1,302 @@
+"""The forest of a session's calls, and the search for a request's parent in it.
+
+Every call is a node: its request's messages as a chain of digests, its reply as one more. A request continues the
+node whose context (request and reply) is the longest prefix of the request's messages. The chain is indexed at every
+message, so an edited history is recognised at the last message that is still the recorded one.
+
+A node keeps only the chain digests of the messages it adds, and only its own tokens. Work per request is one hash a
+message for histories not seen before; for one that repeats an earlier request's message objects, as the dialects hand
+them out, one comparison of pointers a message and one hash a new message.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import is_
+
+import msgspec
+import numpy as np
+
+from rolltap.calllog.base import CallRow
+from rolltap.proxy.chat import ChatRequest, Message
+from rolltap.proxy.continuation.canonical import (
+    DIGEST_BYTES,
+    DigestCache,
+    chain,
+    extend_chain,
+    reasoning_agrees,
+    tools_digest,
+)
+from rolltap.types import Int32, Outcome
+
+OUTLINES = 8
+"""Requests whose digests are kept: one for each conversation that a session has under way at a time, or nearly."""
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """What the log keeps so that a forest can be rebuilt without parsing requests again.
+
+    A request is its frame (policy, tools, leading system text) and its conversation (the other messages). `base` is
+    how many of the conversation's messages are the parent's (its reply included), `links` the concatenated chain
+    digests of the others.
+    """
+
+    base: int
+    links: bytes
+    tools: bytes
+    system: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A request as digests: `links[i]` covers the conversation's messages `[0, i]`; `lead` counts system messages."""
+
+    tools: bytes
+    system: bytes
+    lead: int
+    links: tuple[bytes, ...]
+
+    @property
+    def frame(self) -> bytes:
+        return self.tools + self.system
+
+
+class Node:
+    """A recorded call as continuation sees it.
+
+    Its prompt is kept whole until a call continues it, then as the ids that are not its parent's: a chain of n calls
+    holds every token once.
+    """
+
+    __slots__ = (
+        "_prompt", "agent", "call_id", "context_digest", "items", "lineage", "outcome", "output_ids", "parent",
+        "prompt_length", "reply", "shared",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        call_id: str,
+        parent: Node | None,
+        lineage: Lineage,
+        prompt_ids: Int32,
+        shared: int = 0,
+        agent: str = "",
+        items: tuple[bytes, ...] = (),
+    ) -> None:
+        self.call_id = call_id
+        self.parent = parent
+        self.lineage = lineage
+        self.prompt_length = len(prompt_ids)
+        self._prompt = prompt_ids  # all of it, or what follows `shared`
+        self.shared = shared
+        self.agent = agent
+        self.output_ids: Int32 = np.empty(0, np.int32)
+        self.reply: Message | None = None
+        self.outcome: Outcome | None = None  # None: in flight
+        self.context_digest = b""
+        self.items = items  # the request's raw items; dropped when a child takes over
+
+    @property
+    def length(self) -> int:
+        """Messages of the request's conversation."""
+        return self.lineage.base + len(self.lineage.links) // DIGEST_BYTES
+
+    @property
+    def frame(self) -> bytes:
+        return self.lineage.tools + self.lineage.system
+
+    @property
+    def continuable(self) -> bool:
+        return self.outcome is Outcome.COMPLETED and self.reply is not None
+
+    @property
+    def prompt_ids(self) -> Int32:
+        """The prompt, [P]; put together from the calls before it where a child has taken over."""
+        pieces: list[Int32] = []
+        node, wanted = self, self.prompt_length
+        while len(node._prompt) < node.prompt_length:
+            if wanted > node.shared:
+                pieces.append(node._prompt[: wanted - node.shared])
+                wanted = node.shared
+            assert node.parent is not None
+            node = node.parent
+            if wanted > node.prompt_length:
+                pieces.append(node.output_ids[: wanted - node.prompt_length])
+                wanted = node.prompt_length
+        if not pieces:
+            return node._prompt
+        return np.concatenate([node._prompt[:wanted], *reversed(pieces)])
+
+    @prompt_ids.setter
+    def prompt_ids(self, ids: Int32) -> None:
+        """What an upstream that renders by itself says it saw."""
+        self._prompt, self.prompt_length = ids, len(ids)
+
+    @property
+    def context_length(self) -> int:
+        """Ids of prompt and output together."""
+        return self.prompt_length + len(self.output_ids)
+
+    @property
+    def held(self) -> int:
+        """Token ids that this node holds in memory."""
+        return len(self._prompt) + len(self.output_ids)
+
+    def context_ids(self) -> Int32:
+        """Prompt and output, [P + T]."""
+        return np.concatenate([self.prompt_ids, self.output_ids])
+
+    def request_digest(self) -> bytes:
+        """The chain digest after the request's last message."""
+        if self.lineage.links:
+            return self.lineage.links[-DIGEST_BYTES:]
+        return self.parent.context_digest if self.parent is not None else b""
+
+    def hand_over(self) -> None:
+        """A child continues this call and holds what both have: this one keeps only what is its own."""
+        self.items = ()
+        if self.parent is not None and self.shared and len(self._prompt) == self.prompt_length:
+            self._prompt = self._prompt[self.shared :].copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What of a request is on record, in its own frame.
+
+    `context` is the call whose request and reply are the longest prefix of the conversation, `covered` how many
+    messages that is. `proven` counts the leading messages that stand in any recorded request (`proven >= covered`),
+    and `node` is a call that holds them. `rivals` counts other calls with the same context but other tokens.
+    `elsewhere` is a call that holds the conversation's beginning under another frame.
+    """
+
+    context: Node | None = None
+    covered: int = 0
+    node: Node | None = None
+    proven: int = 0
+    rivals: int = 0
+    elsewhere: Node | None = None
+
+
+class Forest:
+    """One session's calls. Not thread-safe: the gateway holds the session's lock around planning."""
+
+    def __init__(self, digests: DigestCache) -> None:
+        self._digests = digests
+        self.nodes: OrderedDict[str, Node] = OrderedDict()
+        self._contexts: dict[bytes, list[Node]] = {}
+        self._prefixes: dict[bytes, Node] = {}
+        self._outlined: deque[tuple[str, ChatRequest, Outline]] = deque(maxlen=OUTLINES)
+
+    @property
+    def last(self) -> str | None:
+        """The greatest call id known, to ask the log for newer ones."""
+        return max(self.nodes, default=None)
+
+    def outline(self, policy: str, request: ChatRequest) -> Outline:
+        """The request as digests. What repeats an earlier request, object by object, is not hashed again."""
+        for known in self._outlined:
+            if known[0] == policy and _begins_with(request, known[1]):
+                outline = self._longer(known[2], request, len(known[1].messages))
+                self._outlined.remove(known)
+                break
+        else:
+            outline = self._whole(policy, request)
+        self._outlined.appendleft((policy, request, outline))
+        return outline
+
+    def _whole(self, policy: str, request: ChatRequest) -> Outline:
+        lead = 0
+        while lead < len(request.messages) and request.messages[lead].role in ("system", "developer"):
+            lead += 1
+        digests = [self._digests.digest(message) for message in request.messages]
+        system = b"".join(digests[:lead])
+        return Outline(
+            tools=tools_digest(policy, request.tools),
+            system=extend_chain(b"system", system),
+            lead=lead,
+            links=tuple(chain(b"", digests[lead:])),
+        )
+
+    def _longer(self, known: Outline, request: ChatRequest, count: int) -> Outline:
+        """The outline of a request whose first `count` messages and tools are those of `known`."""
+        new = [self._digests.digest(message) for message in request.messages[count:]]
+        return replace(known, links=known.links + tuple(chain(known.links[-1], new)))
+
+    def find(self, outline: Outline, request: ChatRequest, named: Sequence[str]) -> Match:
+        """The match for a request; `named` are the calls that its handles name."""
+        node, proven, elsewhere = None, 0, None
+        for count in range(len(outline.links), 0, -1):
+            link = outline.links[count - 1]
+            echoed = request.messages[outline.lead + count - 1]
+            context, rivals = self._context(link + outline.frame, echoed, named)
+            if context is not None:
+                return Match(context, count, node or context, proven or count, rivals, elsewhere)
+            if node is None and (held := self._prefixes.get(link + outline.frame)) is not None:
+                node, proven = held, count
+            elsewhere = elsewhere or self._prefixes.get(link)
+        return Match(None, 0, node, proven, 0, elsewhere)
+
+    def _context(self, key: bytes, echoed: Message, named: Sequence[str]) -> tuple[Node | None, int]:
+        """The call with this context: by handle, else the latest; and how many others have different tokens."""
+        candidates = [
+            node
+            for node in self._contexts.get(key, ())
+            if node.reply is not None and reasoning_agrees(echoed.reasoning, node.reply.reasoning)
+        ]
+        if not candidates:
+            return None, 0
+        by_handle = [node for node in candidates if node.call_id in named]
+        if by_handle:
+            return by_handle[-1], 0
+        last = candidates[-1]
+        return last, sum(1 for node in candidates[:-1] if not _same_context(node, last))
+
+    def add(self, node: Node) -> None:
+        """Takes a call in flight into the forest."""
+        self.nodes[node.call_id] = node
+        links = node.lineage.links
+        for offset in range(0, len(links), DIGEST_BYTES):
+            link = links[offset : offset + DIGEST_BYTES]
+            self._prefixes.setdefault(link + node.frame, node)
+            self._prefixes.setdefault(link, node)
+        if node.parent is not None:
+            node.parent.hand_over()
+
+    def complete(self, node: Node, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
+        """Records how the call ended; from now on it can be continued if it completed."""
+        node.output_ids, node.reply, node.outcome = output_ids, reply, outcome
+        if node.continuable and reply is not None:
+            node.context_digest = extend_chain(node.request_digest(), self._digests.digest(reply))
+            self._contexts.setdefault(node.context_digest + node.frame, []).append(node)
+
+    def load(self, rows: Sequence[CallRow]) -> None:
+        """Takes in recorded calls that this process has not seen (another replica's, or from before a restart)."""
+        for row in rows:
+            intent, done = row.intent, row.completion
+            if intent.id in self.nodes or not intent.lineage:
+                continue
+            lineage = msgspec.msgpack.decode(intent.lineage, type=Lineage)
+            parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
+            node = Node(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.agent)
+            self.add(node)
+            if done is not None:
+                reply = msgspec.json.decode(done.message, type=Message) if done.message else None
+                self.complete(node, done.output_ids, reply, done.outcome)
+
+
+def _begins_with(request: ChatRequest, known: ChatRequest) -> bool:
+    """Whether `request` is `known` and perhaps more messages, by identity; `known` has more than system messages."""
+    count = len(known.messages)
+    return (
+        count <= len(request.messages)
+        and known.messages[-1].role not in ("system", "developer")
+        and len(request.tools) == len(known.tools)
+        and all(map(is_, known.tools, request.tools))
+        and all(map(is_, known.messages, request.messages))
+    )
+
+
+def _same_context(a: Node, b: Node) -> bool:
+    return a.context_length == b.context_length and np.array_equal(a.context_ids(), b.context_ids())

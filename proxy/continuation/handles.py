@@ -1,0 +1,54 @@
+"""Handles: names of calls that the protocol itself makes a client echo.
+
+A handle is `call_` + the 20-character call id + 2 characters of position + 12 of a keyed hash (60 bits), so it fits
+the 40 characters that OpenAI clients allow. It may stand wherever a client must send something back: a tool-call id,
+an item id, a response id, encrypted content, a thinking signature. A handle that this installation did not make is
+not an error: it is foreign text, ignored and counted.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import blake2b
+
+from rolltap.ids import ALPHABET, ID_LENGTH
+
+PREFIX = "call_"
+_MAC_LENGTH = 12
+_POSITION_LENGTH = 2
+HANDLE_LENGTH = len(PREFIX) + ID_LENGTH + _POSITION_LENGTH + _MAC_LENGTH
+MAX_POSITION = 32**_POSITION_LENGTH - 1
+
+
+class Handles:
+    """Makes and reads handles under one secret (at least 16 bytes, shared by the replicas of a proxy)."""
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) < 16:
+            raise ValueError("the handles' secret needs at least 16 bytes")
+        self._secret = secret[:64]
+        self.forged = 0
+
+    def mint(self, call_id: str, position: int = 0) -> str:
+        """The handle of the `position`-th thing of a call's reply."""
+        if not 0 <= position <= MAX_POSITION:
+            raise ValueError(f"a reply can name {MAX_POSITION + 1} things, not {position}")
+        body = call_id + ALPHABET[position // 32] + ALPHABET[position % 32]
+        return PREFIX + body + self._mac(body)
+
+    def read(self, text: str | None) -> str | None:
+        """The call that `text` names, if we made it. Protocol prefixes (`rs_`, `msg_`, `resp_`) may stand before it."""
+        if not text or PREFIX not in text:
+            return None
+        handle = text[text.index(PREFIX) :]
+        if len(handle) != HANDLE_LENGTH:
+            return None
+        body, mac = handle[len(PREFIX) : -_MAC_LENGTH], handle[-_MAC_LENGTH:]
+        if not hmac.compare_digest(mac.encode(), self._mac(body).encode()):
+            self.forged += 1
+            return None
+        return body[:ID_LENGTH]
+
+    def _mac(self, body: str) -> str:
+        digest = int.from_bytes(blake2b(body.encode(), key=self._secret, digest_size=8).digest(), "little")
+        return "".join(ALPHABET[digest >> 5 * place & 31] for place in range(_MAC_LENGTH))

@@ -1,0 +1,228 @@
+"""Token ids to a stream of reply events.
+
+Text and reasoning stream as they come, never half a character, and never a character that a later token could turn
+into something else (white space at a channel's edge, the beginning of a stop string). A tool call is sent when its
+block is closed. A family whose grammar has other special tokens, or marks tool calls by plain text, streams up to the
+first of them; the rest comes when the reply is whole. The end of the stream is read by the family's own parser, from
+all ids at once: what was streamed is always a prefix of what it says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from rolltap.proxy.chat import (
+    Choice,
+    Message,
+    Part,
+    Reasoning,
+    ReasoningDelta,
+    ReplyEvent,
+    Text,
+    TextDelta,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer
+
+Channel = Literal["reasoning", "text", "tool", "opaque"]
+
+
+class ReplyParser:
+    """Reads one choice of one reply. `mint(position)` makes the id of the position-th tool call."""
+
+    def __init__(
+        self,
+        renderer: TokenRenderer,
+        prompt: Sequence[int],
+        tools: Sequence[Tool],
+        stop: Sequence[str],
+        mint: Callable[[int], str],
+        index: int = 0,
+    ) -> None:
+        self._index = index
+        self._renderer = renderer
+        self._prompt = prompt[-64:]
+        self._tools = {tool.name: tool for tool in tools}
+        self._stop = tuple(stop)
+        self._mint = mint
+        self._ids: list[int] = []
+        self._channel: Channel = "reasoning" if renderer.opens_in_reasoning(self._prompt) else "text"
+        if tools and renderer.markers.tool_open is None:
+            self._channel = "opaque"
+        self._tool_seen = False
+        self._calls: list[ToolCall] = []
+        self._sent = {"reasoning": "", "text": ""}
+        self._run: list[int] = []  # ids of the open channel since it opened
+        self._read = 0  # ids of `_run` whose text is in `_pending` or sent
+        self._pending = ""
+        self.stopped: str | None = None
+        self.reasoning_ids = 0
+
+    def feed(self, ids: Sequence[int]) -> list[ReplyEvent]:
+        """The events that these ids settle. After `stopped` is set, no more ids are wanted."""
+        events: list[ReplyEvent] = []
+        markers = self._renderer.markers
+        for token in ids:
+            if self.stopped is not None:
+                break
+            self._ids.append(token)
+            if token in self._renderer.stop_token_ids:
+                continue
+            if self._channel == "opaque":
+                continue
+            if token == markers.reasoning_open and self._channel == "text" and not self._sent["text"]:
+                events += self._open("reasoning")
+            elif token == markers.reasoning_close and self._channel == "reasoning":
+                events += self._open("text")
+            elif token == markers.tool_open:
+                events += self._open("tool")
+            elif token == markers.tool_close and self._channel == "tool":
+                events += self._settle_calls() + self._open("text")
+            elif self._channel != "tool":
+                if token in self._renderer.tokenizer.added_ids:
+                    events += self._open("opaque")
+                else:
+                    self._run.append(token)
+                    self.reasoning_ids += self._channel == "reasoning"
+        events += self._drain()
+        return events
+
+    def finish(self, finish: Literal["stop", "length", "abort"]) -> tuple[list[ReplyEvent], Choice]:
+        """The last events and the whole reply."""
+        parsed = self._renderer.parse(self._ids, self._prompt, tuple(self._tools.values()))
+        events: list[ReplyEvent] = []
+        for channel, whole in (("reasoning", parsed.reasoning), ("text", self._cut(_visible(parsed)))):
+            sent = self._sent[channel]
+            if whole.startswith(sent):
+                rest = whole[len(sent) :]
+                if rest:
+                    events.append(self._delta(channel, rest))
+                    self._sent[channel] = whole
+        if self.stopped is None:
+            events += self._settle_calls(parsed)
+        reasoning, text = self._sent["reasoning"], self._sent["text"]
+        parts: tuple[Part, ...] = (Reasoning(reasoning),) if reasoning else ()
+        if text:
+            parts = (*parts, Text(text))
+        message = Message(role="assistant", parts=parts, tool_calls=tuple(self._calls))
+        reason: Any = "tool_calls" if self._calls and finish == "stop" else finish
+        return events, Choice(message=message, finish=reason, stop=self.stopped, index=self._index)
+
+    def _delta(self, channel: str, text: str) -> ReplyEvent:
+        kind = ReasoningDelta if channel == "reasoning" else TextDelta
+        return kind(text, self._index)
+
+    @property
+    def consumed(self) -> int:
+        """How many ids belong to the reply: all that were fed, or those up to the stop string."""
+        return len(self._ids)
+
+    @property
+    def unparsable(self) -> bool:
+        """Whether the reply holds a tool-call block that could not be read."""
+        parsed = self._renderer.parse(self._ids, self._prompt, tuple(self._tools.values()))
+        return any(not call.ok for call in parsed.tool_calls)
+
+    def _open(self, channel: Channel) -> list[ReplyEvent]:
+        """Leaves the open channel, with the last of its text that is settled."""
+        events = self._drain()
+        self._tool_seen = self._tool_seen or channel == "tool"
+        self._channel, self._run, self._read, self._pending = channel, [], 0, ""
+        return events
+
+    def _drain(self) -> list[ReplyEvent]:
+        """What of the open channel's text can be sent."""
+        if self._channel in ("tool", "opaque") or (self._channel == "text" and self._tool_seen):
+            return []
+        fresh = self._decode_new()
+        sent = self._sent[self._channel]
+        if not sent:
+            fresh = fresh.lstrip()
+        if not fresh:
+            return []
+        if self._channel == "text":
+            fresh = self._until_stop(sent, fresh)
+        settled = fresh.rstrip()
+        held = 0 if self.stopped is not None else self._held_back(sent + settled)
+        settled = settled[: len(settled) - held].rstrip() if held else settled
+        self._pending = fresh[len(settled) :]
+        if not settled:
+            return []
+        self._sent[self._channel] = sent + settled
+        return [self._delta(self._channel, settled)]
+
+    def _decode_new(self) -> str:
+        """Text held back so far and that of the ids not yet read, but for an unfinished character."""
+        tokenizer = self._renderer.tokenizer
+        start = max(0, self._read - 4)
+        before = tokenizer.decode(self._run[start : self._read]) if start < self._read else ""
+        whole = tokenizer.decode(self._run[start:])
+        if whole.endswith("\ufffd") or not whole.startswith(before):
+            return self._pending
+        self._read = len(self._run)
+        return self._pending + whole[len(before) :]
+
+    def _until_stop(self, sent: str, fresh: str) -> str:
+        text = sent + fresh
+        found = [(text.index(stop, max(0, len(sent) - len(stop))), stop) for stop in self._stop if stop in text]
+        if not found:
+            return fresh
+        at, self.stopped = min(found)
+        return text[len(sent) : at]
+
+    def _held_back(self, text: str) -> int:
+        """How many last characters could be the beginning of a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for size in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest
+
+    def _cut(self, text: str) -> str:
+        if self.stopped is None or self.stopped not in text:
+            return text
+        return text[: text.index(self.stopped)].rstrip()
+
+    def _settle_calls(self, parsed: ParsedReply | None = None) -> list[ReplyEvent]:
+        """Events for the readable calls that were not sent yet."""
+        parsed = parsed or self._renderer.parse(self._ids, self._prompt, tuple(self._tools.values()))
+        events: list[ReplyEvent] = []
+        readable = [call for call in parsed.tool_calls if call.ok]
+        for position in range(len(self._calls), len(readable)):
+            call = self._tool_call(position, readable[position])
+            self._calls.append(call)
+            events += [
+                ToolCallStarted(position, call.id, call.name, call.kind, self._index),
+                ToolCallDelta(position, call.arguments, self._index),
+                ToolCallEnded(position, self._index),
+            ]
+        return events
+
+    def _tool_call(self, position: int, call: ParsedCall) -> ToolCall:
+        tool = self._tools.get(call.name)
+        if tool is not None and tool.kind == "custom":
+            return ToolCall(self._mint(position), call.name, _custom_input(call.arguments), "custom")
+        return ToolCall(self._mint(position), call.name, call.arguments)
+
+
+def _visible(parsed: ParsedReply) -> str:
+    """The reply's text, with the blocks that could not be read as calls."""
+    broken = [f"<tool_call>\n{call.raw}\n</tool_call>" for call in parsed.tool_calls if not call.ok]
+    return "\n".join([parsed.text, *broken]).strip() if broken else parsed.text
+
+
+def _custom_input(arguments: str) -> str:
+    """The free text of a custom tool's call, from the `input` argument that the template gave it."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments

@@ -1,0 +1,243 @@
+"""From a request to the exact prompt tokens: find the parent, prove it, bridge, or render and say why.
+
+`Continuation.plan` never guesses. `shared` is counted on the token arrays, not claimed, and a plan without a `Break`
+begins with every token that its parent's engine saw and sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rolltap.proxy.chat import ChatRequest, Message, Reasoning
+from rolltap.proxy.continuation.forest import Forest, Lineage, Match, Node, Outline
+from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
+from rolltap.types import Break, BreakReason, Int32
+
+SUMMARY_MIN_CHARACTERS = 32
+"""A reply at least this long that reappears in another role is a summary."""
+
+PROMPT_TAIL = 256
+"""Ids of a parent's prompt that a renderer is shown: enough for its generation prompt, which says what is open."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptPlan:
+    """What to send and what it rests on. `shared` counts the leading tokens that are the parent's context."""
+
+    prompt_ids: Int32
+    parent: Node | None
+    shared: int
+    break_: Break | None
+    lineage: Lineage
+    items_shared: int
+
+    @property
+    def first(self) -> bool:
+        """Whether this starts a conversation of its own."""
+        return self.parent is None
+
+
+class Lineages:
+    """Finds where a policy's calls belong. By itself it serves upstreams that render prompts themselves."""
+
+    def __init__(self, policy: str, handles: Handles) -> None:
+        self.policy = policy
+        self.handles = handles
+
+    def observe(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
+        """The place of a call whose prompt is not known yet; `seen` proves it, or says that it can't be."""
+        outline, match, twin = self._place(forest, request)
+        nothing = np.empty(0, np.int32)
+        if twin is not None:
+            return self.seen(self._again(twin, call_id, request, outline), nothing)
+        return self._placed(call_id, forest, request, outline, match, nothing, None)
+
+    def seen(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
+        """The plan of `observe`, now that the upstream has said which tokens it rendered."""
+        shared = _common_prefix(prompt, plan.parent)
+        break_ = plan.break_
+        if break_ is not None:
+            proven = plan.parent is not None and 0 < len(plan.parent.context_ids()) == shared
+            break_ = None if proven else replace(break_, token_index=shared)
+        return replace(plan, prompt_ids=prompt, shared=shared, break_=break_)
+
+    def _place(self, forest: Forest, request: ChatRequest) -> tuple[Outline, Match, Node | None]:
+        """What of the request is on record; and the call that asked the very same, if there is one."""
+        outline = forest.outline(self.policy, request)
+        match = forest.find(outline, request, self._named(request))
+        twin = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
+        return outline, match, twin if match.proven > match.covered else None
+
+    def _again(self, twin: Node, call_id: str, request: ChatRequest, outline: Outline) -> PromptPlan:
+        """The same request once more is a sibling: the same prompt, the same parent, a new sample."""
+        base = twin.lineage.base
+        lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system)
+        context = twin.parent.context_length if twin.parent else 0
+        break_ = None
+        if twin.shared < context:
+            break_ = Break(BreakReason.HISTORY_EDITED, call_id, twin.parent and twin.parent.call_id, twin.shared, base)
+        return PromptPlan(
+            twin.prompt_ids, twin.parent, twin.shared, break_, lineage, _shared_items(request, twin.parent)
+        )
+
+    def _placed(
+        self,
+        call_id: str,
+        forest: Forest,
+        request: ChatRequest,
+        outline: Outline,
+        match: Match,
+        prompt: Int32,
+        reason: BreakReason | None,
+    ) -> PromptPlan:
+        """The plan for `prompt`; `reason` says why it is not the plain continuation of `match.context`, if known."""
+        parent = match.context or match.node or match.elsewhere
+        shared = _common_prefix(prompt, parent)
+        if match.context is None:
+            reason = self._unmatched(forest, request, outline, match)
+        elif reason is None and shared < match.context.context_length:
+            reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE
+        break_ = None
+        if reason is not None:
+            break_ = Break(reason, call_id, parent.call_id if parent else None, shared, outline.lead + match.proven)
+        base = match.covered if match.context is not None else 0
+        lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system)
+        return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent))
+
+    def _named(self, request: ChatRequest) -> list[str]:
+        """The calls that the handles of the last assistant turn name."""
+        texts: list[str | None] = [request.previous]
+        for message in reversed(request.messages):
+            if message.role == "assistant":
+                texts.append(message.handle)
+                texts += [call.id for call in message.tool_calls]
+                texts += [part.handle for part in message.parts if isinstance(part, Reasoning)]
+                break
+        return [call_id for text in texts if (call_id := self.handles.read(text))]
+
+    def _unmatched(self, forest: Forest, request: ChatRequest, outline: Outline, match: Match) -> BreakReason | None:
+        """Why no recorded reply leads to this request; None where nothing had to be continued."""
+        if not forest.nodes:
+            return None
+        if _repeats_a_reply(forest, request):
+            return BreakReason.COMPACTION
+        if match.node is not None:
+            unfinished = match.proven == match.node.length and not match.node.continuable
+            return BreakReason.PARENT_UNFINISHED if unfinished else BreakReason.HISTORY_EDITED
+        if match.elsewhere is not None:
+            same_tools = match.elsewhere.lineage.tools == outline.tools
+            return BreakReason.SYSTEM_CHANGED if same_tools else BreakReason.TOOLS_CHANGED
+        return BreakReason.NEW_CONVERSATION
+
+
+class Continuation(Lineages):
+    """Plans prompts for the calls of one policy."""
+
+    def __init__(self, policy: str, renderer: TokenRenderer, handles: Handles, history: HistoryThinking) -> None:
+        super().__init__(policy, handles)
+        self.renderer = renderer
+        self.history = history
+
+    def plan(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> PromptPlan:
+        """The prompt for `request`, whose call will be `call_id`."""
+        return self.draft(call_id, forest, request, thinking=thinking)()
+
+    def draft(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> Callable[[], PromptPlan]:
+        """The look at the forest, and what is left of `plan`: rendering and encoding, which any thread may do."""
+        outline, match, twin = self._place(forest, request)
+        if twin is not None:
+            plan = self._again(twin, call_id, request, outline)
+            return lambda: plan
+
+        def finish() -> PromptPlan:
+            prompt, reason = self._prompt(match, request, outline, thinking=thinking)
+            return self._placed(call_id, forest, request, outline, match, prompt, reason)
+
+        return finish
+
+    def _prompt(
+        self, match: Match, request: ChatRequest, outline: Outline, *, thinking: bool
+    ) -> tuple[Int32, BreakReason | None]:
+        """The prompt's ids; and, where they continue `match.context`, why they are not its plain continuation."""
+        reason: BreakReason | None = None
+        node = match.context
+        if node is not None:
+            covered = outline.lead + match.covered
+            new = request.messages[covered:]
+            if match.rivals:
+                reason = BreakReason.AMBIGUOUS_PARENT
+            elif self._follows_template(node, new):
+                reason = BreakReason.THINKING_DROPPED
+            else:
+                ids, reason = self._continue(node, request, covered, thinking=thinking)
+                if ids is not None:
+                    return ids, reason
+        ids = self.renderer.render(request.messages, request.tools, thinking=thinking)
+        return np.asarray(ids, np.int32), reason
+
+    def _continue(
+        self, node: Node, request: ChatRequest, covered: int, *, thinking: bool
+    ) -> tuple[Int32 | None, BreakReason | None]:
+        """The parent's tokens and the new messages' ids, or None and the reason.
+
+        A renderer is given the end of the parent's prompt only, which is all that it may look at: long histories are
+        not copied through lists.
+        """
+        new = request.messages[covered:]
+        history = node.prompt_ids
+        tail, output = history[-PROMPT_TAIL:].tolist(), node.output_ids.tolist()
+        if new and not any(message.role == "assistant" for message in new):
+            ids = self.renderer.bridge(tail, output, new, request.tools, thinking=thinking)
+            reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE if ids is None else None
+        else:
+            ids, reason = None, BreakReason.HISTORY_EDITED
+            if new:
+                ids = self.renderer.splice(tail, output, request.messages, covered, request.tools, thinking=thinking)
+        if ids is None:
+            return None, reason
+        return np.concatenate([history[: len(history) - len(tail)], np.asarray(ids, np.int32)]), reason
+
+    def _follows_template(self, node: Node, new: Sequence[Message]) -> bool:
+        """Whether the policy lets the template drop thinking here: at a new user turn, if there is any to drop."""
+        if self.history == "keep" or not any(message.role == "user" for message in new):
+            return False
+        step: Node | None = node
+        while step is not None:
+            if step.reply is not None and step.reply.reasoning:
+                return True
+            step = step.parent
+        return False
+
+
+def _repeats_a_reply(forest: Forest, request: ChatRequest) -> bool:
+    """Whether one of the last replies stands in the request as somebody else's words: a compaction's summary."""
+    others = [message.text for message in request.messages if message.role != "assistant"]
+    for node in list(forest.nodes.values())[-4:]:
+        text = node.reply.text.strip() if node.reply is not None else ""
+        if len(text) >= SUMMARY_MIN_CHARACTERS and any(text in other for other in others):
+            return True
+    return False
+
+
+def _common_prefix(prompt: Int32, parent: Node | None) -> int:
+    """How many leading ids of `prompt` equal the parent's prompt followed by its output."""
+    if parent is None:
+        return 0
+    context = parent.context_ids()
+    length = min(len(prompt), len(context))
+    differs = np.flatnonzero(prompt[:length] != context[:length])
+    return int(differs[0]) if len(differs) else length
+
+
+def _shared_items(request: ChatRequest, parent: Node | None) -> int:
+    """How many leading history items repeat the parent request's byte for byte."""
+    count = 0
+    for mine, theirs in zip(request.items, parent.items if parent else (), strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count

@@ -1,0 +1,262 @@
+"""Messages to token ids and back, for one model family.
+
+`FamilyRenderer` stands on the `renderers` package. `render` makes a whole prompt; `bridge` makes the next prompt out
+of the tokens that the engine saw and sampled plus the ids of only the new messages, and refuses (None) where that
+can't be proven for the family.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from rolltap.errors import ConfigError, InvalidRequest
+from rolltap.proxy.chat import Image, Message, Tool
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
+
+Guard = Callable[[str], str]
+HistoryThinking = Literal["tool_cycle", "keep", "template"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A tool call as sampled. `arguments` is JSON text; `ok` is False where the block could not be read."""
+
+    name: str
+    arguments: str
+    ok: bool
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """An assistant turn read from its token ids."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ParsedCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Token ids that separate a family's channels in the sampled stream; None where the family has no such token."""
+
+    reasoning_open: int | None
+    reasoning_close: int | None
+    tool_open: int | None
+    tool_close: int | None
+
+
+class TokenRenderer(Protocol):
+    """What continuation and the reply parser ask of a model family."""
+
+    tokenizer: HubTokenizer
+    stop_token_ids: tuple[int, ...]
+    markers: Markers
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
+        """A whole prompt, the generation prompt included."""
+        ...
+
+    def bridge(
+        self, prompt: list[int], output: list[int], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
+    ) -> list[int] | None:
+        """The next prompt, beginning with `prompt` and `output`; None where it can't be proven."""
+        ...
+
+    def splice(
+        self,
+        prompt: list[int],
+        output: list[int],
+        messages: Sequence[Message],
+        covered: int,
+        tools: Sequence[Tool],
+        *,
+        thinking: bool,
+    ) -> list[int] | None:
+        """Like `bridge` for new messages that hold assistant turns nobody sampled here (edited or foreign ones).
+
+        `messages` is the whole request, of which the first `covered` are in `prompt` and `output`.
+        """
+        ...
+
+    def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply: ...
+
+    def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Whether the generation prompt itself opened a thinking block."""
+        ...
+
+
+class FamilyRenderer:
+    """A family that the `renderers` package knows, by its name there ("qwen3", "glm-4.5", "gpt-oss", ...)."""
+
+    def __init__(self, family: str, tokenizer: HubTokenizer) -> None:
+        try:
+            import renderers
+        except ImportError as error:
+            raise ConfigError("token mode needs the tokenizer packages: pip install 'rolltap[tokens]'") from error
+        self.tokenizer = tokenizer
+        self.family = family
+        self._by_thinking = {on: _make(renderers, family, tokenizer, thinking=on) for on in (True, False)}
+        self.stop_token_ids = tuple(self._by_thinking[True].get_stop_token_ids())
+        self.markers = Markers(
+            reasoning_open=tokenizer.convert_tokens_to_ids("<think>"),
+            reasoning_close=tokenizer.convert_tokens_to_ids("</think>"),
+            tool_open=tokenizer.convert_tokens_to_ids("<tool_call>"),
+            tool_close=tokenizer.convert_tokens_to_ids("</tool_call>"),
+        )
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
+        rows = [self._row(message) for message in messages]
+        specs = self._specs(tools)
+        try:
+            return self._by_thinking[thinking].render_ids(rows, tools=specs, add_generation_prompt=True)
+        except (ValueError, KeyError) as error:
+            raise InvalidRequest(f"{self.family} can't render these messages: {error}", param="messages") from error
+
+    def bridge(
+        self, prompt: list[int], output: list[int], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
+    ) -> list[int] | None:
+        rows = [self._row(message) for message in new]
+        specs = self._specs(tools)
+        try:
+            rendered = self._by_thinking[thinking].bridge_to_next_turn(prompt, output, rows, tools=specs)
+        except (ValueError, KeyError):
+            return None  # the whole render that follows says what is wrong with them
+        return None if rendered is None else rendered.token_ids
+
+    def splice(
+        self,
+        prompt: list[int],
+        output: list[int],
+        messages: Sequence[Message],
+        covered: int,
+        tools: Sequence[Tool],
+        *,
+        thinking: bool,
+    ) -> list[int] | None:
+        rows = [self._row(message) for message in messages]
+        try:
+            whole = self._by_thinking[thinking].render(rows, tools=self._specs(tools), add_generation_prompt=True)
+        except (ValueError, KeyError):
+            return None
+        turn_close = [
+            index
+            for index, (owner, sampled) in enumerate(zip(whole.message_indices, whole.sampled_mask, strict=True))
+            if owner == covered - 1 and sampled
+        ]
+        if not turn_close or whole.token_ids[turn_close[-1]] not in self.stop_token_ids:
+            return None
+        closed = output if output and output[-1] in self.stop_token_ids else [*output, whole.token_ids[turn_close[-1]]]
+        return [*prompt, *closed, *whole.token_ids[turn_close[-1] + 1 :]]
+
+    def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
+        parsed = self._by_thinking[True].parse_response(
+            list(output), tools=self._specs(tools), prompt_ids=list(prompt[-64:])
+        )
+        return ParsedReply(
+            text=parsed.content,
+            reasoning=parsed.reasoning_content or "",
+            tool_calls=tuple(parsed_call(call) for call in parsed.tool_calls),
+        )
+
+    def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
+        for token in reversed(prompt[-64:]):
+            if token == self.markers.reasoning_open:
+                return True
+            if token == self.markers.reasoning_close:
+                return False
+        return False
+
+    def _specs(self, tools: Sequence[Tool]) -> list[Any] | None:
+        return [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
+
+    def _row(self, message: Message) -> Any:
+        return template_row(message, self.tokenizer.guard)
+
+
+def template_row(message: Message, guard: Guard) -> dict[str, Any]:
+    """A message as chat templates want it, with every text guarded against special-token literals."""
+    if any(isinstance(part, Image) for part in message.parts):
+        raise InvalidRequest("this policy's model takes no images", param="messages")
+    row: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": guard(message.text),
+    }
+    if message.reasoning:
+        row["reasoning_content"] = guard(message.reasoning)
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": guard(call.name), "arguments": args}}
+            for call in message.tool_calls
+            for args in [_guarded(_arguments(call.arguments), guard)]
+        ]
+    if message.role == "tool":
+        row["tool_call_id"] = message.tool_call_id or ""
+        if message.name:
+            row["name"] = guard(message.name)
+    return row
+
+
+def template_tool(tool: Tool, guard: Guard) -> dict[str, Any]:
+    """A tool as chat templates want it. A custom tool's free text becomes one string argument, `input`."""
+    parameters = tool.parameters
+    if tool.kind == "custom":
+        parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters or {}}
+    return {"type": "function", "function": _guarded(function, guard)}
+
+
+def parsed_call(call: Any) -> ParsedCall:
+    """A call as the `renderers` package parsed it. One with a name and an object of arguments is usable as it is, also
+    where a value did not have its declared type."""
+    arguments = call.arguments
+    text = arguments if isinstance(arguments, str) else _encodable(json.dumps(arguments or {}, ensure_ascii=False))
+    usable = bool(call.name) and (call.status.value == "ok" or isinstance(arguments, dict))
+    return ParsedCall(name=call.name or "", arguments=text, ok=usable, raw=call.raw)
+
+
+def _make(package: Any, family: str, tokenizer: HubTokenizer, *, thinking: bool) -> Any:
+    try:
+        config = package.config_from_name(family)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"no renderer family {family!r}: {error}") from error
+    update: dict[str, Any] = {"thinking_retention": "all"}
+    if "enable_thinking" in type(config).model_fields:
+        update["enable_thinking"] = thinking
+    config = type(config)(**update)
+    try:
+        return package.create_renderer(tokenizer, config)
+    except (AssertionError, ValueError, KeyError, RuntimeError) as error:
+        message = f"tokenizer {tokenizer.name_or_path!r} does not fit the renderer family {family!r}: {error}"
+        raise ConfigError(message) from error
+
+
+def _arguments(text: str) -> Any:
+    """Arguments as templates want them: an object where the text is one, else the text."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _guarded(value: Any, guard: Guard) -> Any:
+    if isinstance(value, str):
+        return guard(value)
+    if isinstance(value, dict):
+        return {guard(key): _guarded(item, guard) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_guarded(item, guard) for item in value]
+    return value
+
+
+def _encodable(text: str) -> str:
+    """JSON text without lone surrogates, which a model can write as escapes and UTF-8 can't carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text))
+    return text

@@ -1,0 +1,316 @@
+"""Bridging for any Hugging Face chat template: the template-difference method, behind an audit.
+
+The next prompt's new part is found without rendering the history: a stand-in conversation is rendered with the new
+messages, and what stands after its last assistant turn is what the template writes for them. That is right only if the
+template writes new messages the same way after any history. The audit shows it, role by role, on histories of several
+shapes; a role that fails is never bridged.
+
+Templates come with models, so they run in jinja2's sandbox.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from rolltap.errors import ConfigError, InvalidRequest
+from rolltap.proxy.chat import Message, Part, Reasoning, Text, Tool, ToolCall
+from rolltap.proxy.continuation.rendering import Markers, ParsedReply, parsed_call, template_row, template_tool
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
+
+Scenario = Literal["user", "tool", "parallel_tools", "system", "user_after_thinking", "tool_after_thinking"]
+SCENARIOS: tuple[Scenario, ...] = (
+    "user",
+    "tool",
+    "parallel_tools",
+    "system",
+    "user_after_thinking",
+    "tool_after_thinking",
+)
+_SENTINEL = "sampled turn"
+HISTORIES_MIN = 2
+"""Histories that the template must take for an audit to show anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """Whether a template may be bridged for a scenario, and if not, why."""
+
+    scenario: Scenario
+    admitted: bool
+    reason: str = ""
+
+
+class ChatTemplate:
+    """A compiled chat template with the functions that Hugging Face gives it."""
+
+    def __init__(self, source: str, special: dict[str, Any]) -> None:
+        try:
+            from jinja2 import TemplateError, nodes
+            from jinja2.ext import Extension
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError as error:
+            raise ConfigError("token mode needs the tokenizer packages: pip install 'rolltap[tokens]'") from error
+
+        class Generation(Extension):
+            """`{% generation %}` marks sampled text for trainers; for rendering it is transparent."""
+
+            tags = {"generation"}  # noqa: RUF012
+
+            def parse(self, parser: Any) -> Any:
+                line = next(parser.stream).lineno
+                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                return nodes.Scope(body).set_lineno(line)
+
+        def raise_exception(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self.error = TemplateError
+        self._special = special
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ConfigError(f"the chat template does not compile: {error}") from error
+
+    def __call__(self, rows: list[Any], tools: list[Any] | None, *, prompt: bool, thinking: bool) -> str:
+        return self._template.render(
+            messages=rows, tools=tools, add_generation_prompt=prompt, enable_thinking=thinking, **self._special
+        )
+
+
+class TemplateRenderer:
+    """A `TokenRenderer` on a model folder's own chat template."""
+
+    def __init__(self, tokenizer: HubTokenizer) -> None:
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                f"{tokenizer.name_or_path!r} has no chat template; name a renderer family in the settings"
+            )
+        special = {
+            name: token.get("content") if isinstance(token, dict) else token
+            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+            if (token := tokenizer.config.get(name)) is not None
+        }
+        self.tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer.chat_template, special)
+        self._close = self._turn_close()
+        stops = {tokenizer.eos_token_id, self._close}
+        self.stop_token_ids = tuple(sorted(stop for stop in stops if stop is not None))
+        self.markers = Markers(
+            reasoning_open=tokenizer.convert_tokens_to_ids("<think>"),
+            reasoning_close=tokenizer.convert_tokens_to_ids("</think>"),
+            tool_open=tokenizer.convert_tokens_to_ids("<tool_call>"),
+            tool_close=tokenizer.convert_tokens_to_ids("</tool_call>"),
+        )
+        self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
+        self._admitted = {result.scenario for result in self.audit if result.admitted}
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
+        try:
+            text = self._text(messages, tools, prompt=True, thinking=thinking)
+        except self._template.error as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        return self.tokenizer.encode(text)
+
+    def bridge(
+        self, prompt: list[int], output: list[int], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
+    ) -> list[int] | None:
+        thought = self.markers.reasoning_close in output
+        if not self._scenarios(new, thought) <= self._admitted:
+            return None
+        extension = self._extension(_stand_in(new, thought), new, tools, thinking=thinking)
+        return None if extension is None else self._join(prompt, output, extension)
+
+    def splice(
+        self,
+        prompt: list[int],
+        output: list[int],
+        messages: Sequence[Message],
+        covered: int,
+        tools: Sequence[Tool],
+        *,
+        thinking: bool,
+    ) -> list[int] | None:
+        history = [*messages[: covered - 1], _with_sentinel(messages[covered - 1])]
+        extension = self._extension(history, messages[covered:], tools, thinking=thinking)
+        return None if extension is None else self._join(prompt, output, extension)
+
+    def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
+        """Reads `<think>` blocks and Hermes-style `<tool_call>` blocks; any other text is text."""
+        from renderers.parsers import get_tool_parser
+
+        ids = [token for token in output if token not in self.stop_token_ids]
+        calls: list[Any] = []
+        if self.markers.tool_open is not None and self.markers.tool_close is not None:
+            ids, calls = get_tool_parser("qwen3", self.tokenizer).extract(ids)
+        text = self.tokenizer.decode(ids)
+        reasoning = ""
+        opened = self.opens_in_reasoning(prompt)
+        if opened or text.lstrip().startswith("<think>"):
+            before, closed, after = text.partition("</think>")
+            reasoning = before.replace("<think>", "", 1).strip()
+            text = after if closed else ""
+        return ParsedReply(text.strip(), reasoning, tuple(parsed_call(call) for call in calls))
+
+    def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
+        for token in reversed(prompt[-64:]):
+            if token == self.markers.reasoning_open:
+                return True
+            if token == self.markers.reasoning_close:
+                return False
+        return False
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool, thinking: bool) -> str:
+        rows = [template_row(message, self.tokenizer.guard) for message in messages]
+        specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
+        return self._template(rows, specs, prompt=prompt, thinking=thinking)
+
+    def _extension(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
+    ) -> str | None:
+        """What the template writes for `new` after the history's last turn, which holds the sentinel; None if it can't.
+
+        What stands before that turn's closing token may be rewritten by the template (thinking, say): the prompt
+        that the engine saw takes its place. Only what follows counts.
+        """
+        try:
+            text = self._text([*history, *new], tools, prompt=True, thinking=thinking)
+        except self._template.error:
+            return None
+        if self._close is None or _SENTINEL not in text:
+            return None
+        closing = self.tokenizer.token(self._close)
+        at = text.find(closing, text.rindex(_SENTINEL))
+        return text[at + len(closing) :] if at >= 0 else None
+
+    def _join(self, prompt: list[int], output: list[int], extension: str) -> list[int]:
+        closed = output if output and output[-1] in self.stop_token_ids else [*output, self._close]
+        return [*prompt, *closed, *self.tokenizer.encode(extension)]  # type: ignore[list-item]
+
+    def _turn_close(self) -> int | None:
+        """The special token that the template writes right after an assistant's text."""
+        rows = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _SENTINEL}]
+        try:
+            text = self._template(rows, None, prompt=False, thinking=True)
+        except self._template.error:
+            return None
+        ids = self.tokenizer.encode(text[text.rindex(_SENTINEL) + len(_SENTINEL) :])
+        return ids[0] if ids else None
+
+    def _scenarios(self, new: Sequence[Message], thought: bool) -> set[Scenario]:
+        roles = [message.role for message in new]
+        found: set[Scenario] = set()
+        if "tool" in roles:
+            found.add("parallel_tools" if roles.count("tool") > 1 else "tool")
+            if thought:
+                found.add("tool_after_thinking")
+        if "user" in roles:
+            found.add("user_after_thinking" if thought else "user")
+        if "system" in roles or "developer" in roles:
+            found.add("system")
+        return found
+
+    def _audit(self, scenario: Scenario) -> AuditResult:
+        """What the template writes for new messages must be the same after every history.
+
+        A history that the template refuses (tool calls, for a model without tools) never comes before them.
+        """
+        new = _NEW[scenario]
+        histories = [history for history in _histories(scenario) if self._takes([*history, *new])]
+        if len(histories) < HISTORIES_MIN:
+            return AuditResult(scenario, False, "the template refuses such messages")
+        stand_in = _stand_in(new, "thinking" in scenario)
+        seen = {self._extension(history, new, _TOOLS, thinking=True) for history in [*histories, stand_in]}
+        if None in seen:
+            return AuditResult(scenario, False, "the template does not write them after a whole turn")
+        if len(seen) > 1:
+            return AuditResult(scenario, False, "what the template writes depends on the history")
+        return AuditResult(scenario, True)
+
+    def _takes(self, messages: Sequence[Message]) -> bool:
+        try:
+            self._text(messages, _TOOLS, prompt=True, thinking=True)
+        except self._template.error:
+            return False
+        return True
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+_TOOLS = (Tool("look", "Looks something up.", {"type": "object", "properties": {"name": {"type": "string"}}}),)
+
+
+def _user(text: str) -> Message:
+    return Message("user", (Text(text),))
+
+
+def _turn(text: str, *ids: str, thought: bool = False) -> Message:
+    parts: tuple[Part, ...] = (Reasoning("think"), Text(text)) if thought else (Text(text),)
+    return Message("assistant", parts, tuple(ToolCall(id, "look", '{"name": "x"}') for id in ids))
+
+
+def _with_sentinel(turn: Message) -> Message:
+    """The assistant turn with the sentinel in its text and in its last call, so that its end can be found."""
+    *calls, last = turn.tool_calls or (None,)
+    marked = (*calls, msgspec.structs.replace(last, arguments=json.dumps({"name": _SENTINEL}))) if last else ()
+    return msgspec.structs.replace(turn, parts=(*turn.parts, Text(_SENTINEL)), tool_calls=marked)
+
+
+def _result(id: str, text: str) -> Message:
+    return Message("tool", (Text(text),), tool_call_id=id, name="look")
+
+
+_NEW: dict[Scenario, tuple[Message, ...]] = {
+    "user": (_user("and then?"),),
+    "tool": (_result("aaaaaaaaa", "42"),),
+    "parallel_tools": (_result("aaaaaaaaa", "42"), _result("bbbbbbbbb", "43")),
+    "system": (Message("system", (Text("be brief"),)), _user("and then?")),
+    "user_after_thinking": (_user("and then?"),),
+    "tool_after_thinking": (_result("aaaaaaaaa", "42"),),
+}
+
+
+def _last_turn(scenario: Scenario) -> Message:
+    thought = scenario.endswith("thinking")
+    if scenario.startswith("tool"):
+        return _with_sentinel(_turn("", "aaaaaaaaa", thought=thought))
+    if scenario == "parallel_tools":
+        return _with_sentinel(_turn("", "aaaaaaaaa", "bbbbbbbbb"))
+    return _turn(_SENTINEL, thought=thought)
+
+
+def _histories(scenario: Scenario) -> list[list[Message]]:
+    last = _last_turn(scenario)
+    system = Message("system", (Text("You help."),))
+    cycle = [_turn("", "ccccccccc"), _result("ccccccccc", "7")]
+    return [
+        [_user("hello"), last],
+        [system, _user("hello there\n"), last],
+        [system, _user("hello"), *cycle, last],
+        [_user("hello"), Message("assistant", (Text("hi"),)), _user("go on"), *cycle, *cycle, last],
+    ]
+
+
+def _stand_in(new: Sequence[Message], thought: bool) -> list[Message]:
+    """The shortest history after which `new` may stand."""
+    results = [message for message in new if message.role == "tool"]
+    calls = tuple(ToolCall(result.tool_call_id or "aaaaaaaaa", result.name or "look", "{}") for result in results)
+    parts: tuple[Part, ...] = (Reasoning("think"),) if thought else ()
+    return [_user("q"), _with_sentinel(Message("assistant", parts, calls))]

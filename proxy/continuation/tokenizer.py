@@ -1,0 +1,109 @@
+"""A Hugging Face `tokenizer.json` without transformers, and text that can't smuggle in special tokens.
+
+`guard` marks every special-token literal of a text that a person or a tool wrote; `encode` turns what is marked into
+the tokens of ordinary text, so a user who types `<|im_end|>` ends no turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rolltap.errors import ConfigError
+
+GUARD = "\ufdd0"
+"""A Unicode non-character: it may not occur in interchanged text; one that does is doubled by `guard`."""
+
+
+class HubTokenizer:
+    """The tokenizer of a model folder (`tokenizer.json`, `tokenizer_config.json`).
+
+    Has the surface that `renderers` asks of a tokenizer. `hash` identifies vocabulary, merges and chat template:
+    engine, proxy and trainer compare it at start.
+    """
+
+    unk_token_id: int | None = None
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise ConfigError("token mode needs the tokenizer packages: pip install 'rolltap[tokens]'") from error
+        root = Path(folder)
+        try:
+            text = (root / "tokenizer.json").read_text(encoding="utf-8")
+            config_path = root / "tokenizer_config.json"
+            self.config: dict[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"tokenizer folder {str(folder)!r} can't be read: {error}") from error
+        spec = json.loads(text)
+        self.name_or_path = str(folder)
+        self._tokenizer = Tokenizer.from_str(text)
+        added = [token["content"] for token in spec.get("added_tokens", [])]
+        self.added_ids = frozenset(token["id"] for token in spec.get("added_tokens", []))
+        self._plain = Tokenizer.from_str(json.dumps({**spec, "added_tokens": []}))
+        self._special = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or r"(?!)")
+        self.chat_template = self._read_template(root)
+        self.eos_token_id = self._id_of(self.config.get("eos_token"))
+        self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
+
+    def _read_template(self, root: Path) -> str:
+        path = root / "chat_template.jinja"
+        if path.exists():
+            return path.read_text(encoding="utf-8")
+        template = self.config.get("chat_template") or ""
+        if isinstance(template, list):
+            named = {entry["name"]: entry["template"] for entry in template}
+            template = named.get("tool_use") or named.get("default") or ""
+        return template
+
+    def _id_of(self, token: Any) -> int | None:
+        content = token.get("content") if isinstance(token, dict) else token
+        return self._tokenizer.token_to_id(content) if content else None
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def guard(self, text: str) -> str:
+        """`text` with its special-token literals marked as ordinary text."""
+        doubled = text.replace(GUARD, GUARD * 2) if GUARD in text else text
+        return self._special.sub(lambda match: match[0][0] + GUARD + match[0][1:], doubled)
+
+    def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
+        """Ids of `text`; literals that `guard` marked become ordinary text."""
+        if GUARD not in text:
+            return _ids(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        ids: list[int] = []
+        position = 0
+        for match in self._special.finditer(text):
+            ids += self._encode_plain(text[position : match.start()])
+            ids += _ids(self._tokenizer, match[0])
+            position = match.end()
+        return ids + self._encode_plain(text[position:])
+
+    def _encode_plain(self, text: str) -> list[int]:
+        unguarded = re.sub(f"{GUARD}({GUARD})?", r"\1", text)
+        return _ids(self._plain, unguarded) if unguarded else []
+
+    def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False, **_: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        if isinstance(tokens, str):
+            return self._tokenizer.token_to_id(tokens)
+        return [self._tokenizer.token_to_id(token) for token in tokens]
+
+    def token(self, token_id: int) -> str:
+        """One token as text, for log-prob listings."""
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def _ids(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """The ids of `text`. Unlike `encode`, this lets other threads run meanwhile, and finds no offsets."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids

@@ -1,0 +1,303 @@
+"""Anthropic Messages: `POST /v1/messages` and `/v1/messages/count_tokens`.
+
+What a client echoes are `tool_use` ids and thinking signatures, so that is where handles travel. A user message's tool
+results become tool messages, in the order of its blocks.
+
+* The first system block of Claude Code, `x-anthropic-billing-header: ...`, is a header: it never reaches the model.
+* LiteLLM cannot send an empty text: its `EMPTY_TEXT` in an assistant's turn is read as none.
+* Tools of the vendor's own servers that clients declare by default (`DROPPED_TOOLS`) are left out of the prompt; other
+  tools that only the vendor defines are refused.
+* A tool with `defer_loading` is left out of the prompt's tools until a `tool_reference` in a tool result names it: its
+  definition then stands there, as text, so that the prompt before it stays the same. Where the vendor's tool search is
+  declared (which rolltap does not run), nothing is deferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rolltap.errors import RolltapError
+from rolltap.proxy.chat import (
+    ChatRequest,
+    Image,
+    Message,
+    Part,
+    Reasoning,
+    ReplyEnded,
+    ReplyStarted,
+    Sampling,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from rolltap.proxy.dialects import anthropic_wire as wire
+from rolltap.proxy.dialects.anthropic_reply import MessagesWriter, anthropic_error, message_body
+from rolltap.proxy.dialects.arguments import text_of
+from rolltap.proxy.dialects.base import Route, WireReply, WireRequest
+from rolltap.proxy.dialects.hints import read_hints
+from rolltap.proxy.dialects.history import Linker, unknown_tool
+from rolltap.proxy.dialects.items import ItemCache
+from rolltap.proxy.dialects.openai_common import model_list
+from rolltap.proxy.dialects.reading import MAX_TOOLS, check_depth, check_image, cut, decode, invalid
+from rolltap.proxy.dialects.writing import bearer, encode
+
+BILLING_HEADER = "x-anthropic-billing-header:"
+EMPTY_TEXT = "[System: Empty message content sanitised to satisfy protocol]"
+
+DROPPED_TOOLS = ("web_search_", "web_fetch_")
+TOOL_SEARCH = "tool_search_tool_"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSet:
+    """The prompt's tools, and those that wait for a `tool_reference`."""
+
+    tools: tuple[Tool, ...] = ()
+    deferred: Mapping[str, Tool] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [tool.name for tool in self.tools] + list(self.deferred)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of `messages` as canonical messages. With `references`, it must be read with the deferred tools."""
+
+    messages: tuple[Message, ...]
+    references: bool = False
+
+
+class Anthropic:
+    """The dialect of Claude Code."""
+
+    name = "anthropic"
+    items_field = "messages"
+    routes: Sequence[Route] = (
+        Route("POST", "/v1/messages", "generate"),
+        Route("POST", "/v1/messages/count_tokens", "count_tokens"),
+    )
+
+    def __init__(self) -> None:
+        self._entries = ItemCache(lambda raw: parse_entry(raw, {}))
+        self._tools = ItemCache(parse_tools)
+        self._system = ItemCache(parse_system)
+        self._linker = Linker()
+
+    def key(self, request: WireRequest) -> str | None:
+        return request.headers.get("x-api-key") or bearer(request.headers)
+
+    def parse(self, request: WireRequest) -> ChatRequest:
+        body = cut(request.body, ("messages", "system", "tools"))
+        head = decode(body.head, wire.Head)
+        if head.max_tokens is None and not request.path.endswith("/count_tokens"):
+            raise invalid("max_tokens", "this field is required")
+        items, entries = self._entries.all(body.items("messages"), "messages")
+        tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ToolSet()
+        messages: list[Message] = []
+        places: list[str] = []
+        if "system" in body.fields and (system := self._system.get(body.fields["system"])[1]) is not None:
+            messages.append(system)
+            places.append("system")
+        for index, entry in enumerate(entries):
+            if entry.references:
+                entry = parse_entry(items[index], tools.deferred)
+            messages += entry.messages
+            places += [f"messages[{index}]"] * len(entry.messages)
+        if not entries:
+            raise invalid("messages", "at least one message is required")
+        if messages[-1].role == "assistant":
+            raise invalid(places[-1], "prefill is not supported; the conversation must end with a user message")
+        return ChatRequest(
+            dialect=self.name,
+            model=head.model,
+            messages=self._linker.link(messages, places),
+            tools=tools.tools,
+            tool_choice=tool_choice(head.tool_choice, tools),
+            sampling=sampling(head),
+            stream=bool(head.stream),
+            hints=read_hints(request.headers, user_id=head.metadata.user_id if head.metadata else None),
+            head=body.head,
+            items=items,
+            fixed=body.fixed("system", "tools"),
+        )
+
+    def writer(self, request: ChatRequest) -> MessagesWriter:
+        return MessagesWriter(request)
+
+    def reply(self, request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
+        return message_body(request, started, ended)
+
+    def token_count(self, tokens: int) -> bytes:
+        return encode({"input_tokens": tokens})
+
+    def models(self, names: Sequence[str], only: str | None) -> bytes:
+        return model_list(names, only)
+
+    def error(self, error: RolltapError) -> WireReply:
+        return anthropic_error(error)
+
+
+def parse_system(raw: bytes) -> Message | None:
+    """The whole of `system`, without the billing header; None where nothing is left."""
+    content = decode(raw, str | list[wire.TextBlock], "system")  # type: ignore[arg-type]
+    texts = [content] if isinstance(content, str) else [block.text for block in content]
+    parts = tuple(Text(text) for text in texts if text and not text.startswith(BILLING_HEADER))
+    return Message("system", parts) if parts else None
+
+
+def parse_entry(raw: bytes, deferred: Mapping[str, Tool]) -> Entry:
+    """An entry of `messages`; references to `deferred` tools become their definitions."""
+    entry = decode(raw, wire.WireMessage)
+    blocks = [wire.TextBlock(entry.content)] if isinstance(entry.content, str) else entry.content
+    if entry.role == "assistant":
+        return Entry((_assistant(blocks),))
+    messages: list[Message] = []
+    parts: list[Part] = []
+    references = False
+    for index, block in enumerate(blocks):
+        where = f"content[{index}]"
+        if isinstance(block, wire.ToolResultBlock) and entry.role == "user":
+            if parts:
+                messages.append(Message("user", tuple(parts)))
+                parts = []
+            references = references or _refers(block)
+            messages.append(_tool_result(block, where, deferred))
+        else:
+            parts += _user_part(block, where, entry.role)
+    if parts or not messages:
+        messages.append(Message(entry.role, tuple(parts)))
+    return Entry(tuple(messages), references)
+
+
+def _assistant(blocks: Sequence[wire.Block]) -> Message:
+    parts: list[Part] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(blocks):
+        match block:
+            case wire.TextBlock(text):
+                if text and text != EMPTY_TEXT:
+                    parts.append(Text(text))
+            case wire.ThinkingBlock(thinking, signature):
+                parts.append(Reasoning(thinking, signature or None))
+            case wire.RedactedThinkingBlock(data):
+                parts.append(Reasoning("", data))
+            case wire.ToolUseBlock():
+                calls.append(ToolCall(block.id, block.name, text_of(block.input, f"content[{index}].input")))
+            case _:
+                raise invalid(f"content[{index}].type", "an assistant message takes text, thinking and tool_use")
+    return Message("assistant", tuple(parts), tuple(calls))
+
+
+def _user_part(block: wire.Block, where: str, role: str) -> list[Part]:
+    match block:
+        case wire.TextBlock(text):
+            return [Text(text)] if text else []
+        case wire.ImageBlock() if role == "user":
+            return [_image(block, where)]
+        case wire.DocumentBlock(source=source) if role == "user":
+            return [Text(source.data)]
+    raise invalid(f"{where}.type", f"a {role} message does not take this block")
+
+
+def _tool_result(block: wire.ToolResultBlock, where: str, deferred: Mapping[str, Tool]) -> Message:
+    content = [wire.TextBlock(block.content)] if isinstance(block.content, str) else block.content or []
+    parts: list[Part] = []
+    for index, part in enumerate(content):
+        match part:
+            case wire.TextBlock(text):
+                parts += [Text(text)] if text else []
+            case wire.DocumentBlock(source=source):
+                parts.append(Text(source.data))
+            case wire.ImageBlock():
+                parts.append(_image(part, f"{where}.content[{index}]"))
+            case wire.ToolReferenceBlock(tool_name):
+                parts.append(Text(_definition(tool_name, deferred)))
+    return Message("tool", tuple(parts), tool_call_id=block.tool_use_id, is_error=bool(block.is_error))
+
+
+def _refers(block: wire.ToolResultBlock) -> bool:
+    content = block.content
+    return isinstance(content, list) and any(isinstance(part, wire.ToolReferenceBlock) for part in content)
+
+
+def _definition(name: str, deferred: Mapping[str, Tool]) -> str:
+    """A deferred tool as the model reads it; of one that is not deferred, its name."""
+    tool = deferred.get(name)
+    if tool is None:
+        return name
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return encode({"type": "function", "function": function}).decode()
+
+
+def _image(block: wire.ImageBlock, where: str) -> Image:
+    match block.source:
+        case wire.Base64Source(media_type, data):
+            return Image(check_image(f"data:{media_type};base64,{data}", f"{where}.source.data"))
+        case wire.UrlSource(url):
+            return Image(check_image(url, f"{where}.source.url"))
+
+
+def parse_tools(raw: bytes) -> ToolSet:
+    """The whole of `tools`."""
+    entries = decode(raw, list[wire.WireTool], "tools")
+    if len(entries) > MAX_TOOLS:
+        raise invalid("tools", f"at most {MAX_TOOLS} tools")
+    searches = any((entry.type or "").startswith(TOOL_SEARCH) for entry in entries)
+    tools: dict[str, Tool] = {}
+    deferred: dict[str, Tool] = {}
+    for index, entry in enumerate(entries):
+        if (entry.type or "").startswith((*DROPPED_TOOLS, TOOL_SEARCH)):
+            continue
+        tool = _tool(entry, f"tools[{index}]")
+        if tool.name in tools or tool.name in deferred:
+            raise invalid(f"tools[{index}].name", f"a second tool named {tool.name!r}")
+        (deferred if entry.defer_loading and not searches else tools)[tool.name] = tool
+    return ToolSet(tuple(tools.values()), deferred)
+
+
+def _tool(entry: wire.WireTool, where: str) -> Tool:
+    if entry.type not in (None, "custom"):
+        raise invalid(f"{where}.type", f"tools of type {entry.type!r} are not supported; declare one with input_schema")
+    if entry.name is None:
+        raise invalid(f"{where}.name", "this field is required")
+    if entry.input_schema is None:
+        raise invalid(f"{where}.input_schema", "this field is required")
+    check_depth(entry.input_schema, f"{where}.input_schema")
+    return Tool(entry.name, entry.description or "", entry.input_schema)
+
+
+def tool_choice(choice: wire.WireChoice | None, tools: ToolSet) -> ToolChoice:
+    """`tool_choice`; a tool that is named must be declared."""
+    if choice is None:
+        return ToolChoice()
+    together = not choice.disable_parallel_tool_use
+    if choice.type == "tool":
+        if choice.name not in tools.names:
+            raise unknown_tool(choice.name or "", tools.names, "tool_choice.name")
+        return ToolChoice("named", (choice.name,), together)
+    if choice.type == "any" and not tools.tools:
+        raise invalid("tool_choice", "any, but no tools are declared")
+    mode: Any = "required" if choice.type == "any" else choice.type
+    return ToolChoice(mode, parallel=together)
+
+
+def sampling(head: wire.Head) -> Sampling:
+    """The sampling parameters of a request."""
+    config = head.output_config or wire.OutputConfig()
+    form = config.format or head.output_format
+    if form is not None:
+        check_depth(form.schema, "output_config.format.schema")
+    return Sampling(
+        temperature=head.temperature,
+        top_p=head.top_p,
+        top_k=head.top_k,
+        max_tokens=head.max_tokens,
+        stop=tuple(head.stop_sequences or ()),
+        thinking=None if head.thinking is None else head.thinking.type != "disabled",
+        effort=config.effort,
+        json_schema=form.schema if form is not None else None,
+    )

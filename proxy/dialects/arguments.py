@@ -1,0 +1,64 @@
+"""Tool arguments between dialects that carry them as text and those that carry them as a JSON object.
+
+The canonical form is the text as the model wrote it. Where a protocol wants an object and the text is none, it is
+wrapped as Claude Code does it, and unwrapped when it comes back, so that nothing is lost on the way.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from rolltap.proxy.dialects.anthropic_wire import UnparsedInput, UnparsedWrapper
+from rolltap.proxy.dialects.reading import MAX_DEPTH, invalid
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_WRAPPER = b'"__unparsedToolInput"'
+
+
+def check_arguments(text: str, where: str) -> str:
+    """`text`, if no JSON in it is nested deeper than `MAX_DEPTH`."""
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        depth = deepest = 0
+        for character in _STRING.sub("", text):
+            if character in "[{":
+                depth += 1
+                deepest = max(deepest, depth)
+            elif character in "]}":
+                depth -= 1
+        if deepest > MAX_DEPTH:
+            raise invalid(where, f"nested deeper than {MAX_DEPTH} levels")
+    return text
+
+
+def text_of(raw: msgspec.Raw, where: str) -> str:
+    """The arguments' text from the object that a client sent: as it wrote it, or what the wrapper holds."""
+    data = bytes(raw)
+    if not data.startswith(b"{"):
+        raise invalid(where, "want an object")
+    wrapped = _unwrap(data) if _WRAPPER in data else None
+    try:
+        return check_arguments(data.decode() if wrapped is None else wrapped, where)
+    except UnicodeDecodeError:
+        raise invalid(where, "not valid UTF-8") from None
+
+
+def _unwrap(data: bytes) -> str | None:
+    """What the wrapper holds; None if the object is not just the wrapper."""
+    try:
+        return msgspec.json.decode(data, type=UnparsedWrapper).input.raw
+    except msgspec.MsgspecError:
+        return None
+
+
+def object_of(text: str) -> msgspec.Raw | UnparsedWrapper:
+    """The object to send for the arguments `text`: on one line, because a server-sent event ends with its line."""
+    if not text.strip():
+        return msgspec.Raw(b"{}")
+    try:
+        data = text.encode()
+        msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return UnparsedWrapper(UnparsedInput(text, len(text)))
+    return msgspec.Raw(data.replace(b"\n", b" ").replace(b"\r", b" "))

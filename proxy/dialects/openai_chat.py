@@ -1,0 +1,241 @@
+"""OpenAI Chat Completions: `POST /v1/chat/completions` and `GET /v1/models`.
+
+What a client echoes is a tool call's id, so that is where handles travel. `reasoning_content` (or `reasoning`) is read
+from assistant messages and written in replies, as DeepSeek, vLLM and SGLang do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rolltap.errors import RolltapError
+from rolltap.proxy.chat import (
+    ChatRequest,
+    Image,
+    Message,
+    Part,
+    Reasoning,
+    ReplyEnded,
+    ReplyStarted,
+    Sampling,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from rolltap.proxy.dialects import openai_chat_wire as wire
+from rolltap.proxy.dialects.arguments import check_arguments
+from rolltap.proxy.dialects.base import Route, WireReply, WireRequest
+from rolltap.proxy.dialects.hints import read_hints
+from rolltap.proxy.dialects.history import Linker, unknown_tool
+from rolltap.proxy.dialects.items import ItemCache
+from rolltap.proxy.dialects.openai_chat_reply import ChatWriter, completion
+from rolltap.proxy.dialects.openai_common import model_list, openai_error, openai_key
+from rolltap.proxy.dialects.reading import MAX_TOOLS, check_depth, check_image, cut, decode, invalid
+
+
+class OpenAIChat:
+    """The dialect of most harnesses."""
+
+    name = "openai_chat"
+    items_field = "messages"
+    routes: Sequence[Route] = (
+        Route("POST", "/v1/chat/completions", "generate"),
+        Route("GET", "/v1/models", "models"),
+        Route("GET", "/v1/models/{model:path}", "model"),
+    )
+
+    def __init__(self) -> None:
+        self._messages = ItemCache(parse_message)
+        self._tools = ItemCache(parse_tools)
+        self._linker = Linker()
+
+    def key(self, request: WireRequest) -> str | None:
+        return openai_key(request.headers)
+
+    def parse(self, request: WireRequest) -> ChatRequest:
+        body = cut(request.body, ("messages", "tools"))
+        head = decode(body.head, wire.Head)
+        items, messages = self._messages.all(body.items("messages"), "messages")
+        if not messages:
+            raise invalid("messages", "at least one message is required")
+        tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ()
+        places = [f"messages[{index}]" for index in range(len(messages))]
+        return ChatRequest(
+            dialect=self.name,
+            model=head.model,
+            messages=self._linker.link(messages, places),
+            tools=tools,
+            tool_choice=tool_choice(head.tool_choice, head.parallel_tool_calls, tools),
+            sampling=sampling(head),
+            stream=bool(head.stream),
+            hints=read_hints(request.headers, cache_key=head.prompt_cache_key),
+            head=body.head,
+            items=items,
+            fixed=body.fixed("tools"),
+            wire={"include_usage": bool(head.stream_options and head.stream_options.include_usage)},
+        )
+
+    def writer(self, request: ChatRequest) -> ChatWriter:
+        return ChatWriter(request)
+
+    def reply(self, request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
+        return completion(request, started, ended)
+
+    def token_count(self, tokens: int) -> bytes:
+        raise NotImplementedError("Chat Completions has no token counting, and no route that leads here")
+
+    def models(self, names: Sequence[str], only: str | None) -> bytes:
+        return model_list(names, only)
+
+    def error(self, error: RolltapError) -> WireReply:
+        return openai_error(error)
+
+
+def parse_message(raw: bytes) -> Message:
+    """An entry of `messages`."""
+    entry = decode(raw, wire.WireMessage)
+    for field in ("function_call", "audio"):
+        if getattr(entry, field) is not None:
+            raise invalid(field, "this field is not supported; use tool_calls and text")
+    if entry.role == "tool":
+        call_id = entry.tool_call_id or entry.id
+        if not call_id:
+            raise invalid("tool_call_id", "this field is required in a tool message")
+        return Message("tool", _parts(entry), tool_call_id=call_id, name=entry.name)
+    if entry.role != "assistant":
+        if entry.content is None:
+            raise invalid("content", f"this field is required in a {entry.role} message")
+        return Message(entry.role, _parts(entry), name=entry.name)
+    parts = _parts(entry)
+    if thinking := entry.reasoning_content or entry.reasoning:
+        parts = (Reasoning(thinking), *parts)
+    if entry.refusal and entry.content is None:
+        parts = (*parts, Text(entry.refusal))
+    calls = tuple(_tool_call(call, f"tool_calls[{index}]") for index, call in enumerate(entry.tool_calls or ()))
+    return Message("assistant", parts, calls, name=entry.name)
+
+
+def _parts(entry: wire.WireMessage) -> tuple[Part, ...]:
+    if isinstance(entry.content, str):
+        return (Text(entry.content),) if entry.content else ()
+    out: list[Part] = []
+    for index, part in enumerate(entry.content or ()):
+        match part:
+            case wire.TextPart(text=text) | wire.RefusalPart(refusal=text):
+                out.append(Text(text))
+            case wire.ImagePart(image_url=image):
+                if entry.role not in ("user", "tool"):
+                    raise invalid(f"content[{index}].type", f"a {entry.role} message takes no images")
+                out.append(Image(check_image(image.url, f"content[{index}].image_url.url"), image.detail))
+    return tuple(out)
+
+
+def _tool_call(call: wire.WireToolCall, where: str) -> ToolCall:
+    if call.type == "custom":
+        if call.custom is None:
+            raise invalid(f"{where}.custom", "this field is required")
+        return ToolCall(call.id, call.custom.name, call.custom.input, "custom")
+    if call.function is None:
+        raise invalid(f"{where}.function", "this field is required")
+    arguments = check_arguments(call.function.arguments, f"{where}.function.arguments")
+    return ToolCall(call.id, call.function.name, arguments)
+
+
+def parse_tools(raw: bytes) -> tuple[Tool, ...]:
+    """The whole of `tools`."""
+    entries = decode(raw, list[wire.WireTool], "tools")
+    if len(entries) > MAX_TOOLS:
+        raise invalid("tools", f"at most {MAX_TOOLS} tools")
+    tools = tuple(_tool(entry, f"tools[{index}]") for index, entry in enumerate(entries))
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in seen:
+            raise invalid(f"tools[{index}].{tool.kind}.name", f"a second tool named {tool.name!r}")
+        seen.add(tool.name)
+    return tools
+
+
+def _tool(entry: wire.WireTool, where: str) -> Tool:
+    if entry.type == "custom":
+        if entry.custom is None:
+            raise invalid(f"{where}.custom", "this field is required")
+        check_depth(entry.custom.format or {}, f"{where}.custom.format")
+        return Tool(entry.custom.name, entry.custom.description or "", None, "custom", entry.custom.format)
+    if entry.function is None:
+        raise invalid(f"{where}.function", "this field is required")
+    parameters = entry.function.parameters or {}
+    check_depth(parameters, f"{where}.function.parameters")
+    return Tool(entry.function.name, entry.function.description or "", parameters)
+
+
+def tool_choice(choice: str | wire.WireChoice | None, parallel: bool | None, tools: Sequence[Tool]) -> ToolChoice:
+    """`tool_choice` and `parallel_tool_calls`; every tool named must be declared."""
+    together = parallel is not False
+    if choice is None or isinstance(choice, str):
+        mode: Any = choice or "auto"
+        if mode == "required" and not tools:
+            raise invalid("tool_choice", "required, but no tools are declared")
+        return ToolChoice(mode, parallel=together)
+    if choice.type == "allowed_tools":
+        if choice.allowed_tools is None:
+            raise invalid("tool_choice.allowed_tools", "this field is required")
+        names = tuple(_chosen(entry, tools, "tool_choice.allowed_tools.tools") for entry in choice.allowed_tools.tools)
+        return ToolChoice(choice.allowed_tools.mode if names else "none", names, together)
+    return ToolChoice("named", (_chosen(choice, tools, "tool_choice"),), together)
+
+
+def _chosen(choice: wire.WireChoice, tools: Sequence[Tool], where: str) -> str:
+    named = choice.custom if choice.type == "custom" else choice.function
+    if named is None:
+        raise invalid(f"{where}.{choice.type}", "this field is required")
+    known = [tool.name for tool in tools]
+    if named.name not in known:
+        raise unknown_tool(named.name, known, f"{where}.{choice.type}.name")
+    return named.name
+
+
+def sampling(head: wire.Head) -> Sampling:
+    """The sampling parameters of a request."""
+    if head.top_logprobs and not head.logprobs:
+        raise invalid("top_logprobs", "needs logprobs: true")
+    stop = (head.stop,) if isinstance(head.stop, str) else tuple(head.stop or ())
+    return Sampling(
+        temperature=head.temperature,
+        top_p=head.top_p,
+        top_k=None if head.top_k is None else max(head.top_k, 0),
+        min_p=head.min_p,
+        max_tokens=head.max_completion_tokens or head.max_tokens,
+        stop=stop,
+        seed=head.seed,
+        n=head.n or 1,
+        presence_penalty=head.presence_penalty,
+        frequency_penalty=head.frequency_penalty,
+        repetition_penalty=head.repetition_penalty,
+        logprobs=bool(head.logprobs),
+        top_logprobs=head.top_logprobs or 0,
+        thinking=_thinking(head),
+        effort=head.reasoning_effort,
+        json_schema=_schema(head.response_format),
+    )
+
+
+def _thinking(head: wire.Head) -> bool | None:
+    template = head.chat_template_kwargs
+    stated = (template.enable_thinking, template.thinking) if template else ()
+    for flag in (head.enable_thinking, *stated):
+        if flag is not None:
+            return flag
+    return None if head.reasoning_effort is None else head.reasoning_effort != "none"
+
+
+def _schema(spec: wire.ResponseFormat | None) -> dict[str, Any] | None:
+    if spec is None or spec.type == "text":
+        return None
+    if spec.type == "json_object":
+        return {}
+    if spec.json_schema is None or spec.json_schema.schema is None:
+        raise invalid("response_format.json_schema.schema", "this field is required")
+    check_depth(spec.json_schema.schema, "response_format.json_schema.schema")
+    return spec.json_schema.schema

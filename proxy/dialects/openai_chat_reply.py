@@ -1,0 +1,166 @@
+"""OpenAI Chat Completions, the reply: whole, or as `chat.completion.chunk` events ending in `[DONE]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rolltap.proxy.chat import (
+    ChatRequest,
+    Choice,
+    ReasoningDelta,
+    ReplyEnded,
+    ReplyEvent,
+    ReplyStarted,
+    TextDelta,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallStarted,
+    Usage,
+)
+from rolltap.proxy.dialects import openai_chat_wire as wire
+from rolltap.proxy.dialects.writing import COMMENT, EVENT_STREAM, data_frame, encode
+
+DONE = b"data: [DONE]\n\n"
+
+
+def completion(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
+    """The body of a reply that is not streamed."""
+    return encode(
+        wire.Completion(
+            id=f"chatcmpl-{started.call_id}",
+            created=started.created,
+            model=request.model,
+            choices=[_choice(choice) for choice in ended.choices],
+            usage=usage_out(ended.usage),
+        )
+    )
+
+
+def _choice(choice: Choice) -> wire.ChoiceOut:
+    message = choice.message
+    return wire.ChoiceOut(
+        index=choice.index,
+        message=wire.MessageOut(
+            role="assistant",
+            content=message.text or (None if message.tool_calls else ""),
+            refusal=None,
+            reasoning_content=message.reasoning or None,
+            tool_calls=[_tool_call(call) for call in message.tool_calls] or None,
+        ),
+        finish_reason=choice.finish,
+        logprobs=logprobs_out(choice.logprobs),
+    )
+
+
+def _tool_call(call: ToolCall) -> wire.ToolCallOut:
+    if call.kind == "custom":
+        return wire.ToolCallOut(id=call.id, type="custom", custom=wire.CustomOut(call.arguments, call.name))
+    return wire.ToolCallOut(id=call.id, type="function", function=wire.FunctionOut(call.arguments, call.name))
+
+
+def usage_out(usage: Usage) -> wire.UsageOut:
+    """Token counts in OpenAI's form; cached tokens are part of the prompt's."""
+    return wire.UsageOut(
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.output,
+        total_tokens=usage.prompt + usage.output,
+        prompt_tokens_details=wire.PromptDetails(usage.cached),
+        completion_tokens_details=wire.OutputDetails(usage.reasoning),
+    )
+
+
+def logprobs_out(logprobs: Sequence[TokenLogprob] | None) -> wire.LogprobsOut | None:
+    """Log-probs of the sampled tokens, where they were asked for."""
+    if logprobs is None:
+        return None
+    return wire.LogprobsOut(
+        [
+            wire.TokenLogprobOut(
+                entry.token,
+                entry.logprob,
+                _bytes(entry.token),
+                [wire.TopLogprobOut(token, value, _bytes(token)) for token, value in entry.top],
+            )
+            for entry in logprobs
+        ]
+    )
+
+
+def _bytes(token: str) -> list[int]:
+    return list(token.encode("utf-8", "replace"))
+
+
+class ChatWriter:
+    """Chunks: the role first, then deltas, the finish of each choice, usage if asked for, `[DONE]`.
+
+    Log-probs come with the chunk that ends their choice.
+    """
+
+    content_type = EVENT_STREAM
+
+    def __init__(self, request: ChatRequest) -> None:
+        self._n = request.sampling.n
+        self._usage: bool = request.wire["include_usage"]
+        self._model = request.model
+        self._id = ""
+        self._created = 0
+        self._kinds: dict[tuple[int, int], str] = {}
+
+    def write(self, event: ReplyEvent) -> bytes:
+        match event:
+            case TextDelta(text, index):
+                return self._delta(index, wire.Delta(content=text))
+            case ReasoningDelta(text, index):
+                return self._delta(index, wire.Delta(reasoning_content=text))
+            case ReplyStarted():
+                self._id, self._created = f"chatcmpl-{event.call_id}", event.created
+                return b"".join(self._delta(i, wire.Delta(role="assistant", content="")) for i in range(self._n))
+            case ToolCallStarted():
+                return self._tool_started(event)
+            case ToolCallDelta():
+                return self._tool_delta(event)
+            case ToolCallEnded():
+                return b""
+            case ReplyEnded():
+                return self._ended(event)
+
+    def keep_alive(self) -> bytes:
+        return COMMENT
+
+    def _tool_started(self, event: ToolCallStarted) -> bytes:
+        self._kinds[event.index, event.position] = event.kind
+        call = wire.ToolCallOut(index=event.position, id=event.id, type=event.kind)
+        if event.kind == "custom":
+            call.custom = wire.CustomOut("", event.name)
+        else:
+            call.function = wire.FunctionOut("", event.name)
+        return self._delta(event.index, wire.Delta(tool_calls=[call]))
+
+    def _tool_delta(self, event: ToolCallDelta) -> bytes:
+        call = wire.ToolCallOut(index=event.position)
+        if self._kinds[event.index, event.position] == "custom":
+            call.custom = wire.CustomOut(event.arguments)
+        else:
+            call.function = wire.FunctionOut(event.arguments)
+        return self._delta(event.index, wire.Delta(tool_calls=[call]))
+
+    def _ended(self, event: ReplyEnded) -> bytes:
+        frames = [
+            self._frame([wire.ChunkChoice(choice.index, wire.Delta(), choice.finish, logprobs_out(choice.logprobs))])
+            for choice in event.choices
+        ]
+        if self._usage:
+            frames.append(self._frame([], usage_out(event.usage)))
+        return b"".join([*frames, DONE])
+
+    def _delta(self, index: int, delta: wire.Delta) -> bytes:
+        return self._frame([wire.ChunkChoice(index, delta)])
+
+    def _frame(self, choices: list[wire.ChunkChoice], usage: wire.UsageOut | None = None) -> bytes:
+        """A chunk. Where usage was asked for, every chunk has the field, null but in the last."""
+        stated = usage if self._usage else msgspec.UNSET
+        return data_frame(wire.Chunk(self._id, "chat.completion.chunk", self._created, self._model, choices, stated))

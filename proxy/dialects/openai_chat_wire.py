@@ -1,0 +1,268 @@
+"""OpenAI Chat Completions, the request as typed JSON. Reference: `openai.types.chat.completion_create_params`.
+
+A field that is not here is refused by name. Fields under "no effect" are accepted and recorded, and change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+MAX_CHOICES = 32
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class ImageUrl(Struct):
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class TextPart(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class ImagePart(Struct, tag_field="type", tag="image_url"):
+    image_url: ImageUrl
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class FunctionCall(Struct):
+    name: Name
+    arguments: str = ""
+
+
+class CustomCall(Struct):
+    name: Name
+    input: str = ""
+
+
+class WireToolCall(Struct):
+    id: Annotated[str, Meta(min_length=1, max_length=512)]
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+
+class WireMessage(Struct):
+    """An entry of `messages`. Unknown fields are echoes of somebody's reply (`provider_specific_fields`)."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | ImagePart | RefusalPart] | None = None
+    name: str | None = None
+    tool_calls: list[WireToolCall] | None = None
+    tool_call_id: str | None = None
+    id: str | None = None  # qwen-agent's place for the tool call's id
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class FunctionSpec(Struct):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomSpec(Struct):
+    name: Name
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class WireTool(Struct):
+    type: Literal["function", "custom"]
+    function: FunctionSpec | None = None
+    custom: CustomSpec | None = None
+
+
+class NamedTool(Struct):
+    name: str
+
+
+class AllowedTools(Struct):
+    mode: Literal["auto", "required"]
+    tools: list[WireChoice]
+
+
+class WireChoice(Struct):
+    type: Literal["function", "custom", "allowed_tools"]
+    function: NamedTool | None = None
+    custom: NamedTool | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class SchemaSpec(Struct):
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaSpec | None = None
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class TemplateArguments(Struct, forbid_unknown_fields=True):
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
+class Head(Struct, forbid_unknown_fields=True):
+    """The body without `messages` and `tools`."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tool_choice: Literal["none", "auto", "required"] | WireChoice | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+    enable_thinking: bool | None = None
+    prompt_cache_key: str | None = None
+    # allowed only in the form that asks for nothing
+    modalities: list[Literal["text"]] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
+    # no effect
+    store: bool | None = None
+    metadata: Any = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    verbosity: str | None = None
+    prediction: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+
+class TokenLogprobOut(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprobOut]
+
+
+class TopLogprobOut(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class LogprobsOut(Struct):
+    content: list[TokenLogprobOut]
+    refusal: None = None
+
+
+class FunctionOut(Struct, omit_defaults=True):
+    arguments: str
+    name: str | None = None
+
+
+class CustomOut(Struct, omit_defaults=True):
+    input: str
+    name: str | None = None
+
+
+class ToolCallOut(Struct, omit_defaults=True):
+    index: int | None = None  # in deltas only
+    id: str | None = None
+    type: str | None = None
+    function: FunctionOut | None = None
+    custom: CustomOut | None = None
+
+
+class Delta(Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallOut] | None = None
+
+
+class ChunkChoice(Struct):
+    index: int
+    delta: Delta
+    finish_reason: str | None = None
+    logprobs: LogprobsOut | None = None
+
+
+class MessageOut(Struct, omit_defaults=True):
+    role: str
+    content: str | msgspec.UnsetType | None
+    refusal: msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallOut] | None = None
+
+
+class ChoiceOut(Struct):
+    index: int
+    message: MessageOut
+    finish_reason: str
+    logprobs: LogprobsOut | None = None
+
+
+class PromptDetails(Struct):
+    cached_tokens: int
+
+
+class OutputDetails(Struct):
+    reasoning_tokens: int
+
+
+class UsageOut(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: OutputDetails
+
+
+class Completion(Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChoiceOut]
+    usage: UsageOut
+    object: str = "chat.completion"
+
+
+class Chunk(Struct, omit_defaults=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: UsageOut | msgspec.UnsetType | None = msgspec.UNSET

@@ -1,0 +1,211 @@
+"""OpenAI's legacy Completions: `POST /v1/completions`.
+
+The prompt is one user message: policies are chat models, and a raw prompt would bypass the template that the record
+rests on. Prompts of token ids are refused for the same reason. Thinking has no place in this protocol and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from rolltap.errors import RolltapError
+from rolltap.proxy.chat import (
+    ChatRequest,
+    Choice,
+    Message,
+    ReplyEnded,
+    ReplyEvent,
+    ReplyStarted,
+    Sampling,
+    Text,
+    TextDelta,
+    TokenLogprob,
+)
+from rolltap.proxy.dialects.base import Route, WireReply, WireRequest
+from rolltap.proxy.dialects.hints import read_hints
+from rolltap.proxy.dialects.openai_chat_reply import DONE, usage_out
+from rolltap.proxy.dialects.openai_chat_wire import (
+    MAX_CHOICES,
+    MAX_STOPS,
+    Count,
+    Penalty,
+    StopText,
+    StreamOptions,
+    UsageOut,
+)
+from rolltap.proxy.dialects.openai_common import model_list, openai_error, openai_key
+from rolltap.proxy.dialects.reading import cut, decode, invalid
+from rolltap.proxy.dialects.writing import COMMENT, EVENT_STREAM, data_frame, encode
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's, for requests that name none."""
+
+
+class Head(Struct, forbid_unknown_fields=True):
+    """The body without `prompt`."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    # allowed only in the form that asks for nothing
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
+    # no effect
+    user: str | None = None
+
+
+class LogprobsOut(Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class ChoiceOut(Struct):
+    text: str
+    index: int
+    finish_reason: str | None = None
+    logprobs: LogprobsOut | None = None
+
+
+class Completion(Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChoiceOut]
+    object: str = "text_completion"
+    usage: UsageOut | None = None
+
+
+class OpenAICompletions:
+    """The dialect of old scripts."""
+
+    name = "openai_completions"
+    items_field = "prompt"
+    routes: Sequence[Route] = (Route("POST", "/v1/completions", "generate"),)
+
+    def key(self, request: WireRequest) -> str | None:
+        return openai_key(request.headers)
+
+    def parse(self, request: WireRequest) -> ChatRequest:
+        body = cut(request.body, ("prompt",))
+        head = decode(body.head, Head)
+        if "prompt" not in body.fields:
+            raise invalid("prompt", "this field is required")
+        raw = body.fields["prompt"]
+        stop = (head.stop,) if isinstance(head.stop, str) else tuple(head.stop or ())
+        return ChatRequest(
+            dialect=self.name,
+            model=head.model,
+            messages=(Message("user", (Text(_prompt(raw)),)),),
+            sampling=Sampling(
+                temperature=head.temperature,
+                top_p=head.top_p,
+                max_tokens=head.max_tokens or DEFAULT_MAX_TOKENS,
+                stop=stop,
+                seed=head.seed,
+                n=head.n or 1,
+                presence_penalty=head.presence_penalty,
+                frequency_penalty=head.frequency_penalty,
+                logprobs=head.logprobs is not None,
+                top_logprobs=head.logprobs or 0,
+            ),
+            stream=bool(head.stream),
+            hints=read_hints(request.headers),
+            head=body.head,
+            items=(raw,) if raw.startswith(b'"') else tuple(bytes(entry) for entry in body.items("prompt")),
+            wire={"include_usage": bool(head.stream_options and head.stream_options.include_usage)},
+        )
+
+    def writer(self, request: ChatRequest) -> CompletionsWriter:
+        return CompletionsWriter(request)
+
+    def reply(self, request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
+        choices = [_choice(choice, choice.message.text) for choice in ended.choices]
+        usage = usage_out(ended.usage)
+        return encode(Completion(_id(started), started.created, request.model, choices, usage=usage))
+
+    def token_count(self, tokens: int) -> bytes:
+        raise NotImplementedError("Completions has no route that counts tokens")
+
+    def models(self, names: Sequence[str], only: str | None) -> bytes:
+        return model_list(names, only)
+
+    def error(self, error: RolltapError) -> WireReply:
+        return openai_error(error)
+
+
+def _prompt(raw: bytes) -> str:
+    value: Any = decode(raw, object, "prompt")
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str):
+        raise invalid("prompt", "want one text; token ids and several prompts are not supported")
+    return value
+
+
+def _id(started: ReplyStarted) -> str:
+    return f"cmpl-{started.call_id}"
+
+
+def _choice(choice: Choice, text: str) -> ChoiceOut:
+    finish = "length" if choice.finish == "length" else "stop"
+    return ChoiceOut(text, choice.index, finish, _logprobs(choice.logprobs))
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> LogprobsOut | None:
+    if logprobs is None:
+        return None
+    offsets: list[int] = []
+    end = 0
+    for entry in logprobs:
+        offsets.append(end)
+        end += len(entry.token)
+    return LogprobsOut(
+        [entry.token for entry in logprobs],
+        [entry.logprob for entry in logprobs],
+        [dict(entry.top) for entry in logprobs],
+        offsets,
+    )
+
+
+class CompletionsWriter:
+    """Chunks of text, the finish of each choice, usage if asked for, `[DONE]`."""
+
+    content_type = EVENT_STREAM
+
+    def __init__(self, request: ChatRequest) -> None:
+        self._usage: bool = request.wire["include_usage"]
+        self._base = Completion("", 0, request.model, [])
+
+    def write(self, event: ReplyEvent) -> bytes:
+        match event:
+            case TextDelta(text, index):
+                return self._frame([ChoiceOut(text, index)])
+            case ReplyStarted():
+                self._base.id, self._base.created = _id(event), event.created
+            case ReplyEnded():
+                frames = b"".join(self._frame([_choice(choice, "")]) for choice in event.choices)
+                return frames + (self._frame([], usage_out(event.usage)) if self._usage else b"") + DONE
+        return b""
+
+    def keep_alive(self) -> bytes:
+        return COMMENT
+
+    def _frame(self, choices: list[ChoiceOut], usage: UsageOut | None = None) -> bytes:
+        return data_frame(msgspec.structs.replace(self._base, choices=choices, usage=usage))

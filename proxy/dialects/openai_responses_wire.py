@@ -1,0 +1,206 @@
+"""OpenAI Responses, the request as typed JSON. Reference: `openai.types.responses.response_create_params`.
+
+A field of the body that is not here is refused by name. Unknown fields of items are echoes (`status`, `phase`,
+`internal_chat_message_metadata_passthrough`) and are let be.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from rolltap.proxy.dialects.openai_chat_wire import MAX_TOP_LOGPROBS, Count, Name
+
+CallId = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class InputText(Struct, tag_field="type", tag="input_text"):
+    text: str
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    text: str
+
+
+class PlainText(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class Refusal(Struct, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class InputImage(Struct, tag_field="type", tag="input_image"):
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: str | None = None
+
+
+ContentPart = InputText | OutputText | PlainText | Refusal | InputImage
+
+
+class SummaryText(Struct, tag_field="type", tag="summary_text"):
+    text: str
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class MessageItem(Struct, tag_field="type", tag="message"):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart]
+    id: str | None = None
+
+
+class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
+    summary: list[SummaryText] = []
+    content: list[ReasoningText | PlainText] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+
+
+class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
+    call_id: CallId
+    name: Name
+    arguments: str
+    namespace: str | None = None
+
+
+class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
+    call_id: CallId
+    name: Name
+    input: str
+    namespace: str | None = None
+
+
+class FunctionOutputItem(Struct, tag_field="type", tag="function_call_output"):
+    call_id: CallId
+    output: str | list[ContentPart]
+
+
+class CustomOutputItem(Struct, tag_field="type", tag="custom_tool_call_output"):
+    call_id: CallId
+    output: str | list[ContentPart]
+
+
+class AdditionalToolsItem(Struct, tag_field="type", tag="additional_tools"):
+    tools: list[WireTool]
+
+
+class AgentMessageItem(Struct, tag_field="type", tag="agent_message"):
+    """What one of Codex's agents says to another: user input for the model that reads it."""
+
+    content: str | list[ContentPart]
+
+
+class ItemReference(Struct, tag_field="type", tag="item_reference"):
+    id: str
+
+
+Item = (
+    MessageItem
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomCallItem
+    | FunctionOutputItem
+    | CustomOutputItem
+    | AdditionalToolsItem
+    | AgentMessageItem
+    | ItemReference
+)
+
+
+class ItemKind(Struct):
+    """Reads only an item's type: a message may leave it out."""
+
+    type: str | None = None
+
+
+class WireTool(Struct):
+    """A tool of any type. `function` and `custom` are the client's own; `namespace` holds such tools."""
+
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    format: dict[str, Any] | None = None
+    tools: list[WireTool] | None = None
+
+
+class WireChoice(Struct, omit_defaults=True):
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[WireChoice] | None = None
+
+
+class TextFormat(Struct, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None
+
+
+Include = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class Head(Struct, forbid_unknown_fields=True):
+    """The body without `input`, `instructions` and `tools`."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    stream: bool | None = None
+    previous_response_id: str | None = None
+    include: list[Include] | None = None
+    tool_choice: Literal["none", "auto", "required"] | WireChoice | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_output_tokens: Count | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    prompt_cache_key: str | None = None
+    # allowed only in the form that asks for nothing
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    context_management: Annotated[list[Any], Meta(max_length=0)] | None = None
+    # no effect
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    stream_options: StreamOptions | None = None
+    max_tool_calls: int | None = None
+    client_metadata: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None

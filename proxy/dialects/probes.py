@@ -1,0 +1,64 @@
+"""What harnesses ask before their first model call, and the static answers.
+
+None of these needs a key or touches a session. They are served at the root and under a session's prefix.
+
+* Claude Code: `HEAD /api/hello` and `HEAD /`.
+* Codex, with its built-in provider: a WebSocket upgrade of `GET /v1/responses`. 426 makes it fall back to HTTP at
+  once; 404, 405 and 501 cost it seconds, 400 ends the run. The server must hand upgrades over as plain requests
+  (uvicorn: `ws="none"`).
+* OpenAI's SDK can delete, cancel and list the input of a response. The record is append-only: 405 says so.
+* Hermes: Ollama's `POST /api/show`, `GET /api/tags`, `GET /api/v1/models`: there is no Ollama here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from rolltap.proxy.dialects.writing import JSON_TYPE, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A path and what is always answered there."""
+
+    methods: Sequence[str]
+    path: str
+    status: int
+    body: bytes = b"{}"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    async def __call__(self, request: Request) -> Response:
+        return Response(self.body, self.status, {**self.headers}, JSON_TYPE)
+
+
+def _error(message: str, code: str) -> bytes:
+    return encode({"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}})
+
+
+_NO_WEBSOCKET = _error("this server speaks HTTP; POST /v1/responses", "upgrade_required")
+_APPEND_ONLY = _error("what is on record can only be read: GET /v1/responses/{id}", "not_supported")
+_NO_OLLAMA = _error("this server has no Ollama API; use /v1", "not_found")
+
+PROBES: tuple[Probe, ...] = (
+    Probe(("GET", "HEAD"), "/", 200),
+    Probe(("GET", "HEAD"), "/api/hello", 200),
+    Probe(("GET",), "/v1/responses", 426, _NO_WEBSOCKET, {"upgrade": "HTTP/1.1"}),
+    Probe(("DELETE",), "/v1/responses/{reply}", 405, _APPEND_ONLY, {"allow": "GET"}),
+    Probe(("POST",), "/v1/responses/{reply}/cancel", 405, _APPEND_ONLY, {"allow": ""}),
+    Probe(("GET",), "/v1/responses/{reply}/input_items", 405, _APPEND_ONLY, {"allow": ""}),
+    Probe(("POST",), "/api/show", 404, _NO_OLLAMA),
+    Probe(("GET",), "/api/tags", 404, _NO_OLLAMA),
+    Probe(("GET",), "/api/v1/models", 404, _NO_OLLAMA),
+)
+
+
+def probe_routes(*prefixes: str) -> list[BaseRoute]:
+    """The probes as routes, under each of the prefixes ("" is the root)."""
+    return [
+        Route(prefix + probe.path, probe.__call__, methods=[*probe.methods]) for prefix in prefixes for probe in PROBES
+    ]

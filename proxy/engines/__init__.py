@@ -1,0 +1,66 @@
+"""The engine clients by kind. An engine is one line here."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import aiohttp
+
+from rolltap.errors import ConfigError
+from rolltap.proxy.engines.base import ChatEngine, Engine
+from rolltap.proxy.engines.llamacpp import LlamaCppEngine
+from rolltap.proxy.engines.openai_compatible import OpenAiCompatibleEngine
+from rolltap.proxy.engines.pool import EnginePool
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries
+from rolltap.proxy.engines.sglang import SglangEngine
+from rolltap.proxy.engines.vllm import VllmEngine
+from rolltap.settings import EngineSettings
+
+
+class MakeEngine(Protocol):
+    def __call__(
+        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries
+    ) -> Engine: ...
+
+
+class MakeChatEngine(Protocol):
+    def __call__(
+        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries
+    ) -> ChatEngine: ...
+
+
+ENGINES: dict[str, MakeEngine] = {
+    "vllm": VllmEngine,
+    "rolltap": VllmEngine,
+    "sglang": SglangEngine,
+    "llamacpp": LlamaCppEngine,
+}
+
+CHAT_ENGINES: dict[str, MakeChatEngine] = {
+    "openai_compatible": OpenAiCompatibleEngine,
+}
+
+ONCE = Retries(attempts=1)
+
+
+def open_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> Engine:
+    """The client for an engine's settings, a pool where they name several replicas; `ConfigError` lists the kinds."""
+    if settings.kind not in ENGINES:
+        raise ConfigError(f"engines.{name}.kind: no engine kind {settings.kind!r}; known: {', '.join(ENGINES)}")
+    make = ENGINES[settings.kind]
+    urls = [url.strip() for url in settings.url.split(",") if url.strip()]
+    if len(urls) == 1:
+        return make(name, settings, http, retries=DEFAULT_RETRIES)
+    if not urls:
+        raise ConfigError(f"engines.{name}.url: name at least one server")
+    replicas = [settings.model_copy(update={"url": url}) for url in urls]
+    return EnginePool(name, [make(f"{name}[{at}]", one, http, retries=ONCE) for at, one in enumerate(replicas)])
+
+
+def open_chat_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> ChatEngine:
+    """The client of a chat upstream (capture mode); `ConfigError` lists the known kinds."""
+    if settings.kind not in CHAT_ENGINES:
+        raise ConfigError(
+            f"engines.{name}.kind: {settings.kind!r} is no chat upstream; known: {', '.join(CHAT_ENGINES)}"
+        )
+    return CHAT_ENGINES[settings.kind](name, settings, http, retries=DEFAULT_RETRIES)

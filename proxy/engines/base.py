@@ -1,0 +1,165 @@
+"""The engine seam: token ids in, token ids with log-probs and weight versions out.
+
+An engine client is one file and one line in `rolltap.proxy.engines.ENGINES` (a chat upstream: in `CHAT_ENGINES`). It
+knows nothing of dialects.
+Contract, held by `tests/contract/test_engines.py`: chunks come in order; the last one has `finish`; log-probs are
+one per id or the chunk says they are missing (`logprobs` None), never filled in; closing the iterator early cancels
+the request on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from rolltap.proxy.chat import ChatRequest, Sampling, Usage
+from rolltap.types import VersionSpan
+
+PauseMode = Literal["keep", "drain", "abort"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRequest:
+    """What is asked of an engine. `prompt_ids` is final: an engine never adds or removes a token."""
+
+    id: str
+    model: str
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_token_ids: Sequence[int] = ()
+    top_logprobs: int = 0
+    routed_experts: bool = False
+    session_id: str = ""  # for prefix-cache-friendly routing
+    extra: Mapping[str, Any] = field(default_factory=dict)  # penalties, structured output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleChunk:
+    """The next sampled tokens.
+
+    `versions` tile the whole output and come with the last chunk; () there says that the server's own version can't be
+    told in rolltap's numbers, None that it gave none. A log-prob that the server could not give as a number is NaN.
+    `prompt_ids` is what the engine says it saw, where it says so (first chunk): the proxy compares it. `extras` are
+    optional arrays with one row per id of this chunk: `top_ids` and `top_logprobs` [t, k], the sampled token among
+    them; `whole` are arrays with one row per id of the whole output, with the last chunk: `routed_experts` int16
+    [T, layers, k] (SGLang, which tells no shape: [T, layers x k]). `attempts` (first chunk) says why earlier tries of
+    this request failed.
+    """
+
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] | None = None
+    finish: Literal["stop", "length", "abort"] | None = None
+    versions: tuple[VersionSpan, ...] | None = None
+    prompt_ids: Sequence[int] | None = None
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+    whole: Mapping[str, np.ndarray] = field(default_factory=dict)
+    attempts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a server said of itself when it was probed."""
+
+    kind: str
+    url: str
+    models: tuple[str, ...]
+    max_context: int | None
+    weight_versions: bool  # every token's version comes with the reply
+    weight_updates: bool  # weights can be pushed
+    logprobs_mode: Literal["processed", "raw", "unknown"]
+    notes: tuple[str, ...] = ()
+    structured_output: bool = True  # a JSON schema for the reply is honoured
+
+
+class Engine(Protocol):
+    """A server that samples from a policy by token ids."""
+
+    name: str
+
+    async def probe(self) -> EngineFacts:
+        """Asks the server what it can do; `EngineUnavailable` if it does not answer."""
+        ...
+
+    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        """The sampled tokens as they come. Raises an `EngineError` before the first chunk or between chunks."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def load_weights(self, path: str, version: int) -> None:
+        """Loads a safetensors folder that the server can read, and sets the version of tokens from now on."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatCall:
+    """What is asked of a chat upstream (capture mode): the canonical request, with `sampling` as the policy decided."""
+
+    id: str
+    model: str
+    chat: ChatRequest
+    sampling: Sampling
+    session_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDelta:
+    """A piece of the tool call at `position`; its first piece has `id` and `name`."""
+
+    position: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatChunk:
+    """The next piece of an upstream's reply: what it says, and the tokens behind it.
+
+    `token_ids` and `logprobs` may come later than their text, but all have come with the chunk that has `finish`.
+    Where the upstream gives none, `complete` of that chunk is False: the call is text only. `prompt_ids` is what the
+    upstream rendered, with the first chunk or the last. `usage` comes with the last chunk.
+    """
+
+    reasoning: str = ""
+    text: str = ""
+    tool_calls: tuple[ToolDelta, ...] = ()
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] | None = ()
+    finish: Literal["stop", "length", "tool_calls", "abort"] | None = None
+    complete: bool = False
+    prompt_ids: Sequence[int] | None = None
+    usage: Usage | None = None
+    attempts: tuple[str, ...] = ()
+
+
+class ChatEngine(Protocol):
+    """A server that renders prompts itself. It can't be told what tokens to continue, only asked which it saw."""
+
+    name: str
+
+    async def probe(self) -> EngineFacts: ...
+
+    def chat(self, call: ChatCall) -> AsyncIterator[ChatChunk]:
+        """The reply as it comes, with the guarantees of `Engine.sample`."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def load_weights(self, path: str, version: int) -> None: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,199 @@
+"""OpenAI Chat Completions as an upstream speaks it: what is sent, and what its events hold.
+
+Token ids are asked for in three ways, of which a server knows one: vLLM's `return_token_ids`, SGLang's response
+headers (`sglext`), or none. Source: vLLM 0.32 and SGLang 0.5.23, `entrypoints/openai/`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from rolltap.proxy.chat import Image, Message, Part, Reasoning, Tool, ToolChoice, Usage
+from rolltap.proxy.engines.base import ChatCall
+from rolltap.proxy.engines.decode import Problem, decoder
+
+IdsBy = Literal["vllm", "sglang", "none"]
+
+FINISHES: dict[str, Any] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "stop",
+    "abort": "abort",
+}
+
+
+class FunctionDelta(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct):
+    index: int = 0
+    id: str | None = None
+    function: FunctionDelta = FunctionDelta()
+
+
+class Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class Token(msgspec.Struct):
+    token: str = ""
+    logprob: float | None = None
+
+
+class Logprobs(msgspec.Struct):
+    content: list[Token] | None = None
+
+
+class Choice(msgspec.Struct):
+    delta: Delta = Delta()
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class OutputDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class WireUsage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: OutputDetails | None = None
+
+    def usage(self) -> Usage:
+        cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else 0
+        reasoning = self.completion_tokens_details.reasoning_tokens if self.completion_tokens_details else 0
+        return Usage(self.prompt_tokens, self.completion_tokens, cached or 0, reasoning or 0)
+
+
+class SglExt(msgspec.Struct):
+    input_ids: list[int] | None = None
+    output_ids: list[list[int]] | None = None
+
+
+class Frame(msgspec.Struct):
+    choices: list[Choice] = []
+    prompt_token_ids: list[int] | None = None
+    usage: WireUsage | None = None
+    sglext: SglExt | None = None
+    error: Problem | None = None
+
+
+read_frame = decoder(Frame)
+
+
+def headers_of(call: ChatCall, ids_by: IdsBy) -> dict[str, str]:
+    headers = {"x-session-id": call.session_id} if call.session_id else {}
+    if ids_by == "sglang":
+        headers |= {"x-sglext-return-input-ids": "1", "x-sglext-return-output-ids": "1"}
+    return headers
+
+
+def body_of(call: ChatCall, ids_by: IdsBy) -> dict[str, Any]:
+    """The request body. Sampling that nobody decided is the upstream's."""
+    sampling, chat = call.sampling, call.chat
+    plain = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
+    penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+    body: dict[str, Any] = {
+        "model": call.model,
+        "messages": [_message(message) for message in chat.messages],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **{name: value for name in plain + penalties if (value := getattr(sampling, name)) is not None},
+    }
+    if chat.tools:
+        body["tools"] = [_tool(tool) for tool in chat.tools]
+        body |= _choice(chat.tool_choice)
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.json_schema is not None:
+        body["response_format"] = _format(sampling.json_schema)
+    if sampling.effort is not None:
+        body["reasoning_effort"] = sampling.effort
+    if sampling.thinking is not None and ids_by != "none":
+        body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking}
+    if ids_by != "none":
+        body["logprobs"] = True
+    if ids_by == "vllm":
+        body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    return body
+
+
+def _message(message: Message) -> dict[str, Any]:
+    row: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    content = _content(message.parts)
+    row["content"] = None if message.role == "assistant" and not content and message.tool_calls else content
+    if message.reasoning:
+        row["reasoning"] = row["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        row["tool_call_id"] = message.tool_call_id or ""
+    if message.name:
+        row["name"] = message.name
+    return row
+
+
+def _arguments(call: Any) -> str:
+    """A custom tool's free text as the one argument that `_tool` declares for it."""
+    if call.kind == "custom":
+        return msgspec.json.encode({"input": call.arguments}).decode()
+    return call.arguments
+
+
+def _content(parts: tuple[Part, ...]) -> str | list[dict[str, Any]]:
+    shown = [part for part in parts if not isinstance(part, Reasoning)]
+    if any(isinstance(part, Image) for part in shown):
+        return [_part(part) for part in shown]
+    return "".join(part.text for part in shown if not isinstance(part, Image))
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if isinstance(part, Image):
+        url = {"url": part.url} | ({"detail": part.detail} if part.detail else {})
+        return {"type": "image_url", "image_url": url}
+    return {"type": "text", "text": part.text}
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    parameters: dict[str, Any] = tool.parameters or {"type": "object", "properties": {}}
+    if tool.kind == "custom":
+        parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if choice.mode == "named" and len(choice.names) == 1:
+        found["tool_choice"] = {"type": "function", "function": {"name": choice.names[0]}}
+    elif choice.mode == "named":
+        found["tool_choice"] = "required"
+    elif choice.mode != "auto":
+        found["tool_choice"] = choice.mode
+    if not choice.parallel:
+        found["parallel_tool_calls"] = False
+    return found
+
+
+def _format(schema: dict[str, Any]) -> dict[str, Any]:
+    if not schema:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema, "strict": True}}

@@ -1,0 +1,154 @@
+"""What the wires have in common: JSON that may hold NaN, weight version spans, candidates, arrays."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from rolltap.errors import EngineProtocolError, EngineUnavailable, RateLimited, RolltapError
+from rolltap.proxy.engines.base import SampleRequest
+from rolltap.proxy.engines.http import failure
+from rolltap.types import VersionSpan
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+FinishReason = Literal["stop", "length", "abort"]
+FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+INITIAL_VERSION = "default"
+"""What vLLM and SGLang call weights that were never updated: rolltap's version 0."""
+
+
+class Problem(msgspec.Struct):
+    """An error inside a stream."""
+
+    message: str = ""
+    code: int | str | None = None
+
+
+class Span(msgspec.Struct):
+    version: str | int
+    start: int
+    end: int
+
+
+def decoder(kind: type[T]) -> Callable[[bytes], T]:
+    """Reads JSON as a `kind`; `EngineProtocolError` if it is not one.
+
+    Python's own JSON writers put NaN and Infinity where JSON has no word for them: those are read as they are meant.
+    """
+    strict = msgspec.json.Decoder(kind)
+
+    def read(data: bytes) -> T:
+        try:
+            return strict.decode(data)
+        except msgspec.ValidationError as error:
+            raise EngineProtocolError(f"the engine sent an event of another shape: {error}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return _lenient(data, kind, error)
+
+    return read
+
+
+def _lenient(data: bytes, kind: type[T], cause: Exception) -> T:
+    try:
+        return msgspec.convert(json.loads(data), kind)
+    except (ValueError, RecursionError) as error:
+        raise EngineProtocolError(f"the engine sent an event that is not JSON: {cause}") from error
+
+
+def problem(name: str, path: str, error: Problem) -> RolltapError:
+    """The error that a stream's error event stands for. What was begun has failed, whatever its code says."""
+    code = error.code if isinstance(error.code, int) else 500
+    found = failure(name, path, code, error.message)
+    if isinstance(found, EngineUnavailable | RateLimited) or code == 400:
+        return found
+    return EngineUnavailable(f"engine {name}: {error.message}")
+
+
+def check_prompt(name: str, counted: int | None, request: SampleRequest) -> None:
+    """`EngineProtocolError` if the server saw another number of prompt tokens than it was sent."""
+    sent = len(request.prompt_ids)
+    if counted is not None and counted != sent:
+        raise EngineProtocolError(f"engine {name} counted {counted} prompt tokens; {sent} were sent")
+
+
+def finish_of(reason: str, known: Mapping[str, FinishReason] = FINISHES) -> FinishReason:
+    """rolltap's word for a server's finish reason."""
+    if reason not in known:
+        raise EngineProtocolError(f"the engine ended with {reason!r}; known: {', '.join(known)}")
+    return known[reason]
+
+
+def version_number(version: str | int) -> int | None:
+    """rolltap's number of a server's weight version; None for a name that rolltap did not give."""
+    if version == INITIAL_VERSION:
+        return 0
+    try:
+        number = int(version)
+    except ValueError:
+        return None
+    return number if number >= 0 else None
+
+
+def spans(given: Sequence[Span], count: int) -> tuple[VersionSpan, ...]:
+    """The spans of an output of `count` ids; () if they do not tile it or name a version that rolltap did not set."""
+    found = [(version_number(span.version), span.start, span.end) for span in given if span.start < span.end]
+    edges = [0, *(end for _, _, end in found)]
+    tiles = [start for _, start, _ in found] == edges[:-1] and edges[-1] == count
+    if not tiles or any(version is None for version, _, _ in found):
+        return ()
+    joined: list[VersionSpan] = []
+    for version, start, end in found:
+        assert version is not None
+        if joined and joined[-1].version == version:
+            joined[-1] = VersionSpan(version, joined[-1].start, end)
+        else:
+            joined.append(VersionSpan(version, start, end))
+    return tuple(joined)
+
+
+def top_k(
+    ids: Sequence[int], logprobs: Sequence[float], rows: Sequence[Sequence[tuple[int, float]]], k: int
+) -> dict[str, np.ndarray]:
+    """The `k` likeliest candidates of each position, the sampled token among them, likeliest first.
+
+    `top_ids` int32 [t, k] and `top_logprobs` float32 [t, k]; {} if the server gave fewer than `k` for a position.
+    """
+    kept: list[list[tuple[int, float]]] = []
+    for token, logprob, row in zip(ids, logprobs, rows, strict=True):
+        others = sorted((pair for pair in row if pair[0] != token), key=lambda pair: -pair[1])
+        kept.append(sorted([(token, logprob), *others[: k - 1]], key=lambda pair: -pair[1]))
+    if not kept or any(len(row) != k for row in kept):
+        return {}
+    pairs = np.asarray(kept, np.float64)
+    return {"top_ids": pairs[:, :, 0].astype(np.int32), "top_logprobs": pairs[:, :, 1].astype(np.float32)}
+
+
+def sampled_experts(rows: np.ndarray, count: int) -> dict[str, np.ndarray]:
+    """`routed_experts` int16 [count, ...]: the experts of the forward passes which sampled the output's `count` ids.
+
+    `rows` has one for every token of prompt and output but the last, which nothing was computed from: the output's
+    are the last `count`.
+    """
+    if len(rows) < count or not np.issubdtype(rows.dtype, np.integer):
+        raise EngineProtocolError(f"routed experts are {rows.dtype} {rows.shape}; the output has {count} ids")
+    own = rows[len(rows) - count :]
+    if own.size and not 0 <= own.min() <= own.max() <= np.iinfo(np.int16).max:
+        raise EngineProtocolError(f"routed experts are numbered {own.min()} to {own.max()}")
+    return {"routed_experts": own.astype(np.int16)}
+
+
+def npy(encoded: str) -> np.ndarray:
+    """A base64 `.npy` file; never unpickled."""
+    try:
+        return np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
+    except (binascii.Error, ValueError, EOFError, OSError) as error:
+        raise EngineProtocolError(f"the engine sent an array that is not base64 .npy: {error}") from error

@@ -1,0 +1,292 @@
+"""What every engine client does over HTTP: JSON calls, event streams, time limits, and errors by their boundary.
+
+    can't connect, connection lost, 5xx   EngineUnavailable
+    429                                   RateLimited, with the server's `Retry-After`
+    400 about the context's length        ContextOverflow
+    other 4xx                             EngineRefused, with the server's words and `http_status`
+    no answer in time                     EngineTimeout
+    an answer that breaks its protocol    EngineProtocolError
+
+One connection pool serves the process; redirects are never followed. Giving up a stream closes its connection at
+once, which is how a model server learns that nobody waits any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from rolltap.errors import (
+    ContextOverflow,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnavailable,
+    RateLimited,
+    RolltapError,
+)
+from rolltap.proxy.engines.sse import SseParser
+from rolltap.settings import EngineSettings
+
+log = logging.getLogger("rolltap.engines")
+
+DONE = b"[DONE]"
+END_WAIT_S = 1.0
+"""How long a finished stream may take to end its HTTP body, so that its connection can be used again."""
+
+MAX_RETRY_AFTER_S = 3600.0
+_OVERFLOW = re.compile(
+    r"maximum context length|context length|context size|maximum model length|max_model_len|exceed_context", re.I
+)
+
+_LIMIT = re.compile(r"(?:context length|model length|context size)\D{0,24}(\d+)", re.I)
+
+
+class Model(msgspec.Struct):
+    """An entry of `/v1/models`, which vLLM and SGLang give the context's length."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[Model]
+
+
+class EngineHttp:
+    """One server's HTTP: `name` is for messages, `base` its URL without a trailing `/v1`."""
+
+    def __init__(self, name: str, settings: EngineSettings, session: aiohttp.ClientSession) -> None:
+        self.name = name
+        self.base = settings.url.strip().rstrip("/").removesuffix("/v1")
+        self._session = session
+        self._first_byte_s = settings.first_byte_s
+        self._idle_s = settings.idle_s
+        self._headers = {"content-type": "application/json"}
+        if settings.api_key:
+            self._headers["authorization"] = f"Bearer {settings.api_key}"
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def json(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
+        """The decoded answer of a call, {} if it is empty."""
+        data = await self.bytes(method, path, body, timeout_s=timeout_s)
+        try:
+            return msgspec.json.decode(data) if data.strip() else {}
+        except msgspec.DecodeError as error:
+            raise EngineProtocolError(f"engine {self.name}: the answer to {path} is not JSON: {error}") from error
+
+    async def bytes(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> bytes:
+        """The answer of a call as it came. Giving up closes the connection."""
+        limit = timeout_s or self._first_byte_s
+        try:
+            async with asyncio.timeout(limit):
+                response = await self._request(method, path, body, {})
+                async with response:
+                    return await response.read()
+        except TimeoutError:
+            raise EngineTimeout(f"engine {self.name}: {path} took over {limit:g} s") from None
+        except aiohttp.ClientError as error:
+            raise self._lost(error) from error
+
+    async def optional(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
+        """Like `json`, but None where the server has no such route or keeps it closed."""
+        try:
+            return await self.json(method, path, body, timeout_s=timeout_s)
+        except EngineRefused as error:
+            if error.http_status in (401, 403, 404, 405, 501):
+                return None
+            raise
+
+    async def models(self) -> list[Model]:
+        """What `/v1/models` lists."""
+        answer = await self.json("GET", "/v1/models")
+        try:
+            return msgspec.convert(answer, _Models).data
+        except msgspec.ValidationError as error:
+            raise EngineProtocolError(f"engine {self.name}: /v1/models is no list of models: {error}") from error
+
+    async def events(
+        self, path: str, body: Any, headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The `data` of each event of a streamed answer, up to `[DONE]` or the body's end.
+
+        Closing the generator closes the connection.
+        """
+        response = await self._open(path, body, headers or {})
+        silence = Silence(response, self._first_byte_s)
+        parser = SseParser()
+        begun = done = False
+        try:
+            while not done:
+                chunk = await silence.read()
+                if not chunk:
+                    if parser.pending:
+                        raise EngineProtocolError(f"engine {self.name}: the stream ended inside an event")
+                    return
+                for event in parser.feed(chunk):
+                    if event == DONE:
+                        done = True
+                        break
+                    if not begun:
+                        begun = True
+                        silence.limit(self._idle_s)
+                    yield event
+            await _reach_end(response)
+        except aiohttp.ClientError as error:
+            if silence.fired:
+                raise EngineTimeout(f"engine {self.name} was silent for {silence.limit_s:g} s") from None
+            raise self._lost(error) from error
+        finally:
+            silence.stop()
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
+
+    def soon(self, path: str, body: Any) -> None:
+        """Sends a call in the background (an abort); what becomes of it is only logged."""
+        task = asyncio.create_task(self._quietly(path, body))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Waits for what was sent in the background; the connection pool is the process's."""
+        await asyncio.gather(*self._background)
+
+    async def _quietly(self, path: str, body: Any) -> None:
+        try:
+            await self.json("POST", path, body, timeout_s=5.0)
+        except RolltapError as error:
+            log.debug("engine %s: %s failed: %s", self.name, path, error)
+
+    async def _open(self, path: str, body: Any, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        try:
+            async with asyncio.timeout(self._first_byte_s):
+                response = await self._request("POST", path, body, headers)
+        except TimeoutError:
+            raise EngineTimeout(f"engine {self.name} did not begin within {self._first_byte_s:g} s") from None
+        except aiohttp.ClientError as error:
+            raise self._lost(error) from error
+        kind = response.headers.get("content-type", "")
+        if not kind.startswith("text/event-stream"):
+            response.close()
+            raise EngineProtocolError(f"engine {self.name}: {path} answered {kind or 'nothing'}, not a stream")
+        return response
+
+    async def _request(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """The answer's head, which is a 200; anything else raises."""
+        response = await self._session.request(
+            method,
+            self.base + path,
+            data=None if body is None else msgspec.json.encode(body),
+            headers={**self._headers, **headers},
+            allow_redirects=False,
+        )
+        if response.status == 200:
+            return response
+        async with response:
+            text = (await response.content.read(65_536)).decode("utf-8", "replace")
+        raise self._failure(path, response, text)
+
+    def _failure(self, path: str, response: aiohttp.ClientResponse, text: str) -> RolltapError:
+        return failure(self.name, path, response.status, said(text), response.headers.get("retry-after"))
+
+    def _lost(self, error: aiohttp.ClientError) -> EngineUnavailable:
+        what = str(error) or type(error).__name__
+        return EngineUnavailable(f"engine {self.name} at {self.base} can't be reached or broke off: {what}")
+
+
+def failure(name: str, path: str, status: int, message: str, retry_after: str | None = None) -> RolltapError:
+    """The error for an answer of `status` that says `message`."""
+    after = _seconds(retry_after)
+    if status == 429:
+        return RateLimited(f"engine {name} asks to wait: {message}", retry_after=1.0 if after is None else after)
+    if (status >= 500 and status != 501) or status == 408:
+        return EngineUnavailable(f"engine {name}: {path} answered {status}: {message}", retry_after=after)
+    if status in (400, 413, 422) and _OVERFLOW.search(message):
+        limit = _LIMIT.search(message)
+        return ContextOverflow(f"engine {name}: {message}", limit=int(limit[1]) if limit else None)
+    return EngineRefused(f"engine {name}: {path} answered {status}: {message}", http_status=status)
+
+
+def said(text: str) -> str:
+    """The message of an error body: OpenAI's, FastAPI's or SGLang's shape, else the beginning of the text."""
+    try:
+        body = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return " ".join(text[:300].split()) or "(nothing)"
+    if isinstance(body, dict):
+        error = body.get("error", body)
+        if isinstance(error, dict):
+            error = error.get("message") or error.get("detail") or error
+        return " ".join(str(error)[:500].split())
+    return " ".join(text[:300].split())
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """A `Retry-After` in seconds; None if there is none or it is a date (no engine sends those)."""
+    try:
+        seconds = float(retry_after or "")
+    except ValueError:
+        return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None
+
+
+async def _reach_end(response: aiohttp.ClientResponse) -> None:
+    """Reads past `[DONE]` to the body's end, for a moment at most: then its connection can be used again."""
+    if response.content.at_eof():
+        return
+    try:
+        async with asyncio.timeout(END_WAIT_S):
+            while await response.content.readany():
+                pass
+    except TimeoutError:
+        return
+
+
+class Silence:
+    """Reads of one response, which is closed when a read has waited for `limit_s`.
+
+    One timer a stream, set anew only when it runs out: a read costs a look at the clock.
+    """
+
+    __slots__ = ("_loop", "_response", "_timer", "_waiting_since", "fired", "limit_s")
+
+    def __init__(self, response: aiohttp.ClientResponse, limit_s: float) -> None:
+        self._response = response
+        self._loop = asyncio.get_running_loop()
+        self._waiting_since: float | None = None
+        self.fired = False
+        self.limit_s = limit_s
+        self._timer = self._loop.call_later(limit_s, self._look)
+
+    def limit(self, limit_s: float) -> None:
+        self.stop()
+        self.limit_s = limit_s
+        self._timer = self._loop.call_later(limit_s, self._look)
+
+    async def read(self) -> bytes:
+        self._waiting_since = self._loop.time()
+        try:
+            return await self._response.content.readany()
+        finally:
+            self._waiting_since = None
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        since = now if self._waiting_since is None else self._waiting_since
+        left = since + self.limit_s - now
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self.fired = True
+            self._response.close()

@@ -1,0 +1,159 @@
+"""llama.cpp's `/completion`: ids in, ids out, in one piece.
+
+Never its streams: they leave out the ids of tokens that end inside a character, and its streamed chat swallows more.
+Even whole replies have no log-prob for such tokens: then the call's log-probs are missing. Log-probs are those before
+temperature. It can't load weights while it serves, and knows no stop tokens but the model's own: an output is cut
+after the first stop token that was asked for.
+Source: llama.cpp's `tools/server/README.md`, and seen in xllamacpp 2026.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from rolltap.errors import ContextOverflow, EngineRefused
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.decode import FinishReason, check_prompt, decoder, finish_of, top_k
+from rolltap.proxy.engines.http import EngineHttp
+from rolltap.proxy.engines.probing import try_out
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.settings import EngineSettings
+
+PATH = "/completion"
+FINISHES: dict[str, FinishReason] = {"eos": "stop", "word": "stop", "limit": "length"}
+
+
+class Candidate(msgspec.Struct):
+    id: int
+    logprob: float | None = None
+
+
+class Position(Candidate):
+    top_logprobs: list[Candidate] = []
+
+
+class Reply(msgspec.Struct):
+    tokens: list[int]
+    stop_type: str
+    tokens_evaluated: int
+    truncated: bool = False
+    completion_probabilities: list[Position] = []
+
+
+read_reply = decoder(Reply)
+
+
+class LlamaCppEngine:
+    """One server."""
+
+    kind = "llamacpp"
+
+    def __init__(
+        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES
+    ) -> None:
+        self.name = name
+        self._http = EngineHttp(name, settings, session)
+        self._retries = retries
+
+    async def probe(self) -> EngineFacts:
+        models = await self._http.models()
+        props = await self._http.optional("GET", "/props") or {}
+        tried = await try_out(self.sample, models)
+        notes = ["weights can't be pushed: llama.cpp loads them at its start", "replies come in one piece"]
+        if tried.problem:
+            notes.append(tried.problem)
+        return EngineFacts(
+            kind=self.kind,
+            url=self._http.base,
+            models=tuple(model.id for model in models),
+            max_context=(props.get("default_generation_settings") or {}).get("n_ctx"),
+            weight_versions=False,
+            weight_updates=False,
+            logprobs_mode=tried.mode,
+            notes=tuple(notes),
+        )
+
+    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        size = len(request.prompt_ids)
+        return retried(self.name, request.id, lambda: self._attempt(request), self._retries, prompt_tokens=size)
+
+    async def pause(self, mode: PauseMode) -> None:
+        raise self._fixed()
+
+    async def resume(self) -> None:
+        raise self._fixed()
+
+    async def load_weights(self, path: str, version: int) -> None:
+        raise self._fixed()
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _fixed(self) -> EngineRefused:
+        message = f"engine {self.name}: llama.cpp can't change its weights while it serves; train with vllm or rolltap"
+        return EngineRefused(message, http_status=501)
+
+    async def _attempt(self, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
+        reply = read_reply(await self._http.bytes("POST", PATH, body_of(request)))
+        if reply.truncated:
+            raise ContextOverflow(f"engine {self.name}: the prompt does not fit its context")
+        check_prompt(self.name, reply.tokens_evaluated, request)
+        yield chunk_of(reply, request, finish_of(reply.stop_type, FINISHES))
+
+
+def body_of(request: SampleRequest) -> dict[str, Any]:
+    """`/completion` with every sampler of its own turned off but those that were asked for."""
+    extra = dict(request.extra)
+    schema = extra.pop("json_schema", None)
+    body: dict[str, Any] = {
+        "prompt": request.prompt_ids,
+        "n_predict": request.max_tokens,
+        "temperature": request.temperature,
+        "top_k": request.top_k,
+        "top_p": request.top_p,
+        "min_p": request.min_p,
+        "typical_p": 1.0,
+        "xtc_probability": 0.0,
+        "dry_multiplier": 0.0,
+        "mirostat": 0,
+        "repeat_penalty": extra.pop("repetition_penalty", 1.0),
+        "presence_penalty": extra.pop("presence_penalty", 0.0),
+        "frequency_penalty": extra.pop("frequency_penalty", 0.0),
+        "n_probs": max(1, request.top_logprobs),
+        "return_tokens": True,
+        "cache_prompt": True,
+        "stream": False,
+        **extra,
+    }
+    if schema is not None:
+        body["json_schema"] = schema
+    if request.seed is not None:
+        body["seed"] = request.seed
+    return body
+
+
+def chunk_of(reply: Reply, request: SampleRequest, finish: FinishReason) -> SampleChunk:
+    """The whole output as one chunk."""
+    ids = reply.tokens
+    stop_ids = set(request.stop_token_ids)
+    end = next((at + 1 for at, token in enumerate(ids) if token in stop_ids), None)
+    if end is not None:
+        ids, finish = ids[:end], "stop"
+    logprobs, extras = None, {}
+    positions = reply.completion_probabilities
+    if [position.id for position in positions] == reply.tokens:
+        positions = positions[: len(ids)]
+        logprobs = [_number(position.logprob) for position in positions]
+        if request.top_logprobs:
+            rows = [[(other.id, _number(other.logprob)) for other in position.top_logprobs] for position in positions]
+            extras = top_k(ids, logprobs, rows, request.top_logprobs)
+    return SampleChunk(ids, logprobs if ids else [], finish, extras=extras)
+
+
+def _number(logprob: float | None) -> float:
+    return np.nan if logprob is None else logprob

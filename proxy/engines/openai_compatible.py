@@ -1,0 +1,194 @@
+"""Capture mode: an OpenAI-compatible chat upstream that renders prompts itself and says which tokens it used.
+
+What it gives of tokens is found out by asking (`probe`, or the first refusal): vLLM's `return_token_ids`, SGLang's
+`sglext`, or nothing, which makes its calls text only. Continuity can't be commanded here, only proven afterwards from
+the prompt ids that come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+import aiohttp
+import numpy as np
+
+from rolltap.errors import EngineProtocolError, EngineRefused
+from rolltap.ids import new_id
+from rolltap.proxy.chat import ChatRequest, Message, Sampling, Text, Usage
+from rolltap.proxy.engines import chat_wire as wire
+from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, PauseMode, ToolDelta
+from rolltap.proxy.engines.decode import finish_of, problem
+from rolltap.proxy.engines.http import EngineHttp
+from rolltap.proxy.engines.probing import smallest_context
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.settings import EngineSettings
+
+PATH = "/v1/chat/completions"
+WAYS: tuple[wire.IdsBy, ...] = ("vllm", "sglang", "none")
+"""From the richest to the plainest; a refusal moves on to the next."""
+
+
+class OpenAiCompatibleEngine:
+    """One upstream."""
+
+    kind = "openai_compatible"
+
+    def __init__(
+        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES
+    ) -> None:
+        self.name = name
+        self._http = EngineHttp(name, settings, session)
+        self._retries = retries
+        self._way = 0
+
+    async def probe(self) -> EngineFacts:
+        models = await self._http.models()
+        self._way = 0
+        notes: list[str] = []
+        if models:
+            last: ChatChunk | None = None
+            async for chunk in self.chat(_probe_call(models[0].id)):
+                last = chunk
+            if last is None or not last.complete:
+                notes.append("no token ids with its replies: its calls are recorded as text and can't be trained")
+        else:
+            notes.append("the server lists no model")
+        return EngineFacts(
+            kind=self.kind,
+            url=self._http.base,
+            models=tuple(model.id for model in models),
+            max_context=smallest_context(models),
+            weight_versions=False,
+            weight_updates=False,
+            logprobs_mode="unknown",
+            notes=tuple(notes),
+        )
+
+    def chat(self, call: ChatCall) -> AsyncIterator[ChatChunk]:
+        return retried(self.name, call.id, lambda: self._attempt(call), self._retries)
+
+    async def pause(self, mode: PauseMode) -> None:
+        raise self._fixed()
+
+    async def resume(self) -> None:
+        raise self._fixed()
+
+    async def load_weights(self, path: str, version: int) -> None:
+        raise self._fixed()
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _fixed(self) -> EngineRefused:
+        message = f"engine {self.name}: a chat API takes no weights; train with kind vllm, sglang or rolltap"
+        return EngineRefused(message, http_status=501)
+
+    async def _attempt(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+        while True:
+            way = WAYS[self._way]
+            try:
+                async with aclosing(self._stream(call, way)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except EngineRefused as error:
+                if not _about_extras(error, way):
+                    raise
+                self._way = max(self._way, WAYS.index(way) + 1)
+
+    async def _stream(self, call: ChatCall, way: wire.IdsBy) -> AsyncGenerator[ChatChunk, None]:
+        reply = _Reply()
+        events = self._http.events(PATH, wire.body_of(call, way), wire.headers_of(call, way))
+        async with aclosing(events):
+            async for event in events:
+                frame = wire.read_frame(event)
+                if frame.error is not None:
+                    raise problem(self.name, PATH, frame.error)
+                if (chunk := reply.take(frame)) is not None:
+                    yield chunk
+        if reply.finish is None:
+            raise EngineProtocolError(f"engine {self.name}: the stream ended before the reply did")
+        yield reply.last()
+
+
+class _Reply:
+    """One reply as it grows. The finish is held back to the body's end, since usage and SGLang's ids follow it."""
+
+    def __init__(self) -> None:
+        self.finish: str | None = None
+        self._usage: Usage | None = None
+        self._held: list[float] = []  # log-probs whose ids have not come
+        self._count = 0  # ids given out
+        self._late_ids: list[int] | None = None
+        self._late_prompt: list[int] | None = None
+
+    def take(self, frame: wire.Frame) -> ChatChunk | None:
+        """The chunk of an event; None if it says nothing."""
+        if frame.usage is not None:
+            self._usage = frame.usage.usage()
+        if frame.sglext is not None:
+            self._late_prompt = frame.sglext.input_ids or self._late_prompt
+            if frame.sglext.output_ids:
+                self._late_ids = frame.sglext.output_ids[0]
+        if not frame.choices:
+            return None
+        choice = frame.choices[0]
+        if choice.finish_reason is not None:
+            self.finish = finish_of(choice.finish_reason, wire.FINISHES)
+        delta = choice.delta
+        ids, logprobs = self._tokens(choice)
+        chunk = ChatChunk(
+            reasoning=delta.reasoning or delta.reasoning_content or "",
+            text=delta.content or "",
+            tool_calls=tuple(_tool_delta(piece) for piece in delta.tool_calls or ()),
+            token_ids=ids,
+            logprobs=logprobs,
+            prompt_ids=frame.prompt_token_ids,
+        )
+        says = chunk.reasoning or chunk.text or chunk.tool_calls or ids or chunk.prompt_ids is not None
+        return chunk if says else None
+
+    def last(self) -> ChatChunk:
+        """The chunk that ends the reply, with what SGLang says of tokens only now."""
+        ids: list[int] = []
+        logprobs: list[float] | None = []
+        if self._late_ids is not None and not self._count:
+            ids = self._late_ids
+            logprobs = self._held if len(self._held) == len(ids) else None
+        total = self._count + len(ids)
+        return ChatChunk(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish=self.finish,  # type: ignore[arg-type]
+            complete=bool(total) and (self._usage is None or self._usage.output == total),
+            prompt_ids=self._late_prompt,
+            usage=self._usage,
+        )
+
+    def _tokens(self, choice: wire.Choice) -> tuple[list[int], list[float] | None]:
+        """The ids and log-probs of an event; log-probs whose ids are still to come are held."""
+        content = choice.logprobs.content if choice.logprobs is not None else None
+        values = [np.nan if token.logprob is None else token.logprob for token in content or ()]
+        ids = choice.token_ids
+        if ids is None:
+            self._held += values
+            return [], []
+        self._count += len(ids)
+        return ids, (values if len(values) == len(ids) else None)
+
+
+def _tool_delta(piece: wire.ToolCallDelta) -> ToolDelta:
+    function = piece.function
+    return ToolDelta(piece.index, function.arguments or "", piece.id or "", function.name or "")
+
+
+def _about_extras(error: EngineRefused, way: wire.IdsBy) -> bool:
+    """Whether a refusal is about what only this way of asking sends."""
+    words = ("return_token", "unrecognized", "extra", "unknown", "chat_template_kwargs", "logprobs")
+    return way != "none" and error.http_status in (400, 422) and any(word in error.message.lower() for word in words)
+
+
+def _probe_call(model: str) -> ChatCall:
+    chat = ChatRequest("probe", model, (Message("user", (Text("hi"),)),))
+    return ChatCall(f"probe-{new_id()}", model, chat, Sampling(max_tokens=1))

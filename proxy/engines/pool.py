@@ -1,0 +1,207 @@
+"""Several replicas of one engine behind one name.
+
+A session stays with its replica, where the cache of its prefix is; a new one goes to the replica with the fewest
+requests. A replica that fails `FAILURES` times in a row is ejected: its sessions move, and it is asked every
+`PROBE_EVERY_S` seconds until it answers again. Before it serves again it gets the weights that the others have, and
+stands still if they do. A push that some replicas don't take ejects those; if none takes it, the old weights serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from rolltap.errors import EngineError, EngineProtocolError, EngineTimeout, EngineUnavailable, RateLimited
+from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+
+log = logging.getLogger("rolltap.engines")
+
+FAILURES = 3
+PROBE_EVERY_S = 2.0
+SESSIONS = 100_000
+"""How many sessions' places are remembered; the longest unused are forgotten first."""
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    engine: Engine
+    running: int = 0
+    failures: int = 0
+    ejected: bool = False
+
+
+class EnginePool:
+    """An `Engine` over `engines`, each of which tries a request once: another try may go to another replica."""
+
+    def __init__(
+        self,
+        name: str,
+        engines: Sequence[Engine],
+        *,
+        retries: Retries = DEFAULT_RETRIES,
+        probe_every_s: float = PROBE_EVERY_S,
+    ) -> None:
+        self.name = name
+        self.replicas = [Replica(engine) for engine in engines]
+        self._retries = retries
+        self._probe_every_s = probe_every_s
+        self._places: OrderedDict[str, Replica] = OrderedDict()
+        self._weights: tuple[str, int] | None = None
+        self._paused = False
+        self._changing = asyncio.Lock()  # a replica comes back before a change of all, or after it
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def probe(self) -> EngineFacts:
+        """What all replicas can do; those that don't answer are ejected."""
+        found: list[EngineFacts] = []
+        for replica, result in await self._each(lambda engine: engine.probe(), self.replicas):
+            if isinstance(result, EngineFacts):
+                found.append(result)
+            else:
+                self._eject(replica, result)
+        if not found:
+            raise EngineUnavailable(f"engine {self.name}: none of its {len(self.replicas)} replicas answers")
+        return _common(found, len(self.replicas))
+
+    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        tried: list[Replica] = []
+        return retried(self.name, request.id, lambda: self._attempt(request, tried), self._retries)
+
+    async def pause(self, mode: PauseMode) -> None:
+        async with self._changing:
+            self._paused = True
+            await self._all(lambda engine: engine.pause(mode))
+
+    async def resume(self) -> None:
+        async with self._changing:
+            self._paused = False
+            await self._all(lambda engine: engine.resume())
+
+    async def load_weights(self, path: str, version: int) -> None:
+        async with self._changing:
+            await self._all(lambda engine: engine.load_weights(path, version))
+            self._weights = (path, version)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.engine.close() for replica in self.replicas))
+
+    async def _attempt(self, request: SampleRequest, tried: list[Replica]) -> AsyncGenerator[SampleChunk, None]:
+        replica = self._choose(request.session_id, tried)
+        tried.append(replica)
+        replica.running += 1
+        chunks: Any = replica.engine.sample(request)
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+            replica.failures = 0
+        except (EngineUnavailable, EngineTimeout, EngineProtocolError) as error:
+            replica.failures += 1
+            if replica.failures >= FAILURES:
+                self._eject(replica, error)
+            raise
+        finally:
+            replica.running -= 1
+
+    def _choose(self, session: str, tried: Sequence[Replica]) -> Replica:
+        """The session's replica, else the least busy one that this request has not been to yet."""
+        serving = [replica for replica in self.replicas if not replica.ejected]
+        if not serving:
+            raise EngineUnavailable(f"engine {self.name}: all of its {len(self.replicas)} replicas are down")
+        place = self._places.get(session)
+        if place is not None and not place.ejected and place not in tried:
+            self._places.move_to_end(session)
+            return place
+        fresh = [replica for replica in serving if replica not in tried] or serving
+        chosen = min(fresh, key=lambda replica: (replica.running, _rank(session, self.replicas.index(replica))))
+        if session:
+            self._places[session] = chosen
+            self._places.move_to_end(session)
+            if len(self._places) > SESSIONS:
+                self._places.popitem(last=False)
+        return chosen
+
+    async def _each(
+        self, call: Callable[[Engine], Awaitable[Any]], replicas: Sequence[Replica]
+    ) -> list[tuple[Replica, Any]]:
+        """The result or the error of a call on each of the replicas, at once."""
+        results = await asyncio.gather(*(call(replica.engine) for replica in replicas), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, (EngineError, RateLimited)):
+                raise result
+        return list(zip(replicas, results, strict=True))
+
+    async def _all(self, call: Callable[[Engine], Awaitable[None]]) -> None:
+        """A call that every serving replica must follow: ejects those that don't, raises if none does."""
+        serving = [replica for replica in self.replicas if not replica.ejected]
+        results = await self._each(call, serving)
+        failed = [(replica, result) for replica, result in results if isinstance(result, (EngineError, RateLimited))]
+        if len(failed) == len(serving):
+            raise failed[0][1] if failed else EngineUnavailable(f"engine {self.name}: all of its replicas are down")
+        for replica, error in failed:
+            self._eject(replica, error)
+
+    def _eject(self, replica: Replica, error: EngineError | RateLimited) -> None:
+        if replica.ejected:
+            return
+        replica.ejected = True
+        log.warning("engine %s: replica %s is ejected: %s", self.name, replica.engine.name, error)
+        task = asyncio.create_task(self._readmit(replica))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _readmit(self, replica: Replica) -> None:
+        while replica.ejected:
+            await asyncio.sleep(self._probe_every_s)
+            try:
+                await replica.engine.probe()
+                async with self._changing:
+                    await self._catch_up(replica)
+            except (EngineError, RateLimited) as error:
+                log.debug("engine %s: replica %s is still down: %s", self.name, replica.engine.name, error)
+
+    async def _catch_up(self, replica: Replica) -> None:
+        """Brings a replica that answers again to where the others are."""
+        if self._weights is not None:
+            await replica.engine.load_weights(*self._weights)
+        if self._paused:
+            await replica.engine.pause("keep")
+        replica.failures, replica.ejected = 0, False
+        log.warning("engine %s: replica %s serves again", self.name, replica.engine.name)
+
+
+def _rank(session: str, index: int) -> int:
+    """Breaks ties the same way in every proxy, and differently for every session."""
+    return zlib.crc32(f"{session}/{index}".encode())
+
+
+def _common(found: Sequence[EngineFacts], replicas: int) -> EngineFacts:
+    first = found[0]
+    models = [model for model in first.models if all(model in facts.models for facts in found)]
+    modes = {facts.logprobs_mode for facts in found}
+    notes = list(dict.fromkeys(note for facts in found for note in facts.notes))
+    if len(found) < replicas:
+        notes.append(f"{replicas - len(found)} of {replicas} replicas are down")
+    if len(modes) > 1:
+        notes.append(f"replicas differ in their log-probs mode: {', '.join(sorted(modes))}")
+    return EngineFacts(
+        kind=first.kind,
+        url=",".join(facts.url for facts in found),
+        models=tuple(models),
+        max_context=min((facts.max_context for facts in found if facts.max_context), default=None),
+        weight_versions=all(facts.weight_versions for facts in found),
+        weight_updates=all(facts.weight_updates for facts in found),
+        logprobs_mode=first.logprobs_mode if len(modes) == 1 else "unknown",
+        notes=tuple(notes),
+        structured_output=all(facts.structured_output for facts in found),
+    )

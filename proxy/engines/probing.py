@@ -1,0 +1,80 @@
+"""Finding out by a one-token call what a server does not say of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rolltap.errors import EngineRefused, EngineTimeout
+from rolltap.ids import new_id
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest
+from rolltap.proxy.engines.http import Model
+
+LogprobsMode = Literal["processed", "raw", "unknown"]
+PROBE_S = 60.0
+PROBE_PROMPT = (1, 2, 3, 4)
+"""Ids that any vocabulary has."""
+
+Sample = Callable[[SampleRequest], AsyncIterator[SampleChunk]]
+
+
+def _request(model: str, temperature: float) -> SampleRequest:
+    return SampleRequest(
+        id=f"probe-{new_id()}",
+        model=model,
+        prompt_ids=list(PROBE_PROMPT),
+        max_tokens=1,
+        temperature=temperature,
+        top_logprobs=2,
+        session_id="probe",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TriedOut:
+    """What two one-token calls showed. `problem` says why there were none."""
+
+    mode: LogprobsMode = "unknown"
+    weight_versions: bool = False
+    problem: str = ""
+
+
+async def try_out(sample: Sample, models: Sequence[Model]) -> TriedOut:
+    """Samples a token at two temperatures.
+
+    The likeliest token's log-prob is the same only where temperature is not in it: "raw" log-probs are those before
+    temperature, "processed" those after. "unknown" where the server gives no candidates, or refuses to sample.
+    """
+    if not models:
+        return TriedOut(problem="the server lists no model")
+    try:
+        cool, weight_versions = await _token(sample, models[0].id, 1.0)
+        warm, _ = await _token(sample, models[0].id, 2.0)
+    except EngineRefused as error:
+        return TriedOut(problem=f"a one-token call is refused: {error.message}")
+    if cool is None or warm is None:
+        return TriedOut(weight_versions=weight_versions)
+    return TriedOut("raw" if abs(cool - warm) < 1e-4 else "processed", weight_versions)
+
+
+def smallest_context(models: Sequence[Model]) -> int | None:
+    return min((model.max_model_len for model in models if model.max_model_len), default=None)
+
+
+async def _token(sample: Sample, model: str, temperature: float) -> tuple[float | None, bool]:
+    """The likeliest token's log-prob, and whether the sampled one's weight version came with it."""
+    chunks: Any = sample(_request(model, temperature))
+    best: float | None = None
+    versions = False
+    try:
+        async with asyncio.timeout(PROBE_S), aclosing(chunks) as stream:
+            async for chunk in stream:
+                versions = versions or chunk.versions is not None
+                if "top_logprobs" in chunk.extras:
+                    best = float(chunk.extras["top_logprobs"][0].max())
+    except TimeoutError:
+        raise EngineTimeout(f"a one-token call took over {PROBE_S:g} s") from None
+    return best, versions

@@ -1,0 +1,78 @@
+"""Trying again what nobody has seen anything of yet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rolltap.errors import ContextOverflow, EngineUnavailable, RateLimited
+from rolltap.proxy.engines.base import ChatChunk, SampleChunk
+
+Chunk = TypeVar("Chunk", SampleChunk, ChatChunk)
+
+log = logging.getLogger("rolltap.engines")
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often, and how long to wait: `first_wait_s`, then four times as long each time, less up to half by chance.
+
+    A server's `Retry-After` counts instead; one over `longest_wait_s` is passed on to the harness, not waited for.
+    """
+
+    attempts: int = 4
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 5.0
+
+    def wait(self, attempt: int, error: EngineUnavailable | RateLimited) -> float | None:
+        """Seconds to wait after the failure of try `attempt` (from 1); None to give up."""
+        if attempt >= self.attempts:
+            return None
+        if error.retry_after is not None:
+            return error.retry_after if error.retry_after <= self.longest_wait_s else None
+        return min(self.first_wait_s * 4.0 ** (attempt - 1), self.longest_wait_s) * random.uniform(0.5, 1.0)
+
+
+DEFAULT_RETRIES = Retries()
+
+
+async def retried(
+    name: str,
+    call_id: str,
+    attempt: Callable[[], AsyncGenerator[Chunk, None]],
+    retries: Retries,
+    *,
+    prompt_tokens: int | None = None,
+) -> AsyncGenerator[Chunk, None]:
+    """The chunks of `attempt`, tried again while it fails for want of a server and before its first chunk.
+
+    The first chunk carries what went wrong before it; the last error, when all tries fail, says how many there were.
+    An overflow is told how many tokens the prompt had.
+    """
+    failures: list[str] = []
+    while True:
+        begun = False
+        try:
+            async with aclosing(attempt()) as chunks:
+                async for chunk in chunks:
+                    yield replace(chunk, attempts=tuple(failures)) if failures and not begun else chunk
+                    begun = True
+            return
+        except ContextOverflow as error:
+            error.tokens = error.tokens or prompt_tokens
+            raise
+        except (EngineUnavailable, RateLimited) as error:
+            wait = None if begun else retries.wait(len(failures) + 1, error)
+            failures.append(error.message)
+            if wait is None:
+                if not begun and len(failures) > 1:
+                    error.message = f"{error.message} (try {len(failures)})"
+                    error.args = (error.message,)
+                raise
+        log.warning("call %s: %s; trying engine %s again in %.2f s", call_id, failures[-1], name, wait)
+        await asyncio.sleep(wait)

@@ -1,0 +1,272 @@
+"""SGLang's `/generate`: ids in, ids out.
+
+Its events hold either everything so far (the default) or only what is new (`--incremental-streaming-output`); the
+count of sampled tokens in each says which. Weights are loaded from a folder that the server can read.
+Source: SGLang 0.5.23, `srt/managers/{io_struct,tokenizer_manager}.py`, `srt/entrypoints/http_server.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from rolltap.errors import EngineError, EngineProtocolError
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.decode import (
+    FinishReason,
+    Problem,
+    Span,
+    check_prompt,
+    decoder,
+    finish_of,
+    problem,
+    sampled_experts,
+    spans,
+    top_k,
+)
+from rolltap.proxy.engines.http import EngineHttp
+from rolltap.proxy.engines.probing import smallest_context, try_out
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.settings import EngineSettings
+from rolltap.types import VersionSpan
+
+PATH = "/generate"
+
+Row = tuple[float | None, int, str | None]
+"""[log-prob, id, text]"""
+
+
+class Finish(msgspec.Struct):
+    type: str
+    message: str | None = None
+    status_code: int | None = None
+
+
+class Meta(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: Finish | None = None
+    weight_version: str | None = None
+    weight_versions: list[Span] | None = None
+    output_token_logprobs: list[Row] | None = None
+    output_top_logprobs: list[list[Row] | None] | None = None
+    routed_experts: str | None = None
+
+
+class Frame(msgspec.Struct):
+    output_ids: list[int] = []
+    prompt_token_ids: list[int] | None = None
+    meta_info: Meta | None = None
+    error: Problem | None = None
+
+
+read_frame = decoder(Frame)
+
+
+class SglangEngine:
+    """One server."""
+
+    kind = "sglang"
+
+    def __init__(
+        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES
+    ) -> None:
+        self.name = name
+        self._http = EngineHttp(name, settings, session)
+        self._retries = retries
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def probe(self) -> EngineFacts:
+        models = await self._http.models()
+        tried = await try_out(self.sample, models)
+        notes = [tried.problem] if tried.problem else []
+        if tried.mode == "raw":
+            notes.append("log-probs are those before temperature: unset SGLANG_RETURN_ORIGINAL_LOGPROB")
+        return EngineFacts(
+            kind=self.kind,
+            url=self._http.base,
+            models=tuple(model.id for model in models),
+            max_context=smallest_context(models),
+            weight_versions=tried.weight_versions,
+            weight_updates=True,
+            logprobs_mode=tried.mode,
+            notes=tuple(notes),
+        )
+
+    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        size = len(request.prompt_ids)
+        return retried(self.name, request.id, lambda: self._attempt(request), self._retries, prompt_tokens=size)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """SGLang has no draining of its own: this proxy's requests are waited for and new ones held. "keep" computes
+        the requests under way anew from their tokens (`retract`), so no old cache outlives the weights."""
+        if mode == "drain":
+            self._open.clear()
+            await self._idle.wait()
+        await self._http.json("POST", "/pause_generation", {"mode": "abort" if mode == "abort" else "retract"})
+
+    async def resume(self) -> None:
+        await self._http.json("POST", "/continue_generation", {})
+        self._open.set()
+
+    async def load_weights(self, path: str, version: int) -> None:
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": True, "keep_pause": True}
+        answer = await self._http.json("POST", "/update_weights_from_disk", body)
+        if not answer.get("success"):
+            raise EngineError(f"engine {self.name} did not load {path}: {answer.get('message')}; the old weights serve")
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _attempt(self, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
+        await self._open.wait()
+        self._running += 1
+        self._idle.clear()
+        output = _Output(request, self.name)
+        try:
+            async with aclosing(self._http.events(PATH, body_of(request))) as events:
+                async for event in events:
+                    frame = read_frame(event)
+                    if frame.error is not None:
+                        raise problem(self.name, PATH, frame.error)
+                    if (chunk := output.take(frame)) is not None:
+                        yield chunk
+            if not output.finished:
+                raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
+        except (GeneratorExit, asyncio.CancelledError):
+            if not output.finished:
+                self._http.soon("/abort_request", {"rid": request.id})
+            raise
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+
+def body_of(request: SampleRequest) -> dict[str, Any]:
+    """`/generate`. What is left out would come from the server's preferred sampling parameters: nothing is."""
+    extra = dict(request.extra)
+    schema = extra.pop("json_schema", None)
+    params: dict[str, Any] = {
+        "max_new_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k or -1,
+        "min_p": request.min_p,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(request.stop_token_ids),
+        "skip_special_tokens": False,
+        **extra,
+    }
+    if schema is not None:
+        params["json_schema"] = msgspec.json.encode(schema or {"type": "object"}).decode()
+    if request.seed is not None:
+        params["sampling_seed"] = request.seed
+    return {
+        "rid": request.id,
+        "input_ids": request.prompt_ids,
+        "sampling_params": params,
+        "return_logprob": True,
+        "top_logprobs_num": request.top_logprobs,
+        "stream": True,
+        **({"return_routed_experts": True} if request.routed_experts else {}),
+        **({"session_id": request.session_id} if request.session_id else {}),
+    }
+
+
+class _Output:
+    """One output as it grows; tells events that hold all of it from those that hold what is new."""
+
+    def __init__(self, request: SampleRequest, name: str) -> None:
+        self._request = request
+        self._name = name
+        self._count = 0
+        self.finished = False
+
+    def take(self, frame: Frame) -> SampleChunk | None:
+        """The chunk of an event; None if it brings nothing."""
+        meta = frame.meta_info
+        if meta is None:
+            raise EngineProtocolError(f"engine {self._name} sent an event without meta_info")
+        check_prompt(self._name, meta.prompt_tokens, self._request)
+        finish = self._finish(meta.finish_reason)
+        total = meta.completion_tokens if meta.completion_tokens is not None else len(frame.output_ids)
+        new = total - self._count
+        if new < 0 or len(frame.output_ids) not in (new, total):
+            raise EngineProtocolError(
+                f"engine {self._name} sent {len(frame.output_ids)} ids where {new} are new of {total}"
+            )
+        first = self._count == 0
+        if not new and finish is None:
+            return None
+        ids = frame.output_ids[len(frame.output_ids) - new :]
+        self._count = total
+        logprobs, extras = self._logprobs(ids, meta, total)
+        return SampleChunk(
+            token_ids=ids,
+            logprobs=logprobs,
+            finish=finish,
+            versions=_versions(meta, total) if finish else None,
+            prompt_ids=frame.prompt_token_ids if first else None,
+            extras=extras,
+            whole=_routed_experts(meta.routed_experts, len(self._request.prompt_ids), total) if finish else {},
+        )
+
+    def _finish(self, finish: Finish | None) -> FinishReason | None:
+        if finish is None:
+            return None
+        if finish.type == "abort" and finish.status_code is not None and not self._count:
+            raise problem(self._name, PATH, Problem(finish.message or "aborted", finish.status_code))
+        self.finished = True
+        return finish_of(finish.type)
+
+    def _logprobs(self, ids: list[int], meta: Meta, total: int) -> tuple[list[float] | None, dict[str, np.ndarray]]:
+        rows = _newest(meta.output_token_logprobs, len(ids), total)
+        if rows is None or [row[1] for row in rows] != ids:
+            return (None if ids else []), {}
+        values = [np.nan if row[0] is None else row[0] for row in rows]
+        tops = _newest(meta.output_top_logprobs, len(ids), total)
+        if not self._request.top_logprobs or tops is None:
+            return values, {}
+        pairs = [[(row[1], np.nan if row[0] is None else row[0]) for row in position or ()] for position in tops]
+        return values, top_k(ids, values, pairs, self._request.top_logprobs)
+
+
+def _newest(rows: list[Any] | None, new: int, total: int) -> list[Any] | None:
+    """The last `new` of rows that are either all of the output's or only the new ones; None if they are neither."""
+    if rows is None or len(rows) not in (new, total):
+        return None
+    return rows[len(rows) - new :]
+
+
+def _versions(meta: Meta, count: int) -> tuple[VersionSpan, ...] | None:
+    """Spans where the server gives them; a single version only says what was loaded at the end, so it is not used."""
+    return None if meta.weight_versions is None else spans(meta.weight_versions, count)
+
+
+def _routed_experts(encoded: str | None, prompt: int, count: int) -> dict[str, np.ndarray]:
+    """The routed experts [T, layers x k]."""
+    if encoded is None or not count:
+        return {}
+    try:
+        flat = np.frombuffer(base64.b64decode(encoded, validate=True), np.int32)
+    except (binascii.Error, ValueError) as error:
+        raise EngineProtocolError(f"routed experts are not base64 int32: {error}") from error
+    rows = prompt + count - 1
+    if len(flat) % rows:
+        raise EngineProtocolError(f"routed experts hold {len(flat)} numbers, not a row for each of {rows} tokens")
+    return sampled_experts(flat.reshape(rows, -1), count)

@@ -1,0 +1,136 @@
+"""vLLM's token API, which the embedded engine and the scripted one serve as well.
+
+`/inference/v1/generate` where the server offers it, since it alone returns weight versions; where it answers 403
+(started without `--enable-scale-out`) or 404 (an older release), `/v1/completions` with a prompt of ids. Weights are
+reloaded from a folder that the server can read (`VLLM_SERVER_DEV_MODE=1`).
+Source: vLLM 0.32, `vllm/entrypoints/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+
+from rolltap.errors import EngineProtocolError, EngineRefused
+from rolltap.proxy.engines import vllm_wire as wire
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.decode import check_prompt, problem
+from rolltap.proxy.engines.http import EngineHttp
+from rolltap.proxy.engines.probing import smallest_context, try_out
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.settings import EngineSettings
+
+GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+PAUSE_MODES: dict[PauseMode, str] = {"keep": "keep", "drain": "wait", "abort": "abort"}
+CLOSED = (403, 404, 405)
+
+
+class VllmEngine:
+    """One server."""
+
+    kind = "vllm"
+
+    def __init__(
+        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES
+    ) -> None:
+        self.name = name
+        self._http = EngineHttp(name, settings, session)
+        self._retries = retries
+        self._structured_output = settings.kind != "rolltap"  # the embedded engine has no grammars
+        self._path = GENERATE
+
+    async def probe(self) -> EngineFacts:
+        models = await self._http.models()
+        self._path = GENERATE
+        tried = await try_out(self.sample, models)
+        info = await self._http.optional("GET", "/weight_info")
+        notes = [tried.problem] if tried.problem else []
+        if self._path is not GENERATE:
+            notes.append("no weight versions with the tokens: start vLLM with --enable-scale-out")
+        if info is None:
+            notes.append("weights can't be pushed: start vLLM with VLLM_SERVER_DEV_MODE=1")
+        if tried.mode == "raw":
+            notes.append("log-probs are those before temperature: start vLLM with --logprobs-mode processed_logprobs")
+        return EngineFacts(
+            kind=self.kind,
+            url=self._http.base,
+            models=tuple(model.id for model in models),
+            max_context=smallest_context(models),
+            weight_versions=tried.weight_versions,
+            weight_updates=info is not None,
+            logprobs_mode=tried.mode,
+            notes=tuple(notes),
+            structured_output=self._structured_output,
+        )
+
+    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        size = len(request.prompt_ids)
+        return retried(self.name, request.id, lambda: self._attempt(request), self._retries, prompt_tokens=size)
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._http.json("POST", f"/pause?mode={PAUSE_MODES[mode]}")
+
+    async def resume(self) -> None:
+        await self._http.json("POST", "/resume")
+
+    async def load_weights(self, path: str, version: int) -> None:
+        """Between `pause` and `resume`. The cache of the old weights' prefixes is emptied where the server has one
+        to empty; requests under way are computed anew from their tokens."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        await self._http.json("POST", "/collective_rpc", body)
+        await self._http.optional("POST", "/reset_prefix_cache?reset_running_requests=true")
+        await self._http.json("POST", "/update_weight_version", {"new_version": str(version)})
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _attempt(self, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
+        path = self._path
+        try:
+            async with aclosing(self._stream(path, request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        except EngineRefused as error:
+            if path is not GENERATE or error.http_status not in CLOSED or "model" in error.message.lower():
+                raise
+        self._path = COMPLETIONS
+        async with aclosing(self._stream(COMPLETIONS, request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _stream(self, path: str, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
+        generate = path is GENERATE
+        body = wire.generate_body(request) if generate else wire.completion_body(request)
+        headers = {"x-session-id": request.session_id} if request.session_id else {}
+        read: Any = wire.read_generate if generate else wire.read_completion
+        to_chunk: Any = wire.generate_chunk if generate else wire.completion_chunk
+        count, finished = 0, False
+        try:
+            async with aclosing(self._http.events(path, body, headers)) as events:
+                async for event in events:
+                    frame = read(event)
+                    if frame.error is not None:
+                        raise problem(self.name, path, frame.error)
+                    if frame.usage is not None:
+                        check_prompt(self.name, frame.usage.prompt_tokens, request)
+                    for choice in frame.choices:
+                        count += len(choice.token_ids or ())
+                        chunk = to_chunk(choice, frame, request, count)
+                        finished = finished or chunk.finish is not None
+                        yield chunk
+            if not finished:
+                raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
+        except (GeneratorExit, asyncio.CancelledError):
+            if not finished:
+                self._abort(request, generate)
+            raise
+
+    def _abort(self, request: SampleRequest, generate: bool) -> None:
+        """The closed connection says it already; a router on the way may keep that to itself."""
+        ids = [request.id, f"generate-tokens-{request.id}", f"cmpl-{request.id}-0"]
+        self._http.soon("/inference/v1/abort_requests" if generate else "/abort_requests", {"request_ids": ids})

@@ -1,0 +1,224 @@
+"""vLLM's token API as typed JSON: what is sent, and how its stream becomes chunks.
+
+Two endpoints with two shapes: `/inference/v1/generate` and `/v1/completions` with a prompt of ids.
+Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/openai/completion`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rolltap.errors import EngineProtocolError
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest
+from rolltap.proxy.engines.decode import (
+    FinishReason,
+    Problem,
+    Span,
+    decoder,
+    finish_of,
+    npy,
+    sampled_experts,
+    spans,
+    top_k,
+)
+
+NO_LOGPROB = -9999.0
+"""What vLLM writes for a log-prob that is NaN, -inf or absent: no sampled token can have it."""
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+
+
+class Candidate(msgspec.Struct):
+    token_id: int
+    logprob: float | None = None
+
+
+class Token(Candidate):
+    top_logprobs: list[Candidate] = []
+
+
+class GenerateLogprobs(msgspec.Struct):
+    content: list[Token] | None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+
+
+class GenerateChoice(msgspec.Struct):
+    token_ids: list[int] = []
+    logprobs: GenerateLogprobs | None = None
+    finish_reason: str | None = None
+    weight_versions: list[Span] | None = None
+    routed_experts: str | None = None
+
+
+class CompletionChoice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    routed_experts: str | None = None
+
+
+class GenerateFrame(msgspec.Struct):
+    choices: list[GenerateChoice] = []
+    prompt_token_ids: list[int] | None = None
+    usage: Usage | None = None
+    error: Problem | None = None
+
+
+class CompletionFrame(msgspec.Struct):
+    choices: list[CompletionChoice] = []
+    usage: Usage | None = None
+    error: Problem | None = None
+
+
+read_generate: Callable[[bytes], GenerateFrame] = decoder(GenerateFrame)
+read_completion: Callable[[bytes], CompletionFrame] = decoder(CompletionFrame)
+
+
+def generate_body(request: SampleRequest) -> dict[str, Any]:
+    """`/inference/v1/generate`. Absent sampling parameters are neutral there."""
+    params: dict[str, Any] = {
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "min_p": request.min_p,
+        "top_k": request.top_k,
+        "stop_token_ids": list(request.stop_token_ids),
+        "logprobs": request.top_logprobs,
+        "detokenize": False,
+        **_extra(request),
+    }
+    if request.seed is not None:
+        params["seed"] = request.seed
+    return {
+        "request_id": request.id,
+        "model": request.model,
+        "token_ids": request.prompt_ids,
+        "sampling_params": params,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def completion_body(request: SampleRequest) -> dict[str, Any]:
+    """`/v1/completions`. What is left out would come from the model's `generation_config.json`: nothing is."""
+    body: dict[str, Any] = {
+        "request_id": request.id,
+        "model": request.model,
+        "prompt": request.prompt_ids,
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "min_p": request.min_p,
+        "top_k": request.top_k,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(request.stop_token_ids),
+        "logprobs": request.top_logprobs,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "skip_special_tokens": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **_extra(request),
+    }
+    if request.seed is not None:
+        body["seed"] = request.seed
+    return body
+
+
+def _extra(request: SampleRequest) -> dict[str, Any]:
+    """Penalties as they are; a JSON schema ({}: any object) as vLLM's structured output."""
+    extra = dict(request.extra)
+    schema = extra.pop("json_schema", None)
+    if schema is not None:
+        extra["structured_outputs"] = {"json": schema} if schema else {"json_object": True}
+    return extra
+
+
+def generate_chunk(choice: GenerateChoice, frame: GenerateFrame, request: SampleRequest, count: int) -> SampleChunk:
+    """The chunk of a frame; `count` is how many ids the output has with it."""
+    ids = choice.token_ids
+    content = choice.logprobs.content if choice.logprobs is not None else None
+    logprobs, extras = None, {}
+    if content is not None and [token.token_id for token in content] == ids:
+        logprobs = [_number(token.logprob) for token in content]
+        if request.top_logprobs:
+            rows = [[(c.token_id, _number(c.logprob)) for c in token.top_logprobs] for token in content]
+            extras = top_k(ids, logprobs, rows, request.top_logprobs)
+    return SampleChunk(
+        token_ids=ids,
+        logprobs=logprobs if ids else [],
+        finish=_finish(choice.finish_reason),
+        versions=None if choice.weight_versions is None else spans(choice.weight_versions, count),
+        prompt_ids=frame.prompt_token_ids,
+        extras=extras,
+        whole=_experts(choice.routed_experts, request, count),
+    )
+
+
+def completion_chunk(
+    choice: CompletionChoice, frame: CompletionFrame, request: SampleRequest, count: int
+) -> SampleChunk:
+    """The chunk of a frame; `count` is how many ids the output has with it."""
+    ids = choice.token_ids or []
+    if choice.token_ids is None and choice.text:
+        raise EngineProtocolError(
+            "the engine returns text without token ids: it is no vLLM with `return_token_ids`; "
+            "set engines.*.kind to openai_compatible or passthrough"
+        )
+    logprobs, extras = None, {}
+    given = choice.logprobs
+    if given is not None and len(given.token_logprobs) == len(ids):
+        logprobs = [_number(value) for value in given.token_logprobs]
+        if request.top_logprobs and given.top_logprobs is not None:
+            rows = [_candidates(row or {}) for row in given.top_logprobs]
+            extras = top_k(ids, logprobs, rows, request.top_logprobs)
+    return SampleChunk(
+        token_ids=ids,
+        logprobs=logprobs if ids else [],
+        finish=_finish(choice.finish_reason),
+        prompt_ids=choice.prompt_token_ids,
+        extras=extras,
+        whole=_experts(choice.routed_experts, request, count),
+    )
+
+
+def _experts(encoded: str | None, request: SampleRequest, count: int) -> dict[str, np.ndarray]:
+    """The routed experts [T, layers, k], where they are wanted: the server sends them by its own flag."""
+    if encoded is None or not count or not request.routed_experts:
+        return {}
+    rows = npy(encoded)
+    if rows.ndim != 3:
+        raise EngineProtocolError(f"routed experts have the shape {rows.shape}, not [tokens, layers, k]")
+    return sampled_experts(rows, count)
+
+
+def _number(logprob: float | None) -> float:
+    return np.nan if logprob is None or logprob <= NO_LOGPROB else logprob
+
+
+def _candidates(row: dict[str, float | None]) -> list[tuple[int, float]]:
+    """`{"token_id:17": -0.5}` as pairs."""
+    try:
+        return [(int(token.removeprefix("token_id:")), _number(logprob)) for token, logprob in row.items()]
+    except ValueError:
+        raise EngineProtocolError(
+            "the engine names log-prob candidates by text, not by `token_id:N` as asked"
+        ) from None
+
+
+def _finish(reason: str | None) -> FinishReason | None:
+    return None if reason is None else finish_of(reason)

@@ -1,0 +1,99 @@
+"""One HTTP exchange over ASGI: the body in within its limits, the reply out, and the client's departure noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rolltap.errors import BodyTooLarge, RequestError
+from rolltap.proxy.dialects.base import WireReply
+
+
+class ClientGone(Exception):
+    """The client hung up before its reply was whole."""
+
+
+class BrokenReply(Exception):
+    """Raised through the server to cut the connection: a reply that can't be finished must not look finished."""
+
+
+class RequestTimeout(RequestError):
+    """The request did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class Exchange:
+    """What the gateway sees of a request's connection."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.started = False
+        self.gone = False
+
+    async def body(self, limit: int, deadline: float) -> bytes:
+        """The whole body of at most `limit` bytes, received within `deadline` seconds."""
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(deadline):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        self.gone = True
+                        raise ClientGone
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    if size > limit:
+                        raise BodyTooLarge(f"the request body is over {limit} bytes")
+                    if not message.get("more_body"):
+                        return b"".join(chunks)
+        except TimeoutError:
+            raise RequestTimeout(f"the request did not arrive within {deadline:g} s") from None
+
+    async def reply(self, reply: WireReply) -> None:
+        """A whole answer."""
+        length = {"content-length": str(len(reply.body))}
+        await self._start(reply.status, {**reply.headers, **length})
+        await self._send({"type": "http.response.body", "body": reply.body})
+
+    async def start_stream(self, content_type: str) -> None:
+        await self._start(200, {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.started = True
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    @asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Runs its block until the client hangs up, which raises `ClientGone` inside it at once."""
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(self._watch(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.gone:
+                raise
+            task.uncancel()
+            raise ClientGone from None
+        finally:
+            watcher.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        task.cancel()

@@ -1,0 +1,213 @@
+"""The one path of a call.
+
+    bytes ─ Dialect.parse ─▶ ChatRequest ─ Continuation.plan ─▶ PromptPlan ─ Engine.sample ─▶ token chunks
+                                                                                               │
+    client ◀─ Dialect.writer (terminal event withheld) ◀─ ReplyParser ◀────────────────────────┤
+                                                                                               ▼
+                    Recorder: intent before the engine is asked, completion durable before the terminal event
+
+Every call that reached an engine ends in exactly one completion: completed, aborted (the client went away), or
+engine error. What can't be finished is cut off, never closed cleanly: some harnesses take a clean end for an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from dataclasses import replace
+
+from rolltap.crash import crash_point
+from rolltap.errors import InvalidRequest, NotFound, RequestError, RolltapError
+from rolltap.ids import new_id
+from rolltap.proxy.capture import CAPTURED, Capture
+from rolltap.proxy.chat import ChatRequest, ReplyStarted
+from rolltap.proxy.continuation.forest import Node
+from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.dialects.base import Dialect, WireReply, WireRequest
+from rolltap.proxy.exchange import BrokenReply, ClientGone, Exchange
+from rolltap.proxy.live import LiveSession, LiveSessions
+from rolltap.proxy.policies import CapturePolicy, Policies, Policy
+from rolltap.proxy.recalling import Recalls
+from rolltap.proxy.recorder import OpenCall, Recorder
+from rolltap.proxy.roles import in_role, roles_of
+from rolltap.proxy.streamed import StreamedReply
+from rolltap.proxy.turn import Sampler, Turn
+from rolltap.proxy.turn_cap import check_turn
+from rolltap.settings import LimitSettings
+from rolltap.types import Outcome
+
+log = logging.getLogger("rolltap.gateway")
+
+JSON = {"content-type": "application/json"}
+
+
+class Gateway:
+    """Serves the agent plane's model calls."""
+
+    def __init__(
+        self,
+        sessions: LiveSessions,
+        capture: Capture,
+        policies: Policies,
+        recorder: Recorder,
+        recalls: Recalls,
+        handles: Handles,
+        limits: LimitSettings,
+    ) -> None:
+        self._sessions = sessions
+        self._capture = capture
+        self._policies = policies
+        self._recorder = recorder
+        self._recalls = recalls
+        self._handles = handles
+        self._limits = limits
+        self._sampler = Sampler(recorder, handles)
+
+    async def generate(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
+        """Answers one model call; every error in the dialect's own shape."""
+        live: LiveSession | None = None
+        turn: Turn | None = None
+        try:
+            live = await self._known(dialect, wire)
+            chat = dialect.parse(wire)
+            live = live or await self._capture.session(chat)
+            chat = in_role(live.session, await self._recalls.fill(dialect, live, chat))
+            policy = self._policy(live, chat)
+            policy.check(chat)
+            live.enter(self._limits.calls_at_once)
+            try:
+                turn = await self._turn(live, chat, policy, wire.body)
+                await self._answer(dialect, turn, exchange)
+            finally:
+                live.leave()
+        except ClientGone:
+            return
+        except RolltapError as error:
+            if live is not None and turn is None and isinstance(error, RequestError):
+                await self._recorder.refuse(live.session.id, live.session.policy, dialect.name, wire.body, error)
+            if exchange.started:
+                raise BrokenReply(str(error)) from error
+            await exchange.reply(dialect.error(error))
+
+    async def count_tokens(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
+        """How many tokens the request's prompt would have; samples and records nothing."""
+        live = await self._known(dialect, wire)
+        chat = dialect.parse(wire)
+        live = live or await self._capture.session(chat)
+        chat = await self._recalls.fill(dialect, live, chat)
+        policy = self._policy(live, chat)
+        if isinstance(policy, CapturePolicy):
+            raise InvalidRequest(f"the model {chat.model!r} is behind a chat API; its tokens can't be counted here")
+        async with live.planning:
+            plan = await policy.plan("", live.forest, chat)
+        await exchange.reply(WireReply(200, dialect.token_count(len(plan.prompt_ids)), JSON))
+
+    async def models(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
+        """The models that this key may ask for."""
+        live = await self._known(dialect, wire)
+        roles = roles_of(live.session) if live is not None else {}
+        names = [*roles, *self._policies.served(live.session.policy)] if live is not None else self._policies.names
+        await exchange.reply(WireReply(200, dialect.models(names, wire.path_params.get("model")), JSON))
+
+    async def retrieve(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
+        """A recorded reply as it was delivered, for the session that it was made for."""
+        for name in wire.query:
+            raise InvalidRequest(f"{name}: a recorded reply is given whole, as it was delivered", param=name)
+        live = await self._known(dialect, wire)
+        if live is None:
+            raise NotFound("under the project's key replies can't be asked for again; use a session's key")
+        request, started, ended = await self._recalls.reply(dialect, live, wire.path_params["reply"])
+        await exchange.reply(WireReply(200, dialect.reply(request, started, ended), JSON))
+
+    async def _known(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
+        """The session of the request's key; None for the project's key, whose sessions follow from the calls."""
+        key = dialect.key(wire)
+        return None if self._capture.owns(key) else await self._sessions.enter(key, wire.path_params.get("session"))
+
+    def _policy(self, live: LiveSession, chat: ChatRequest) -> Policy:
+        session = live.session
+        if (played := roles_of(session).get(chat.model)) is not None:
+            return self._policies[played]
+        return self._policies.resolve(chat.model, session.policy, captured=CAPTURED in session.tags)
+
+    async def _turn(self, live: LiveSession, chat: ChatRequest, policy: Policy, body: bytes) -> Turn:
+        """The turn that answers this request: an SDK's marked retry gets the one it repeats, any other a new one."""
+        body_hash = hashlib.sha256(body).hexdigest()
+        known = live.turns.get(body_hash) if chat.hints.retry else None
+        if known is not None and known.error is None:
+            return known
+        turn = Turn(chat, live, policy, body_hash)
+        await self._begin(turn)
+        live.keep(turn)
+        turn.task = asyncio.create_task(self._sampler.run(turn))
+        return turn
+
+    async def _begin(self, turn: Turn) -> None:
+        """Plans the prompt and writes the intents; from here on the forest knows the calls.
+
+        Where the upstream renders the prompt, the intent is written when it has said what it rendered.
+        """
+        live, chat, policy = turn.live, turn.chat, turn.policy
+        async with live.planning:
+            call_id = new_id()
+            plan = await policy.plan(call_id, live.forest, chat)
+            if plan.break_ is not None and await self._sessions.refresh(live):
+                plan = await policy.plan(call_id, live.forest, chat)
+            check_turn(live, plan.parent)
+            for _ in range(chat.sampling.n):
+                if plan.break_ is not None:
+                    plan = replace(plan, break_=replace(plan.break_, call_id=call_id))
+                prompt = plan.prompt_ids.tolist()
+                request = policy.sample_request(call_id, live.session.id, chat, prompt)
+                node = Node(call_id, plan.parent, plan.lineage, plan.prompt_ids, plan.shared, items=chat.items)
+                turn.calls.append(OpenCall(call_id, node, plan, request, prompt, time.time()))
+                call_id = new_id()
+            for call in turn.calls:
+                live.forest.add(call.node)
+        if isinstance(policy, CapturePolicy):
+            return
+        try:
+            await self._sampler.open(turn)
+        except BaseException:
+            for call in turn.calls:
+                live.forest.complete(call.node, call.node.output_ids, None, Outcome.ABORTED)
+            raise
+
+    async def _answer(self, dialect: Dialect, turn: Turn, exchange: Exchange) -> None:
+        """Streams what the turn says as it says it; the end only when the turn is durable."""
+        started = turn.started(self._handles)
+        stream = StreamedReply(exchange, dialect.writer(turn.chat), started) if turn.chat.stream else None
+        turn.readers += 1
+        try:
+            async with exchange.while_connected():
+                async for event in turn.follow(self._limits.keep_alive_s):
+                    if stream is None:
+                        continue
+                    if event is None:
+                        await stream.keep_alive()
+                    else:
+                        await stream.say(event)
+                        crash_point("reply.part")
+        except ClientGone:
+            turn.leave()
+            raise
+        except RolltapError:
+            turn.live.turns.pop(turn.body_hash, None)
+            raise
+        await self._release(dialect, turn, exchange, stream, started)
+
+    async def _release(
+        self, dialect: Dialect, turn: Turn, exchange: Exchange, stream: StreamedReply | None, started: ReplyStarted
+    ) -> None:
+        """The terminal bytes, now that the call is durable. An undelivered turn is kept for the client's retry."""
+        assert turn.ended is not None
+        if stream is None:
+            await exchange.reply(WireReply(200, dialect.reply(turn.chat, started, turn.ended), JSON))
+        else:
+            await stream.end(turn.ended)
+        crash_point("reply.end")
+        if not exchange.gone:
+            turn.live.turns.pop(turn.body_hash, None)
+        self._recorder.delivered(turn.calls, not exchange.gone)

@@ -1,0 +1,133 @@
+"""Sessions in use: who calls, whether they still may, and their forest.
+
+The key is the identity. A session is looked up in the store by the SHA-256 of its key; what was looked up is trusted
+for `TRUST_S` seconds, so a session closed through another replica is refused that soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from rolltap.calllog.base import CallLog
+from rolltap.errors import RateLimited, SessionClosed, StoreUnavailable, Unauthenticated
+from rolltap.proxy.continuation.canonical import DigestCache
+from rolltap.proxy.continuation.forest import Forest
+from rolltap.types import Session
+
+if TYPE_CHECKING:
+    from rolltap.proxy.turn import Turn
+
+UNDELIVERED_KEPT = 8
+TRUST_S = 1.0
+
+
+def key_hash(key: str) -> str:
+    """How a key is stored: hexadecimal SHA-256 (keys are 256 random bits, so no salt is needed)."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@dataclass(slots=True, eq=False)
+class LiveSession:
+    """A session with its forest. `planning` is held from the look at the forest until the call is in it."""
+
+    session: Session
+    forest: Forest
+    planning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    in_flight: int = 0
+    refused_turns: int = 0
+    turns: dict[str, Turn] = field(default_factory=dict)  # in flight or undelivered, by the hash of their request
+    looked_up_at: float = 0.0
+
+    def enter(self, limit: int) -> None:
+        """Counts a call in; `RateLimited` if the key has too many in flight."""
+        if self.in_flight >= limit:
+            raise RateLimited(f"this key has {limit} calls in flight", retry_after=1)
+        self.in_flight += 1
+
+    def keep(self, turn: Turn) -> None:
+        """Keeps a turn for a retry of its request; of those that are over, only the last few."""
+        self.turns[turn.body_hash] = turn
+        over = [body_hash for body_hash, kept in self.turns.items() if kept.over]
+        for body_hash in over[:-UNDELIVERED_KEPT]:
+            del self.turns[body_hash]
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+
+
+class LiveSessions:
+    """The sessions in use, the longest unused ones let go first (their forests come back from the log)."""
+
+    def __init__(self, log: CallLog, *, capacity: int = 4096) -> None:
+        self._log = log
+        self._capacity = capacity
+        self._digests = DigestCache()
+        self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
+        self._opening = asyncio.Lock()
+
+    async def enter(self, key: str | None, named: str | None) -> LiveSession:
+        """The session of `key`. `named` is the session of a URL prefix, which must be the same one."""
+        if not key:
+            raise Unauthenticated("no API key was sent; use the session's key as the API key")
+        hashed = key_hash(key)
+        live = self._by_hash.get(hashed)
+        now = time.monotonic()
+        if live is None or now - live.looked_up_at > TRUST_S:
+            live = await self._look_up(hashed, live)
+            live.looked_up_at = now
+        self._by_hash.move_to_end(hashed)
+        session = live.session
+        if named is not None and named != session.id:
+            raise Unauthenticated(f"the key is not of session {named!r}, which the URL names")
+        if session.closed_at is not None:
+            raise SessionClosed(f"session {session.id} is closed; open a new one")
+        if session.expires_at <= time.time():
+            raise SessionClosed(f"session {session.id} has expired; open a new one")
+        return live
+
+    async def _look_up(self, hashed: str, known: LiveSession | None) -> LiveSession:
+        session = await self._log.session_by_key(hashed)
+        if session is None:
+            raise Unauthenticated("the API key is not known; open a session and use its key")
+        if known is not None:
+            known.session = session
+            return known
+        return await self.adopt(session)
+
+    async def adopt(self, session: Session) -> LiveSession:
+        """The session with its forest, loaded from the log if this process has not seen it."""
+        async with self._opening:
+            live = self._by_hash.get(session.key_hash)
+            if live is None:
+                live = LiveSession(session, Forest(self._digests))
+                live.forest.load(await self._log.rows(session.id))
+                self._by_hash[session.key_hash] = live
+                self._let_go()
+            return live
+
+    def _let_go(self) -> None:
+        excess = max(0, len(self._by_hash) - self._capacity)
+        for hashed in list(islice(self._by_hash, excess)):
+            if self._by_hash[hashed].in_flight == 0:
+                del self._by_hash[hashed]
+
+    async def refresh(self, live: LiveSession) -> bool:
+        """Takes in calls that other replicas recorded; True if there were any. Those of a store that is away wait."""
+        known = len(live.forest.nodes)
+        try:
+            live.forest.load(await self._log.rows(live.session.id))
+        except StoreUnavailable:
+            return False
+        return len(live.forest.nodes) > known
+
+    def forget(self, session: Session) -> None:
+        """The session was closed through this process."""
+        live = self._by_hash.get(session.key_hash)
+        if live is not None:
+            live.looked_up_at = 0.0

@@ -1,0 +1,68 @@
+"""The trainer and admin planes' applications: FastAPI, deny by default, errors in one shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from rolltap import __version__
+from rolltap.errors import RolltapError
+from rolltap.proxy.auth import Keyring
+from rolltap.proxy.routes import events, health, leases, metrics, nodes, policies, rollouts, sessions, tasks
+from rolltap.proxy.routes.services import Services
+
+
+def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
+    """Leases, trajectories and weights, by trainer key."""
+    app = _app("trainer plane")
+    guard = [Depends(keyring.require("trainer", "admin"))]
+    for routes in (leases.router(services), policies.trainer_router(services)):
+        app.include_router(routes, dependencies=guard)
+    app.include_router(health.router(services))
+    return app
+
+
+def admin_app(services: Services, keyring: Keyring) -> FastAPI:
+    """Sessions, tasks and rewards, by admin key; evaluator keys may append rewards only."""
+    app = _app("admin plane")
+    guard = [Depends(keyring.require("admin"))]
+    for part in (sessions, tasks, rollouts, nodes, events, metrics):
+        app.include_router(part.router(services), dependencies=guard)
+    app.include_router(policies.admin_router(services), dependencies=guard)
+    app.include_router(rollouts.reward_router(services), dependencies=[Depends(keyring.require("evaluator", "admin"))])
+    app.include_router(health.router(services))
+    return app
+
+
+def _app(title: str) -> FastAPI:
+    app = FastAPI(title=f"rolltap {title}", version=__version__, redoc_url=None)
+    app.add_exception_handler(RolltapError, _rolltap_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    return app
+
+
+def _body(code: str, message: str, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, "param": param}}
+
+
+async def _rolltap_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RolltapError)
+    headers = {"retry-after": str(max(1, round(error.retry_after)))} if error.retry_after else None
+    return JSONResponse(_body(error.code, error.message, error.param), error.status, headers)
+
+
+async def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    return JSONResponse(_body("invalid_request", f"{where}: {first['msg']}", where or None), 400)
+
+
+async def _http_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(_body("http_error", str(error.detail)), error.status_code)

@@ -1,0 +1,229 @@
+"""What a policy is at run time: its engine, its renderer, its version, and the sampling it pins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import ContextOverflow, InvalidRequest, NotFound
+from rolltap.proxy.chat import ChatRequest, Sampling, TokenLogprob
+from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.plan import Continuation, Lineages, PromptPlan
+from rolltap.proxy.engines.base import ChatCall, ChatEngine, Engine, EngineFacts, SampleRequest
+from rolltap.settings import PolicySettings
+
+DEFAULT_MAX_CONTEXT = 32_768
+
+ENCODED_INLINE = 16_384
+"""Bytes of a request up to which its prompt is encoded where it stands: some 10 ms of work."""
+
+STRUCTURED = {
+    "openai_responses": "text.format",
+    "anthropic": "output_config.format",
+    "gemini": "generationConfig.responseJsonSchema",
+}
+"""Where a dialect asks for structured output, if it is not `response_format`."""
+
+TOOL_CHOICE = {"gemini": "toolConfig.functionCallingConfig"}
+"""Where a dialect forces a tool call, if it is not `tool_choice`."""
+
+
+@dataclass(slots=True, eq=False)
+class PolicyRuntime:
+    """A served policy. `version` is that of tokens sampled from now on, where the engine does not say it itself."""
+
+    name: str
+    settings: PolicySettings
+    engine: Engine
+    continuation: Continuation
+    max_context: int = DEFAULT_MAX_CONTEXT
+    version: int = 0
+    logprobs_mode: str = "unknown"
+    weight_versions: bool = False  # the engine says every token's version
+    structured_output: bool = True
+    up: bool = False  # the engine has answered a probe
+
+    def learn(self, facts: EngineFacts) -> None:
+        """Takes over what the engine said of itself."""
+        self.max_context = self.settings.max_context or facts.max_context or self.max_context
+        self.logprobs_mode = facts.logprobs_mode
+        self.weight_versions = facts.weight_versions
+        self.structured_output = facts.structured_output
+        self.up = True
+
+    @property
+    def lineages(self) -> Lineages:
+        """What places this policy's calls."""
+        return self.continuation
+
+    @property
+    def vocabulary(self) -> str:
+        """The hash of the tokenizer that tokens of this policy are of."""
+        return self.continuation.renderer.tokenizer.hash
+
+    async def plan(self, call_id: str, forest: Forest, chat: ChatRequest) -> PromptPlan:
+        """The prompt, and where the call belongs. A long one is encoded in a thread: other calls go on meanwhile."""
+        draft = self.continuation.draft(call_id, forest, chat, thinking=thinks(self.settings, chat.sampling))
+        return await asyncio.to_thread(draft) if _weight(chat) > ENCODED_INLINE else draft()
+
+    def check(self, chat: ChatRequest) -> None:
+        """Refuses what this policy's engine can't do, by the field's name; nothing is ignored in silence."""
+        if chat.tool_choice.mode in ("required", "named") or chat.tool_choice.names:
+            raise InvalidRequest(
+                "this policy can't force a tool call: its tokens would not be the model's own; ask for auto or none",
+                param=TOOL_CHOICE.get(chat.dialect, "tool_choice"),
+            )
+        if chat.sampling.json_schema is not None and not self.structured_output:
+            field = STRUCTURED.get(chat.dialect, "response_format")
+            raise InvalidRequest(f"{field}: this policy's engine has no structured output", param=field)
+        if chat.sampling.top_logprobs:
+            raise InvalidRequest("this policy gives the sampled token's log-prob only", param="top_logprobs")
+
+    def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
+        """Sampled tokens as a client that asked for log-probs sees them; ids whose log-prob is missing are left out."""
+        token = self.continuation.renderer.tokenizer.token
+        return tuple(TokenLogprob(token(id), logprob) for id, logprob in zip(ids, logprobs, strict=False))
+
+    def sample_request(self, call_id: str, session_id: str, chat: ChatRequest, prompt_ids: list[int]) -> SampleRequest:
+        """What is sent to the engine; `ContextOverflow` if the prompt leaves no room."""
+        room = self.max_context - len(prompt_ids)
+        if room < 1:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt_ids)} tokens; policy {self.name!r} takes {self.max_context} in all",
+                tokens=len(prompt_ids),
+                limit=self.max_context,
+            )
+        asked, pin = chat.sampling, self.settings.pin
+        penalties = {
+            name: value
+            for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")
+            if (value := getattr(asked, name)) is not None
+        }
+        if asked.json_schema is not None:
+            penalties["json_schema"] = asked.json_schema
+        return SampleRequest(
+            id=call_id,
+            model=self.settings.model or self.name,
+            prompt_ids=prompt_ids,
+            max_tokens=min(room, _first(pin.max_tokens, asked.max_tokens, room)),
+            temperature=_first(pin.temperature, asked.temperature, 1.0),
+            top_p=_first(pin.top_p, asked.top_p, 1.0),
+            top_k=_first(pin.top_k, asked.top_k, 0),
+            min_p=_first(pin.min_p, asked.min_p, 0.0),
+            seed=asked.seed,
+            stop_token_ids=self.continuation.renderer.stop_token_ids,
+            top_logprobs=self.settings.top_logprobs,
+            routed_experts=self.settings.routed_experts,
+            session_id=session_id,
+            extra=penalties,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class CapturePolicy:
+    """A policy behind a chat upstream (capture mode): it renders its prompts itself and is listened to."""
+
+    name: str
+    settings: PolicySettings
+    engine: ChatEngine
+    lineages: Lineages
+    version: int = 0
+    logprobs_mode: str = "unknown"
+    weight_versions: bool = False
+    up: bool = False
+    vocabulary: str = ""  # the upstream's own; not known here
+
+    def learn(self, facts: EngineFacts) -> None:
+        """Takes over what the upstream said of itself."""
+        self.logprobs_mode = facts.logprobs_mode
+        self.up = True
+
+    async def plan(self, call_id: str, forest: Forest, chat: ChatRequest) -> PromptPlan:
+        """Where the call belongs; its prompt is the upstream's to tell."""
+        return self.lineages.observe(call_id, forest, chat)
+
+    def check(self, chat: ChatRequest) -> None:
+        """Refuses what an upstream can't be asked for, by the field's name."""
+        if chat.sampling.logprobs:
+            raise InvalidRequest("this policy's model is behind a chat API; it gives no log-probs", param="logprobs")
+        if chat.tool_choice.names and chat.tool_choice.mode != "named":
+            raise InvalidRequest(
+                "this policy can't allow some tools only", param=TOOL_CHOICE.get(chat.dialect, "tool_choice")
+            )
+
+    def sample_request(self, call_id: str, session_id: str, chat: ChatRequest, prompt_ids: list[int]) -> ChatCall:
+        """What is sent to the upstream: the conversation, and the sampling that the policy or the harness decided."""
+        pins = {name: value for name, value in self.settings.pin.model_dump().items() if value is not None}
+        sampling = msgspec.structs.replace(chat.sampling, **pins)
+        return ChatCall(call_id, self.settings.model or chat.model, chat, sampling, session_id)
+
+
+Policy = PolicyRuntime | CapturePolicy
+
+
+def thinks(settings: PolicySettings, asked: Sampling) -> bool:
+    """Whether a call thinks: the policy's pin, else what the harness asked, else yes."""
+    if settings.pin.thinking is not None:
+        return settings.pin.thinking
+    return asked.thinking if asked.thinking is not None else True
+
+
+def _weight(chat: ChatRequest) -> int:
+    """Bytes of the request's text, or nearly."""
+    return sum(map(len, chat.items)) + sum(map(len, chat.fixed.values()))
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+class Policies:
+    """The served policies by name, and the model names that lead to them."""
+
+    def __init__(self, runtimes: Mapping[str, Policy]) -> None:
+        self._runtimes = dict(runtimes)
+
+    def __getitem__(self, name: str) -> Policy:
+        try:
+            return self._runtimes[name]
+        except KeyError:
+            raise NotFound(f"no policy {name!r}; served: {', '.join(self._runtimes)}", param="policy") from None
+
+    def __iter__(self):
+        return iter(self._runtimes.values())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._runtimes)
+
+    def resolve(self, model: str, bound: str, *, captured: bool = False) -> Policy:
+        """The policy for a request that asks for `model` in a session bound to policy `bound`.
+
+        A trainable policy is reached only by its own sessions; frozen ones by any. In a captured session every name
+        leads to the bound policy: the harness was not told which models are served.
+        """
+        for runtime in self._runtimes.values():
+            named = model == runtime.name or model in runtime.settings.aliases
+            if named and (runtime.name == bound or not runtime.settings.trainable):
+                return runtime
+        if captured:
+            return self[bound]
+        served = ", ".join(self.served(bound))
+        raise NotFound(f"the model {model!r} is not served here; served: {served}", param="model")
+
+    def for_model(self, model: str) -> str:
+        """The policy that a captured session for `model` is bound to: the one of that name or alias, else the first."""
+        for runtime in self:
+            if model == runtime.name or model in runtime.settings.aliases:
+                return runtime.name
+        return next(iter(self._runtimes))
+
+    def served(self, bound: str) -> list[str]:
+        """The model names that a session of policy `bound` may ask for."""
+        own = self[bound]
+        frozen = [runtime for runtime in self if not runtime.settings.trainable and runtime is not own]
+        return [name for runtime in (own, *frozen) for name in (runtime.name, *runtime.settings.aliases)]

@@ -1,0 +1,76 @@
+"""Recorded replies that a client names instead of resending or remembering them, read from the call log."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rolltap.calllog.base import CallCompletion, CallLog, CallRow
+from rolltap.errors import NotFound
+from rolltap.proxy.chat import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
+from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
+from rolltap.proxy.dialects.base import Dialect, WireRequest
+from rolltap.proxy.dialects.reading import rebuild
+from rolltap.proxy.dialects.recall import Recorded, recall
+from rolltap.proxy.live import LiveSession
+from rolltap.proxy.policies import Policies, PolicyRuntime
+from rolltap.types import Finish, Outcome
+
+
+class Recalls:
+    """Looks up what a handle names. Only calls of the request's own session are found."""
+
+    def __init__(self, call_log: CallLog, handles: Handles, policies: Policies) -> None:
+        self._log = call_log
+        self._handles = handles
+        self._policies = policies
+
+    async def fill(self, dialect: Dialect, live: LiveSession, chat: ChatRequest) -> ChatRequest:
+        """The request with its whole history; `InvalidRequest` if it names an unknown reply."""
+
+        async def lookup(handle: str) -> Recorded | None:
+            call_id = self._handles.read(handle)
+            if call_id is not None and call_id not in live.forest.nodes:  # perhaps another replica's
+                live.forest.load(await self._log.rows(live.session.id))
+            node = live.forest.nodes.get(call_id) if call_id else None
+            if node is None or node.reply is None:
+                return None
+            return Recorded(await self._request(dialect, node.call_id), node.reply)
+
+        return await recall(chat, lookup)
+
+    async def reply(
+        self, dialect: Dialect, live: LiveSession, handle: str
+    ) -> tuple[ChatRequest, ReplyStarted, ReplyEnded]:
+        """A completed call of `dialect` as it was answered; `NotFound` if its client asked for it not to be stored."""
+        row = await self._row(live, self._handles.read(handle))
+        intent, done = (row.intent, row.completion) if row is not None else (None, None)
+        if intent is None or done is None or done.outcome is not Outcome.COMPLETED or intent.dialect != dialect.name:
+            raise NotFound(f"no completed reply {handle!r} is on record in this session")
+        request = await self._request(dialect, intent.id)
+        if not request.stored:
+            raise NotFound(f"the reply {handle!r} was asked for with `store: false`")
+        name = self._handles.mint(intent.id, MAX_POSITION)
+        usage = msgspec.convert(done.usage, Usage)
+        started = ReplyStarted(intent.id, int(intent.created_at), request.model, usage.prompt, name)
+        return request, started, ReplyEnded((self._choice(intent.policy, done, request),), usage)
+
+    async def _row(self, live: LiveSession, call_id: str | None) -> CallRow | None:
+        """The call's row, if the session made it; the other rows that this process knows are not read."""
+        if call_id is None:
+            return None
+        rows = await self._log.rows(live.session.id, known=live.forest.nodes.keys() - {call_id})
+        return next((row for row in rows if row.intent.id == call_id), None)
+
+    def _choice(self, policy_name: str, done: CallCompletion, request: ChatRequest) -> Choice:
+        policy = self._policies[policy_name] if request.sampling.logprobs else None
+        logprobs = None
+        if isinstance(policy, PolicyRuntime):
+            logprobs = policy.token_logprobs(done.output_ids.tolist(), done.logprobs.tolist())
+        finish = "length" if done.finish is Finish.LENGTH else "stop"
+        return Choice(msgspec.json.decode(done.message, type=Message), finish, logprobs=logprobs)
+
+    async def _request(self, dialect: Dialect, call_id: str) -> ChatRequest:
+        """The call's request, parsed again."""
+        kept = await self._log.request(call_id)
+        body = rebuild(dialect.items_field, kept.head, kept.items, kept.fixed)
+        return dialect.parse(WireRequest("", {}, {}, {}, body))

@@ -1,0 +1,37 @@
+"""What happens, as it happens: server-sent events on the admin plane."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+
+from rolltap.proxy.routes.services import Services
+
+
+def frame(kind: str, data: Any, id: int | None = None) -> bytes:
+    """One event of a stream."""
+    numbered = "" if id is None else f"id: {id}\n"
+    return f"{numbered}event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["events"])
+    ledger = services.ledger
+
+    @routes.get("/events")
+    async def events(after: int | None = None) -> StreamingResponse:
+        """Everything from now on; with `after`, the last number seen, everything since."""
+        start = await ledger.events.last() if after is None else after
+
+        async def frames() -> AsyncIterator[bytes]:
+            async for event in ledger.events.follow(start):
+                yield frame(event.kind, asdict(event), event.seq)
+
+        return StreamingResponse(frames(), media_type="text/event-stream")
+
+    return routes

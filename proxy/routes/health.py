@@ -1,0 +1,38 @@
+"""Probes, without a key: `GET /health`, whether this process lives; `GET /ready`, whether it can take a new call.
+
+`/ready` is 200 or 503, and says which part it waits for, but neither addresses nor names: `store` (ok, away), `spool`
+(ok, full, none) and `engines` (up, down). While the store is away a proxy whose spool has room is ready, or all
+proxies of one Postgres would be taken out of service at once although each could go on.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from rolltap.proxy.routes.metrics import engines_up
+from rolltap.proxy.routes.services import Services
+
+SPOOL = {None: "none", True: "ok", False: "full"}
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.get("/ready")
+    async def ready(response: Response) -> dict[str, str]:
+        condition = await services.call_log.condition()
+        engines = all(any(up for _, up in engines_up(policy)) for policy in services.policies)
+        takes_calls = condition.takes_calls and engines
+        response.status_code = 200 if takes_calls else 503
+        return {
+            "status": "ready" if takes_calls else "not ready",
+            "store": "ok" if condition.store else "away",
+            "spool": SPOOL[condition.spool],
+            "engines": "up" if engines else "down",
+        }
+
+    return routes

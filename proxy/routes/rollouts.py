@@ -1,0 +1,186 @@
+"""Groups, rollouts and rewards on the admin plane."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from rolltap.errors import LedgerError
+from rolltap.ledger.groups import GroupSpec
+from rolltap.ledger.rewards import NewReward
+from rolltap.ledger.rollouts import Ending
+from rolltap.ledger.rules import GroupRule
+from rolltap.proxy.roles import main_role, role_tags
+from rolltap.proxy.routes.services import Services
+from rolltap.proxy.turn_cap import TAG
+from rolltap.types import Cause, Group, GroupStatus, RolloutStatus, Scoring, Task
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class TaskBody(Body):
+    id: str = Field(min_length=1, max_length=256)
+    instruction: str
+    spec: dict[str, Any] = {}
+    tags: list[str] = []
+
+    def task(self) -> Task:
+        return Task(self.id, self.instruction, self.spec, tuple(self.tags))
+
+
+class RuleBody(Body):
+    """See `rolltap.ledger.rules.GroupRule`."""
+
+    usable: int | None = None
+    spares: int = 0
+    deadline: float | None = None
+    late: Literal["drop", "partial"] = "drop"
+    min_usable: int = 1
+    zero_variance: Literal["keep", "drop", "replace"] = "keep"
+    scopes: tuple[str, ...] = ("rollout",)
+
+    def rule(self) -> GroupRule:
+        return GroupRule(**self.model_dump())
+
+
+class OpenGroup(Body):
+    policy: str | dict[str, str]
+    n: int
+    task: TaskBody
+    tags: list[str] = []
+    rule: RuleBody = RuleBody()
+    priority: int = 0
+    id: str | None = None
+
+
+class StartRollout(Body):
+    ttl: float | None = Field(None, gt=0)
+    runner: str = ""
+    node_token: str = ""
+    turns: int = Field(0, ge=0)
+
+
+class CapTurns(Body):
+    turns: int
+
+
+class FinishRollout(Body):
+    status: RolloutStatus
+    attempt: int = 0
+    reason: str = ""
+    scoring: Scoring | None = None
+    cause: Cause | None = None
+    node_token: str = ""
+
+
+class RewardBody(Body):
+    rollout_id: str
+    value: float
+    scope: str = "rollout"
+    source: str = ""
+    detail: dict[str, Any] = {}
+    attempt: int | None = None
+    id: str | None = None
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["rollouts"])
+    ledger = services.ledger
+
+    @routes.post("/groups")
+    async def open_group(body: OpenGroup) -> dict[str, Any]:
+        """Opens a group of `n` rollouts of a task; idempotent by `id`. 429 while too many groups are outstanding."""
+        policy, roles = services.cast(body.policy)
+        spec = GroupSpec(policy, body.n, body.task.task(), tuple(body.tags), body.rule.rule(), body.priority, roles)
+        return _group(await ledger.groups.open(spec, group_id=body.id))
+
+    @routes.get("/groups")
+    async def list_groups(
+        policy: str | None = None,
+        status: GroupStatus | None = None,
+        limit: Annotated[int, Query(ge=1)] = 100,
+        before: str | None = None,
+    ) -> dict[str, Any]:
+        """The newest groups first, at most 1,000; `before` is the last id of the former page."""
+        found = await ledger.groups.list(policy=policy, status=status, limit=min(limit, 1000), before=before)
+        return {"groups": [_group(group) for group in found]}
+
+    @routes.get("/groups/{group_id}")
+    async def show_group(group_id: str) -> dict[str, Any]:
+        return _group(await ledger.groups.get(group_id))
+
+    @routes.post("/groups/{group_id}/cancel")
+    async def cancel_group(group_id: str) -> dict[str, Any]:
+        return _group(await ledger.groups.cancel(group_id))
+
+    @routes.get("/rollouts/{rollout_id}")
+    async def show_rollout(rollout_id: str) -> dict[str, Any]:
+        return asdict(await ledger.rollouts.get(rollout_id))
+
+    @routes.post("/rollouts/{rollout_id}/start")
+    async def start_rollout(rollout_id: str, body: StartRollout) -> dict[str, Any]:
+        """A new attempt with a session and a key of its own; the key of the attempt before it dies.
+
+        `turns` is the task's cap (0: none); the answer's is the lower of that and the policy's, and the proxy holds
+        the session to it. `model` is the name that the harness asks for: the policy's, or that of its main role.
+        """
+        group = await ledger.rollouts.group_of(rollout_id)
+        policy, roles = group.policy, group.roles
+        turns = await ledger.turn_caps.of(policy, body.turns)
+        tags = ({TAG: str(turns)} if turns else {}) | role_tags(roles)
+        session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags)
+        try:
+            started = await ledger.rollouts.start(
+                rollout_id, session.id, runner=body.runner, node_token=body.node_token
+            )
+        except LedgerError:
+            await services.sessions.close(session.id)
+            raise
+        return {
+            "session_id": session.id,
+            "key": key,
+            "base_url": services.session_url(session.id),
+            "expires_at": session.expires_at,
+            "attempt": started.rollout.attempt,
+            "policy": policy,
+            "model": main_role(roles, policy) if roles else policy,
+            "roles": roles,
+            "turns": turns,
+        }
+
+    @routes.post("/policies/{name}/turns")
+    async def cap_turns(name: str, body: CapTurns) -> dict[str, Any]:
+        """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
+        await ledger.turn_caps.set(name, body.turns)
+        return {"policy": name, "turns": body.turns}
+
+    @routes.post("/rollouts/{rollout_id}/finish")
+    async def finish_rollout(rollout_id: str, body: FinishRollout) -> dict[str, Any]:
+        """The one terminal state; closes the session."""
+        ending = Ending(body.status, body.attempt, body.reason, body.scoring, body.node_token, body.cause)
+        return asdict(await ledger.rollouts.finish(rollout_id, ending))
+
+    return routes
+
+
+def reward_router(services: Services) -> APIRouter:
+    """The one route that an evaluator's key opens."""
+    routes = APIRouter(tags=["rewards"])
+
+    @routes.post("/rewards")
+    async def append_reward(body: RewardBody) -> dict[str, Any]:
+        """Appends a reward; the same `id` with the same content again changes nothing."""
+        fields = body.model_dump()
+        reward_id = fields.pop("id")
+        return asdict(await services.ledger.rewards.append(NewReward(**fields), reward_id=reward_id))
+
+    return routes
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return asdict(group)

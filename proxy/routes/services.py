@@ -1,0 +1,42 @@
+"""What the trainer and admin planes' routes work with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from rolltap.calllog.base import CallLog
+from rolltap.ledger.ledger import Ledger
+from rolltap.proxy.policies import Policies
+from rolltap.proxy.recorder import Recorder
+from rolltap.proxy.roles import trained_policy
+from rolltap.proxy.sessions import SessionService
+from rolltap.types import Task, Trajectory
+
+CheckTask = Callable[[Task, Collection[str]], None]
+
+
+@dataclass(eq=False)
+class Services:
+    """`trajectories` maps ids of sessions to their trajectories; `base_url` is the agent plane as harnesses reach it.
+
+    `check_task` raises `TaskInvalid` for a task that no node could run where these policies are served: the proxy
+    doesn't know the harnesses itself.
+    """
+
+    ledger: Ledger
+    call_log: CallLog
+    sessions: SessionService
+    policies: Policies
+    recorder: Recorder
+    trajectories: Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
+    check_task: CheckTask = lambda task, policies: None
+    base_url: str = ""
+
+    def cast(self, asked: str | Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+        """A policy, or a map of roles to policies, as the one that is trained and the roles (none: it plays alone)."""
+        return (asked, {}) if isinstance(asked, str) else (trained_policy(asked, self.policies), asked)
+
+    def session_url(self, session_id: str) -> str:
+        """The base URL of one session, for harnesses that can't carry a key everywhere."""
+        return f"{self.base_url}/s/{session_id}"

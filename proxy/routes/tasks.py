@@ -1,0 +1,107 @@
+"""Submitted tasks on the admin plane: queued, followed, cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from rolltap.ledger.base import Event
+from rolltap.ledger.submissions import Submission, SubmissionSpec
+from rolltap.proxy.routes.events import frame
+from rolltap.proxy.routes.rollouts import Body, RuleBody, TaskBody
+from rolltap.proxy.routes.services import Services
+
+PAGE = 100
+
+
+class SubmitTasks(Body):
+    policy: str | dict[str, str]
+    n: int
+    tasks: list[TaskBody]
+    tags: list[str] = Field([])
+    rule: RuleBody = RuleBody()
+    priority: int = 0
+    id: str | None = None
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["tasks"])
+    ledger = services.ledger
+
+    @routes.post("/tasks")
+    async def submit(body: SubmitTasks) -> dict[str, Any]:
+        """Queues `n` rollouts of each task; idempotent by `id`. A task that no node could run is refused here."""
+        tasks = tuple(task.task() for task in body.tasks)
+        policy, roles = services.cast(body.policy)
+        for task in tasks:
+            services.check_task(task, services.policies.names)
+        spec = SubmissionSpec(policy, body.n, tasks, tuple(body.tags), body.rule.rule(), body.priority, roles)
+        return _told(await ledger.submissions.submit(spec, submission_id=body.id))
+
+    @routes.get("/tasks")
+    async def list_submissions(limit: int = 50) -> dict[str, Any]:
+        """The newest submissions first."""
+        return {"submissions": [_told(one) for one in await ledger.submissions.list(limit=min(limit, 1000))]}
+
+    @routes.get("/tasks/{id}")
+    async def show(id: str) -> dict[str, Any]:
+        return _told(await ledger.submissions.get(id))
+
+    @routes.get("/tasks/{id}/groups")
+    async def groups(id: str, after: str = "") -> dict[str, Any]:
+        """Its groups by id, a page at a time; `after` is the last id of the former page."""
+        await ledger.submissions.get(id)
+        return {"groups": [asdict(group) for group in await ledger.submissions.groups(id, after=after, limit=PAGE)]}
+
+    @routes.post("/tasks/{id}/cancel")
+    async def cancel(id: str) -> dict[str, Any]:
+        """Nothing more of it is started; what is under way is cancelled, what is complete stays."""
+        return _told(await ledger.submissions.cancel(id))
+
+    @routes.get("/tasks/{id}/events")
+    async def events(id: str) -> StreamingResponse:
+        """Server-sent events: `progress` first, what happens to its groups and rollouts, and `ended` last."""
+        start = await ledger.events.last()
+        first = await ledger.submissions.get(id)
+        return StreamingResponse(_frames(services, first, start), media_type="text/event-stream")
+
+    return routes
+
+
+async def _frames(services: Services, first: Submission, start: int) -> AsyncIterator[bytes]:
+    ledger = services.ledger
+    yield frame("progress", _told(first), start)
+    if first.ended:
+        yield frame("ended", _told(first))
+        return
+    known: dict[str, bool] = {}
+    async for event in ledger.events.follow(start):
+        group_id = _group_of(event)
+        if event.subject != first.id:
+            if group_id is None:
+                continue
+            if group_id not in known:
+                known[group_id] = await ledger.submissions.of_group(group_id) == first.id
+            if not known[group_id]:
+                continue
+        yield frame(event.kind, asdict(event), event.seq)
+        if event.kind in ("group_complete", "group_dropped", "submission_cancelled"):
+            now = await ledger.submissions.get(first.id)
+            yield frame("progress", _told(now), event.seq)
+            if now.ended:
+                yield frame("ended", _told(now))
+                return
+
+
+def _group_of(event: Event) -> str | None:
+    """The group that the event is about."""
+    return event.subject if event.kind.startswith("group_") else event.data.get("group_id")
+
+
+def _told(submission: Submission) -> dict[str, Any]:
+    return {**asdict(submission), "ended": submission.ended}

@@ -1,0 +1,86 @@
+"""Runs the three planes as uvicorn servers in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import uvicorn
+
+from rolltap.errors import ConfigError
+from rolltap.proxy.exchange import BrokenReply
+
+GRACE_S = 10
+"""How long calls in flight may go on after the order to stop, in seconds."""
+
+
+class _QuietBrokenReplies(logging.Filter):
+    """A reply that is cut on purpose is already recorded with its call; the server need not print its trace."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], BrokenReply))
+
+
+class _Server(uvicorn.Server):
+    """The planes stop together: `serve` handles the signals, so a single server must not."""
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket with Nagle off; `ConfigError` says which port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"can't listen on {host}:{port}: {error.strerror}; change [listen] in the settings"
+        ) from error
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(planes: Mapping[str, tuple[Any, socket.socket]], stop: asyncio.Event) -> None:
+    """Serves each plane's application on its socket until `stop` is set or a signal comes."""
+    logging.getLogger("uvicorn.error").addFilter(_QuietBrokenReplies())
+    servers = [
+        _Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        for app, _ in planes.values()
+    ]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, stop.set)
+    tasks = [
+        asyncio.create_task(server.serve(sockets=[listener]))
+        for server, (_, listener) in zip(servers, planes.values(), strict=True)
+    ]
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for server in servers:
+        server.should_exit = True
+    await asyncio.gather(*tasks)

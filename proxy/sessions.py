@@ -1,0 +1,76 @@
+"""Sessions opened and closed on purpose: a key is minted here, shown once, and kept only as its hash."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rolltap.calllog.base import CallLog
+from rolltap.errors import InvalidRequest, NotFound
+from rolltap.ids import new_id
+from rolltap.proxy.live import key_hash
+from rolltap.settings import LimitSettings
+from rolltap.types import Session
+
+KEY_BYTES = 32
+MAX_TAGS = 32
+
+
+class SessionService:
+    """`closed` is told of every session closed here, so that this process refuses its key at once."""
+
+    def __init__(
+        self, call_log: CallLog, policies: Sequence[str], limits: LimitSettings, closed: Callable[[Session], None]
+    ) -> None:
+        self._log = call_log
+        self._policies = tuple(policies)
+        self._limits = limits
+        self._closed = closed
+
+    async def open(
+        self,
+        policy: str | None = None,
+        *,
+        rollout_id: str | None = None,
+        ttl: float | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> tuple[Session, str]:
+        """A new session of `policy` (the only one, if there is only one) and its key: 256 random bits."""
+        name = self._policy(policy)
+        if ttl is not None and not 0 < ttl <= self._limits.session_ttl_s:
+            raise InvalidRequest(f"ttl is a number of seconds up to {self._limits.session_ttl_s:g}", param="ttl")
+        if tags and len(tags) > MAX_TAGS:
+            raise InvalidRequest(f"a session has at most {MAX_TAGS} tags", param="tags")
+        key = f"rt-{secrets.token_urlsafe(KEY_BYTES)}"
+        now = time.time()
+        session = Session(
+            id=new_id(),
+            policy=name,
+            key_hash=key_hash(key),
+            created_at=now,
+            expires_at=now + (ttl or self._limits.session_ttl_s),
+            rollout_id=rollout_id,
+            tags=dict(tags or {}),
+        )
+        await self._log.open_session(session)
+        return session, key
+
+    async def close(self, session_id: str) -> None:
+        """Later calls with the session's key are refused. Closing a closed one changes nothing."""
+        session = await self._log.session(session_id)
+        if session is None:
+            raise NotFound(f"no session {session_id!r}", param="session_id")
+        if session.closed_at is None:
+            await self._log.close_session(session_id, time.time())
+        self._closed(session)
+
+    def _policy(self, policy: str | None) -> str:
+        known = ", ".join(self._policies)
+        if policy is None:
+            if len(self._policies) != 1:
+                raise InvalidRequest(f"name a policy; served: {known}", param="policy")
+            return self._policies[0]
+        if policy not in self._policies:
+            raise InvalidRequest(f"no policy {policy!r}; served: {known}", param="policy")
+        return policy
