@@ -1,0 +1,50 @@
+"""Why a call begins a segment instead of extending one: recorded breaks re-measured, missing ones derived.
+
+Every call that extends no earlier one has exactly one break, except the session's first call and a retry of a call
+that has none. A break that was recorded for a call which does extend an earlier one (the harness edited the history
+behind it) is kept too. `token_index` is measured on the arrays in either case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rolltap.reconstructor.forest import Forest, Node, common_prefix
+from rolltap.types import Break, BreakReason, Outcome
+
+
+def breaks_of(forest: Forest) -> dict[str, Break]:
+    """The breaks of a forest by the id of the call that they stand before, in the order of the calls."""
+    retries = {node.id for siblings in forest.siblings() for node in siblings[1:]}
+    found: dict[str, Break] = {}
+    for node in forest:
+        named = _named_parent(forest, node)
+        if node.call.break_ is not None:
+            found[node.id] = _measured(node.call.break_, node, named)
+        elif node.parent is None and named is not None:
+            found[node.id] = _measured(Break(_reason(node, named), node.id, named.id, 0), node, named)
+        elif node.parent is None and node is not forest.nodes[0] and node.id not in retries:
+            found[node.id] = Break(BreakReason.NEW_CONVERSATION, node.id, None, 0)
+    return found
+
+
+def _named_parent(forest: Forest, node: Node) -> Node | None:
+    """The call that the record names as this one's parent."""
+    call = node.call
+    named = forest.get(call.break_.parent_id if call.break_ is not None else call.parent_id)
+    return named if named is not node else None
+
+
+def _measured(recorded: Break, node: Node, named: Node | None) -> Break:
+    if named is None:
+        return replace(recorded, call_id=node.id, parent_id=None, token_index=0)
+    return replace(recorded, call_id=node.id, token_index=common_prefix(node.call.prompt_ids, named.call))
+
+
+def _reason(node: Node, named: Node) -> BreakReason:
+    """Why `node` does not extend the call that it names, where the record does not say."""
+    if named.call.policy != node.call.policy:
+        return BreakReason.POLICY_CHANGED
+    if named.call.outcome is not Outcome.COMPLETED:
+        return BreakReason.PARENT_UNFINISHED
+    return BreakReason.TOKENS_DIFFER

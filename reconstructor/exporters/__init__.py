@@ -1,0 +1,55 @@
+"""Datasets out of trajectories, one file a format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from importlib.metadata import entry_points
+from typing import Any
+
+from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters.atif import Atif
+from rolltap.reconstructor.exporters.base import Exporter
+from rolltap.reconstructor.exporters.harbor import Harbor
+from rolltap.reconstructor.exporters.kto import Kto
+from rolltap.reconstructor.exporters.preference import Preference
+from rolltap.reconstructor.exporters.sft import Sft
+from rolltap.reconstructor.exporters.sft_tokens import SftTokens
+from rolltap.reconstructor.exporters.sharegpt import ShareGpt
+from rolltap.reconstructor.exporters.trajectories import Trajectories
+from rolltap.reconstructor.exporters.transitions import Transitions
+from rolltap.reconstructor.exporters.verl import VerlRl, VerlSft
+
+EXPORTERS: Mapping[str, Callable[..., Exporter]] = {
+    Trajectories.name: Trajectories,
+    Sft.name: Sft,
+    SftTokens.name: SftTokens,
+    Preference.name: Preference,
+    Kto.name: Kto,
+    VerlRl.name: VerlRl,
+    VerlSft.name: VerlSft,
+    ShareGpt.name: ShareGpt,
+    Atif.name: Atif,
+    Transitions.name: Transitions,
+    Harbor.name: Harbor,
+}
+
+ENTRY_POINTS = "rolltap.exporters"
+
+
+def exporter_named(name: str, options: Mapping[str, str] | None = None) -> Exporter:
+    """The format `name`, ours or an installed package's, with its options; unknown ones list the known."""
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in EXPORTERS and name not in found:
+        raise DatasetError(f"no format {name!r}; known: {', '.join(sorted({*EXPORTERS, *found}))}")
+    make: Any = EXPORTERS[name] if name in EXPORTERS else found[name].load()
+    known = {item.name: type(item.default) for item in fields(make)}
+    values: dict[str, Any] = {}
+    for option, text in (options or {}).items():
+        if option not in known:
+            raise DatasetError(f"{name} has no option {option!r}; known: {', '.join(sorted(known)) or 'none'}")
+        try:
+            values[option] = known[option](text)
+        except ValueError:
+            raise DatasetError(f"--option {option}: want a {known[option].__name__}, not {text!r}") from None
+    return make(**values)

@@ -1,0 +1,176 @@
+"""ATIF, the Agent Trajectory Interchange Format, v1.7: one document a line, checked by the published models.
+
+A document is a segment with loss as its harness saw it: system and user messages, and one agent step a call with its
+tool calls, their observations, and the tokens and log-probabilities in `metrics`. Subagents' segments are embedded in
+the session's first document and named in its `notes`; a main agent whose history broke off goes on in the next
+document (`continued_trajectory_ref`). Steps that another document trains are marked `is_copied_context`. ATIF has no
+field for a reward: it is in the root's `extra`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from rolltap.reconstructor.exporters.base import CallText, Container, ExportItem, Message, Row, Skipped
+from rolltap.reconstructor.exporters.transitions import versions_of
+from rolltap.types import Call, Segment, Turn
+
+SCHEMA_VERSION = "ATIF-v1.7"
+
+
+@dataclass(frozen=True, slots=True)
+class Atif:
+    """`agent_version` is what the documents say of the harness."""
+
+    agent_version: str = "unknown"
+
+    name: ClassVar[str] = "atif"
+    containers: ClassVar[tuple[Container, ...]] = ("jsonl",)
+    faithful: ClassVar[bool] = True
+
+    def schema(self) -> Mapping[str, str]:
+        return {}
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        for item in group:
+            told = [segment for segment in item.rows if all(turn.call_id in item.texts for turn in segment.turns)]
+            if not told:
+                yield Skipped("no tokens that may be trained")
+                continue
+            first_agent = next((segment.agent for segment in told if not segment.agent), told[0].agent)
+            main = [segment for segment in told if segment.agent == first_agent]
+            others = [segment for segment in told if segment.agent != first_agent]
+            documents = [self._document(item, segment, f"{index}") for index, segment in enumerate(main)]
+            for document, following in pairwise(documents):
+                document["continued_trajectory_ref"] = following["trajectory_id"]
+            if others:
+                documents[0]["subagent_trajectories"] = [
+                    self._document(item, segment, f"sub-{index}") for index, segment in enumerate(others)
+                ]
+                documents[0]["notes"] = "subagent_trajectories: " + ", ".join(segment.agent for segment in others)
+            for document in documents:
+                yield Row(document, texts=[document])
+
+    def _document(self, item: ExportItem, segment: Segment, suffix: str) -> dict[str, Any]:
+        last = item.texts[segment.turns[-1].call_id]
+        steps = [{"step_id": number, **step} for number, step in enumerate(_steps(item, segment), 1)]
+        calls = [item.calls[turn.call_id] for turn in segment.turns if turn.trained]
+        agent: dict[str, Any] = {
+            "name": item.harness or "unknown",
+            "version": self.agent_version,
+            "model_name": item.session.policy,
+        }
+        if last.tools:
+            agent["tool_definitions"] = list(last.tools)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "session_id": item.session.id,
+            "trajectory_id": f"{item.session.id}-{suffix}",
+            "agent": agent,
+            "steps": steps,
+            "final_metrics": {
+                "total_prompt_tokens": sum(len(call.prompt_ids) for call in calls),
+                "total_completion_tokens": sum(len(call.output_ids) for call in calls),
+                "total_cached_tokens": sum(call.shared for call in calls),
+                "total_steps": len(steps),
+            },
+            "extra": {**item.labels(), "agent": segment.agent, "kind": segment.kind.value},
+        }
+
+
+def _steps(item: ExportItem, segment: Segment) -> Iterator[dict[str, Any]]:
+    """The conversation's steps without their ids: what is new in each call's messages, then its reply."""
+    known = 0
+    agent: dict[str, Any] | None = None
+    held: list[dict[str, Any]] = []
+    for turn in segment.turns:
+        text = item.texts[turn.call_id]
+        for message in text.messages[known:]:
+            if message["role"] == "tool" and agent is not None:
+                _observe(agent, message)
+            else:
+                held.append(_message_step(message))
+                if message["role"] == "assistant":
+                    agent = held[-1]
+        agent = _agent_step(item.calls[turn.call_id], text, turn)
+        held.append(agent)
+        known = len(text.messages) + 1
+    yield from held
+
+
+def _message_step(message: Message) -> dict[str, Any]:
+    """A step that no call of this segment made; an assistant's is context, since it was not sampled here."""
+    if message["role"] == "assistant":
+        return {"source": "agent", "is_copied_context": True, **_said(message)}
+    if message["role"] == "tool":
+        result = {"content": _content(message)}
+        return {"source": "system", "message": "", "observation": {"results": [result]}}
+    return {"source": "system" if message["role"] == "system" else "user", "message": _content(message)}
+
+
+def _agent_step(call: Call, text: CallText, turn: Turn) -> dict[str, Any]:
+    metrics: dict[str, Any] = {
+        "prompt_tokens": len(call.prompt_ids),
+        "completion_tokens": len(call.output_ids),
+        "cached_tokens": call.shared,
+        "prompt_token_ids": call.prompt_ids,
+        "completion_token_ids": call.output_ids,
+        "extra": {"call_id": call.id, "finish": call.finish.value, "trained": turn.trained},
+    }
+    if len(call.logprobs) == len(call.output_ids):
+        metrics["logprobs"] = call.logprobs
+        metrics["extra"]["weight_versions"] = versions_of(call)
+    step: dict[str, Any] = {
+        "source": "agent",
+        "timestamp": datetime.fromtimestamp(text.created_at, UTC).isoformat(),
+        "model_name": call.policy or None,
+        **_said(text.reply or {}),
+        "metrics": metrics,
+        "llm_call_count": 1,
+    }
+    return step if turn.trained else {**step, "is_copied_context": True}
+
+
+def _said(message: Message) -> dict[str, Any]:
+    """The fields of an agent step that say what it said and called."""
+    said: dict[str, Any] = {"message": _content(message)}
+    if message.get("reasoning_content"):
+        said["reasoning_content"] = message["reasoning_content"]
+    if message.get("tool_calls"):
+        said["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    return said
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    return {
+        "tool_call_id": call["id"],
+        "function_name": call["function"]["name"],
+        "arguments": arguments if isinstance(arguments, Mapping) else {"input": arguments},
+    }
+
+
+def _observe(step: dict[str, Any], message: Message) -> None:
+    """Adds a tool's result to the agent step that called it."""
+    known = {call["tool_call_id"] for call in step.get("tool_calls", ())}
+    result: dict[str, Any] = {"content": _content(message)}
+    if message.get("tool_call_id") in known:
+        result["source_call_id"] = message["tool_call_id"]
+    step.setdefault("observation", {"results": []})["results"].append(result)
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else [_part(part) for part in content]
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] == "text":
+        return {"type": "text", "text": part["text"]}
+    url: str = part["image_url"]["url"]
+    media = url[5:].partition(";")[0] if url.startswith("data:") else "image/png"
+    return {"type": "image", "source": {"media_type": media.replace("image/jpg", "image/jpeg"), "path": url}}

@@ -1,0 +1,197 @@
+"""The pass that every format shares: select, split, redact, drop duplicates, write shards, say what was done.
+
+Nothing is half-written: files grow in a hidden folder beside the target, which takes its name when everything is
+there. The same items and the same query give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, Skipped
+from rolltap.reconstructor.exporters.redact import Redactor
+from rolltap.reconstructor.exporters.select import Where
+from rolltap.reconstructor.exporters.writers import Shards, disk_errors
+from rolltap.reconstructor.report import Report, report_of, total
+
+MANIFEST = "manifest.json"
+DEFAULT_SPLIT = {"train": 1.0}
+
+Differs = Callable[[Rendered], bool]
+"""Whether a conversation, rendered by the model's chat template, gives other tokens than the sampled ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a dataset was asked to hold. `splits` are shares by name, which add up to 1; `seed` reshuffles the tasks.
+
+    `duplicates` keeps rows with equal content. `shard_mb` is the size at which the next file begins.
+    """
+
+    where: Where = field(default_factory=Where)
+    splits: Mapping[str, float] = field(default_factory=lambda: DEFAULT_SPLIT)
+    seed: int = 0
+    container: Container | None = None
+    duplicates: bool = False
+    secrets: Sequence[str] = ()
+    shard_mb: float = 256.0
+    strategy: str = "tree"
+
+    def __post_init__(self) -> None:
+        if not self.splits or min(self.splits.values()) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6:
+            raise DatasetError(f"--split: shares must be above 0 and add up to 1, not {dict(self.splits)}")
+        if self.shard_mb <= 0:
+            raise DatasetError("--shard-mb: must be above 0")
+
+    def split_of(self, task_id: str) -> str:
+        """The split of a task: a share of the hash space, so that it never depends on the other tasks."""
+        digest = hashlib.sha256(f"{self.seed}:{task_id}".encode()).digest()
+        place = int.from_bytes(digest[:8], "big") / 2**64
+        edge = 0.0
+        for name, share in self.splits.items():
+            edge += share
+            if place < edge:
+                return name
+        return list(self.splits)[-1]
+
+
+class DatasetWriter:
+    """Takes groups of items and leaves a finished dataset behind, or nothing. Use it as a context manager.
+
+    `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones.
+    """
+
+    def __init__(self, out: Path, exporter: Exporter, query: Query, *, differs: Differs | None = None) -> None:
+        self._out = out
+        self._exporter = exporter
+        self._query = query
+        self._differs = differs
+        self._container: Container = query.container or exporter.containers[0]
+        if self._container not in exporter.containers:
+            known = " or ".join(exporter.containers)
+            raise DatasetError(f"--container: {exporter.name} is written as {known}, not {self._container}")
+        self._redactor = Redactor(query.secrets)
+        self._part = out.parent / f".{out.name}.part"
+        self._shards: dict[str, Shards] = {}
+        self._seen: set[bytes] = set()
+        self._counts: Counter[str] = Counter()
+        self._tasks: dict[str, set[str]] = {name: set() for name in query.splits}
+        self._skipped: Counter[str] = Counter()
+        self._report = Report()
+
+    def __enter__(self) -> DatasetWriter:
+        if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
+            raise DatasetError(f"{self._out} is there and not empty; name another folder or remove it")
+        with disk_errors(self._out):
+            self._out.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self._part, ignore_errors=True)
+            self._part.mkdir()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for shards in self._shards.values():
+            shards.drop()
+        shutil.rmtree(self._part, ignore_errors=True)
+
+    def add(self, group: Sequence[ExportItem]) -> None:
+        """Takes in the rollouts of one group, or one session that has none."""
+        self._counts["sessions"] += len(group)
+        items = [kept for item in group if (kept := self._query.where.keep(item)) is not None]
+        if not items:
+            return
+        self._counts["sessions_selected"] += len(items)
+        self._report = total([self._report, *(report_of(item.trajectory) for item in items)])
+        split = self._query.split_of(items[0].task_id)
+        with disk_errors(self._out):
+            for row in self._exporter.rows(items):
+                if isinstance(row, Skipped):
+                    self._skipped[row.reason] += 1
+                elif self._wanted(row):
+                    self._write(split, items[0].task_id, row)
+
+    def finish(self) -> dict[str, Any]:
+        """Names the files, writes the manifest, and puts the folder in its place. Returns the manifest."""
+        with disk_errors(self._out):
+            files = [entry for shards in self._shards.values() for entry in shards.finish()]
+            manifest = self._manifest(files)
+            encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+            (self._part / MANIFEST).write_bytes(encoded + b"\n")
+            self._part.rename(self._out)
+        return manifest
+
+    def _wanted(self, row: Row) -> bool:
+        """Counts and drops duplicates, and rows whose tokens spell a secret."""
+        if row.texts and self._redactor.finds(row.texts):
+            self._counts["rows_with_secrets_left_out"] += 1
+            return False
+        if row.content is None or self._query.duplicates:
+            return True
+        digest = hashlib.blake2b(_canonical(row.content), digest_size=16).digest()
+        if digest in self._seen:
+            self._counts["duplicates_left_out"] += 1
+            return False
+        self._seen.add(digest)
+        return True
+
+    def _write(self, split: str, task_id: str, row: Row) -> None:
+        if row.rendered is not None and self._differs is not None:
+            self._counts["rows_rendered"] += 1
+            self._counts["rows_that_differ"] += self._differs(row.rendered)
+        if split not in self._shards:
+            size = int(self._query.shard_mb * 1e6)
+            self._shards[split] = Shards(self._part, split, self._container, self._exporter.schema(), size)
+        self._shards[split].write(self._redactor.clean(row.values))
+        self._tasks[split].add(task_id)
+        self._counts["rows"] += 1
+        self._counts[f"rows.{split}"] += 1
+
+    def _manifest(self, files: list[dict[str, Any]]) -> dict[str, Any]:
+        query = self._query
+        manifest: dict[str, Any] = {
+            "format": self._exporter.name,
+            "container": self._container,
+            "options": asdict(self._exporter),  # type: ignore[call-overload]
+            "query": {
+                "where": str(query.where),
+                "splits": dict(query.splits),
+                "seed": query.seed,
+                "duplicates": query.duplicates,
+                "strategy": query.strategy,
+            },
+            "token_faithful": self._exporter.faithful,
+            "rows": self._counts["rows"],
+            "splits": {
+                name: {"rows": self._counts[f"rows.{name}"], "tasks": len(self._tasks[name])} for name in query.splits
+            },
+            "sessions": self._counts["sessions"],
+            "sessions_selected": self._counts["sessions_selected"],
+            "duplicates_left_out": self._counts["duplicates_left_out"],
+            "rows_with_secrets_left_out": self._counts["rows_with_secrets_left_out"],
+            "secrets_redacted": self._redactor.redacted,
+            "skipped": dict(sorted(self._skipped.items())),
+            "files": files,
+            "reconstruction": self._report.to_dict(),
+        }
+        if not self._exporter.faithful:
+            manifest["note"] = "a trainer renders these messages anew: its tokens need not be the sampled ones"
+            manifest["rerendered"] = (
+                {"rows": self._counts["rows_rendered"], "differ": self._counts["rows_that_differ"]}
+                if self._differs is not None
+                else None
+            )
+        return manifest
+
+
+def _canonical(content: Any) -> bytes:
+    """Equal content, equal bytes."""
+    return msgspec.json.encode(content, order="sorted", enc_hook=lambda array: array.tolist())

@@ -1,0 +1,52 @@
+"""Harbor's rollout details: per turn the prompt's ids, the completion's ids and their log-probabilities.
+
+One row a session; `rollout_details` holds one detail a segment with loss, the main agent's first, as Harbor's
+`RolloutDetail` wants it. A turn is listed where it is trained, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_turn, trained_turns
+from rolltap.reconstructor.exporters.transitions import versions_of
+from rolltap.types import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Harbor:
+    """See the module."""
+
+    name: ClassVar[str] = "harbor"
+    containers: ClassVar[tuple[Container, ...]] = ("jsonl",)
+    faithful: ClassVar[bool] = True
+
+    def schema(self) -> Mapping[str, str]:
+        return {}
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        for item in group:
+            segments = sorted(item.rows, key=lambda segment: segment.agent != "")
+            if not segments:
+                yield Skipped("no tokens that may be trained")
+                continue
+            found = [item.texts.get(last_turn(segment).call_id) for segment in segments]
+            texts = [(text.conversation, text.tools) for text in found if text is not None]
+            details = [rollout_detail(item, segment) for segment in segments]
+            yield Row({**item.labels(), "rollout_details": details}, texts=texts)
+
+
+def rollout_detail(item: ExportItem, segment: Segment) -> dict[str, Any]:
+    """One `RolloutDetail`: lists of equal length, an entry a turn."""
+    calls = [item.calls[turn.call_id] for turn in trained_turns(segment)]
+    extra: dict[str, list[Any]] = {"weight_versions": [versions_of(call) for call in calls]}
+    for name in sorted({name for call in calls for name in call.extras}):
+        extra[name] = [call.extras.get(name) for call in calls]
+    return {
+        "prompt_token_ids": [call.prompt_ids for call in calls],
+        "completion_token_ids": [call.output_ids for call in calls],
+        "logprobs": [call.logprobs for call in calls],
+        "extra": extra,
+    }

@@ -1,0 +1,92 @@
+"""Preference pairs within a group, by reward: `prompt`, `chosen`, `rejected`, as TRL's DPO reads them.
+
+The rollouts of a group that have a reward and one main conversation are ranked; the best is paired with the worst, the
+second best with the second worst, and so on, as long as their rewards differ by more than `margin`. No rollout is used
+twice. Both sides go on from the same opening messages; a completion is the whole rest of the conversation, the
+tools' answers included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.text import (
+    Conversation,
+    ReasoningUse,
+    main_conversation,
+    one_of,
+    opening,
+    tools_text,
+    with_reasoning,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Pairs whose rewards differ by more than `margin`."""
+
+    margin: float = 0.0
+    reasoning: ReasoningUse = "keep"
+
+    name: ClassVar[str] = "preference"
+    containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
+    faithful: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        one_of("reasoning", self.reasoning, ("keep", "drop"))
+
+    def schema(self) -> Mapping[str, str]:
+        return {
+            "prompt": "messages",
+            "chosen": "messages",
+            "rejected": "messages",
+            "tools": "string",
+            "reward_chosen": "float64",
+            "reward_rejected": "float64",
+            "rollout_chosen": "string",
+            "rollout_rejected": "string",
+            "group_id": "string",
+            "task_id": "string",
+        }
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        if group[0].rollout is None:
+            yield Skipped("belongs to no group")
+            return
+        ranked: list[tuple[float, str, ExportItem, Conversation]] = []
+        for item in group:
+            conversation = main_conversation(item)
+            if item.reward is None:
+                yield Skipped("no reward")
+            elif conversation is None:
+                yield Skipped("not one main conversation")
+            else:
+                ranked.append((item.reward, item.session.id, item, conversation))
+        ranked.sort(key=lambda entry: (-entry[0], entry[1]))
+        for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
+            if better[0] - worse[0] <= self.margin:
+                yield Skipped("pair whose rewards don't differ by more than the margin")
+            elif list(opening(*better[2:])) != list(opening(*worse[2:])):
+                yield Skipped("pair that doesn't begin alike")
+            else:
+                yield self._pair(better, worse)
+
+    def _pair(
+        self, better: tuple[float, str, ExportItem, Conversation], worse: tuple[float, str, ExportItem, Conversation]
+    ) -> Row:
+        prompt = list(opening(*better[2:]))
+        values: dict[str, Any] = {"prompt": with_reasoning(prompt, self.reasoning)}
+        for side, (reward, _, item, conversation) in (("chosen", better), ("rejected", worse)):
+            values[side] = with_reasoning(conversation.text.conversation[len(prompt) :], self.reasoning)
+            values[f"reward_{side}"] = reward
+            values[f"rollout_{side}"] = item.rollout.id if item.rollout else None
+        values["tools"] = tools_text(better[3].text.tools)
+        values["group_id"], values["task_id"] = better[2].group_id, better[2].task_id
+        return Row(
+            values,
+            content=[values[name] for name in ("prompt", "chosen", "rejected", "tools")],
+            rendered=better[3].rendered(),
+        )

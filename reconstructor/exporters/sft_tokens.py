@@ -1,0 +1,48 @@
+"""Supervised fine-tuning on the sampled tokens: `input_ids` and `labels`, -100 wherever there is no loss.
+
+TRL takes it with `dataset_kwargs={"skip_prepare_dataset": True}`; nothing is rendered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_turn
+
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class SftTokens:
+    """One row a segment with loss."""
+
+    name: ClassVar[str] = "sft-tokens"
+    containers: ClassVar[tuple[Container, ...]] = ("parquet", "jsonl")
+    faithful: ClassVar[bool] = True
+
+    def schema(self) -> Mapping[str, str]:
+        return {
+            "input_ids": "list<int32>",
+            "labels": "list<int32>",
+            "session_id": "string",
+            "rollout_id": "string",
+            "group_id": "string",
+            "task_id": "string",
+            "reward": "float64",
+        }
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        for item in group:
+            if not item.rows:
+                yield Skipped("no tokens that may be trained")
+            for segment in item.rows:
+                end = last_turn(segment).end
+                ids = segment.token_ids[:end]
+                labels = np.where(segment.loss_mask[:end], ids, IGNORED).astype(np.int32)
+                text = item.conversation(segment)
+                texts = (text.conversation, text.tools) if text is not None else ()
+                yield Row({"input_ids": ids, "labels": labels, **item.labels()}, content=(ids, labels), texts=texts)

@@ -1,0 +1,95 @@
+"""ShareGPT, as LLaMA-Factory and others read it: `conversations` of `from` and `value`, `system`, `tools`.
+
+Turns alternate: `human` or `observation`, then `gpt` or `function_call`. Parallel calls are a JSON list in one
+`function_call`, their results a JSON list in one `observation`; reasoning stands before them in `<think>`. The format
+has no place for words beside a call: they are kept in the turn's own field `text`, which its readers ignore.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, Skipped
+from rolltap.reconstructor.exporters.text import ReasoningUse, content_text, conversations, one_of, with_reasoning
+
+OURS = ("gpt", "function_call")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGpt:
+    """One row a conversation."""
+
+    reasoning: ReasoningUse = "keep"
+
+    name: ClassVar[str] = "sharegpt"
+    containers: ClassVar[tuple[Container, ...]] = ("jsonl",)
+    faithful: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        one_of("reasoning", self.reasoning, ("keep", "drop"))
+
+    def schema(self) -> Mapping[str, str]:
+        return {}
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        for item in group:
+            for conversation in conversations(item):
+                messages = with_reasoning(conversation.text.conversation, self.reasoning)
+                turns = share_gpt_turns(messages)
+                if not alternates(turns):
+                    yield Skipped("turns don't alternate")
+                    continue
+                system = "\n\n".join(content_text(m) for m in messages if m["role"] == "system")
+                tools = json.dumps([tool["function"] for tool in conversation.text.tools], ensure_ascii=False)
+                values = {"conversations": turns, "system": system, "tools": tools, **item.labels()}
+                yield Row(values, content=(turns, system, tools), rendered=conversation.rendered())
+
+
+def share_gpt_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages without the system's, as turns; consecutive ones of one side are joined."""
+    turns: list[dict[str, Any]] = []
+    results: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            results.append(content_text(message))
+            continue
+        if results:
+            turns.append(_observation(results))
+            results = []
+        if message["role"] == "assistant":
+            turns.append(_assistant(message))
+        elif message["role"] == "user" and turns and turns[-1]["from"] == "human":
+            turns[-1]["value"] += "\n\n" + content_text(message)
+        elif message["role"] == "user":
+            turns.append({"from": "human", "value": content_text(message)})
+    return [*turns, *([_observation(results)] if results else [])]
+
+
+def alternates(turns: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the turns go human or tool, then model, and so on, and end with the model."""
+    return (
+        bool(turns) and len(turns) % 2 == 0 and all((turn["from"] in OURS) == (i % 2) for i, turn in enumerate(turns))
+    )
+
+
+def _observation(results: Sequence[str]) -> dict[str, Any]:
+    value = results[0] if len(results) == 1 else json.dumps(list(results), ensure_ascii=False)
+    return {"from": "observation", "value": value}
+
+
+def _assistant(message: Message) -> dict[str, Any]:
+    reasoning = message.get("reasoning_content")
+    thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
+    calls = [
+        {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        for call in message.get("tool_calls") or ()
+    ]
+    text = content_text(message)
+    if not calls:
+        return {"from": "gpt", "value": thought + text}
+    value = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
+    turn = {"from": "function_call", "value": thought + value}
+    return {**turn, "text": text} if text.strip() else turn

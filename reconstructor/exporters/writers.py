@@ -1,0 +1,251 @@
+"""Files of rows: JSON Lines and Parquet, in shards of about the same size."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import numpy as np
+
+from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters.base import Container
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FLUSH_BYTES = 16 << 20
+
+
+class RowFile(Protocol):
+    """One shard under way."""
+
+    size: int  # bytes so far, about
+    rows: int
+
+    def write(self, values: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def drop(self) -> None:
+        """Lets go of the file, which will be removed."""
+        ...
+
+
+class JsonlFile:
+    """One JSON object a line; arrays become lists, NaN becomes null."""
+
+    def __init__(self, path: Path, schema: Mapping[str, str]) -> None:
+        self._file = path.open("wb")
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self.size = 0
+        self.rows = 0
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        line = self._encoder.encode(values)
+        self._file.write(line)
+        self._file.write(b"\n")
+        self.size += len(line) + 1
+        self.rows += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+    def drop(self) -> None:
+        self._file.raw.close()
+
+
+class ParquetFile:
+    """Columns by `TYPES`. Rows wait in memory until they are worth a row group."""
+
+    def __init__(self, path: Path, schema: Mapping[str, str]) -> None:
+        self._path = path
+        self._types = schema
+        self._inferred = "inferred" in schema.values()
+        self._columns: dict[str, list[Any]] = {name: [] for name in schema}
+        self._waiting = 0
+        self._writer: Any = None
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self.size = 0
+        self.rows = 0
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        if extra := values.keys() - self._types.keys():
+            raise DatasetError(f"columns {', '.join(sorted(extra))} are not in the format's schema")
+        for name, kind in self._types.items():
+            self._columns[name].append(self._cell(kind, values.get(name)))
+        weight = _weight(values)
+        self.size += weight
+        self._waiting += weight
+        self.rows += 1
+        if self._waiting >= FLUSH_BYTES and not self._inferred:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def drop(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _cell(self, kind: str, value: Any) -> Any:
+        if value is None:
+            return None
+        if kind == "json":
+            return self._encoder.encode(value).decode()
+        if kind == "messages":
+            return [_message_struct(message) for message in value]
+        return value
+
+    def _flush(self) -> None:
+        arrow = _arrow()
+        try:
+            arrays = [_column(arrow, self._columns[name], kind) for name, kind in self._types.items()]
+        except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+            raise DatasetError(
+                f"these rows don't fit one Parquet type ({error}); narrow --where, or write --container jsonl"
+            ) from error
+        table = arrow.table(arrays, names=list(self._types))
+        if self._writer is None:
+            from pyarrow.parquet import ParquetWriter
+
+            self._writer = ParquetWriter(self._path, table.schema, compression="zstd")
+        self._writer.write_table(table)
+        for column in self._columns.values():
+            column.clear()
+        self._waiting = 0
+
+
+FILES: Mapping[Container, Callable[[Path, Mapping[str, str]], RowFile]] = {"jsonl": JsonlFile, "parquet": ParquetFile}
+
+TYPES = ("string", "int32", "int64", "float32", "float64", "bool", "json", "messages", "inferred")
+"""Column types; `list<...>` of the plain ones too. `json` is an encoded text, `messages` a list of chat messages."""
+
+
+class Shards:
+    """The files of one split: `<split>-00000-of-00002.<container>`, named when their number is known."""
+
+    def __init__(self, folder: Path, split: str, container: Container, schema: Mapping[str, str], size: int) -> None:
+        self._folder = folder
+        self._split = split
+        self._container: Container = container
+        self._schema = schema
+        self._size = size
+        self._open: RowFile | None = None
+        self._done: list[tuple[Path, int]] = []
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        if self._open is not None and self._open.size >= self._size:
+            self._end()
+        if self._open is None:
+            self._open = FILES[self._container](self._part(), self._schema)
+        self._open.write(values)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Closes and names the files: what the manifest says of each."""
+        if self._open is not None:
+            self._end()
+        named = []
+        for index, (part, rows) in enumerate(self._done):
+            path = part.with_name(f"{self._split}-{index:05d}-of-{len(self._done):05d}.{self._container}")
+            part.rename(path)
+            named.append({"path": path.name, "split": self._split, "rows": rows, **_hashed(path)})
+        return named
+
+    def drop(self) -> None:
+        """Lets go of the open file."""
+        if self._open is not None:
+            self._open.drop()
+
+    def _part(self) -> Path:
+        return self._folder / f"{self._split}-{len(self._done):05d}.part"
+
+    def _end(self) -> None:
+        assert self._open is not None
+        self._open.close()
+        self._done.append((self._part(), self._open.rows))
+        self._open = None
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turns what the disk refuses into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(f"can't write {folder}: {error.strerror or error}") from error
+
+
+def _hashed(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise DatasetError('Parquet needs pyarrow: pip install "rolltap[export]", or write --container jsonl') from None
+    return pyarrow
+
+
+def _column(arrow: Any, values: list[Any], kind: str) -> pa.Array:
+    if kind == "inferred":
+        return arrow.array(values)
+    if kind.startswith("list<") and values and all(isinstance(value, np.ndarray) for value in values):
+        offsets = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
+        return arrow.ListArray.from_arrays(offsets, arrow.array(np.concatenate(values), _type(arrow, kind[5:-1])))
+    return arrow.array(values, type=_type(arrow, kind))
+
+
+def _type(arrow: Any, kind: str) -> Any:
+    if kind.startswith("list<"):
+        return arrow.list_(_type(arrow, kind[5:-1]))
+    if kind == "messages":
+        text = arrow.string()
+        function = arrow.struct([("name", text), ("arguments", text)])
+        call = arrow.struct([("id", text), ("type", text), ("function", function)])
+        plain = [(name, text) for name in ("role", "content", "reasoning_content", "name", "tool_call_id")]
+        return arrow.list_(arrow.struct([*plain, ("tool_calls", arrow.list_(call))]))
+    names = {"json": "string", "bool": "bool_"}
+    return getattr(arrow, names.get(kind, kind))()
+
+
+def _message_struct(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with its arguments, and content that is not a text, as JSON texts (spaced as chat templates do)."""
+
+    def text(value: Any) -> str | None:
+        return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    calls = [
+        {**call, "function": {**call["function"], "arguments": text(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "content": text(message.get("content")), "tool_calls": calls or None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise DatasetError(f"a value of type {type(value).__name__} can't be written as JSON")
+
+
+def _weight(value: Any) -> int:
+    """About how many bytes a value takes."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_weight(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_weight(item) for item in value)
+    return 8

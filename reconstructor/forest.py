@@ -1,0 +1,176 @@
+"""The forest of a session's calls, by proof: a call's parent is the earlier call whose prompt and output are the
+longest exact prefix of its own prompt, token for token.
+
+`Call.parent_id` is a hint that is verified like any other candidate. Among equal contexts one that completed wins, then
+the hinted one, then the latest. The result does not depend on the order in which calls are added.
+
+Cost: one comparison with the hinted parent; without a good hint, one hash pass over the prompt.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+
+import numpy as np
+
+from rolltap.errors import RecordCorrupt
+from rolltap.reconstructor.contexts import Contexts, Node
+from rolltap.types import Call, Int32, Outcome
+
+__all__ = ["Forest", "Node", "common_prefix"]
+
+SIBLING_KEY_TOKENS = 32
+"""Prompts of one length whose last tokens differ are not compared whole."""
+
+
+class Forest:
+    """One session's calls, linked. Grows by `add`, in any order; `nodes` is sorted by call id."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._by_id: dict[str, Node] = {}
+        self._contexts = Contexts()
+        self._prompts: dict[tuple[int, bytes], list[Node]] = {}  # by length and end, each sorted by id
+        self._latest: dict[str, Node] = {}  # by agent: the likeliest parent of a call without a hint
+        self._hinting: dict[str, list[Node]] = {}  # by call id, the calls that name it as their parent
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def get(self, call_id: str | None) -> Node | None:
+        return self._by_id.get(call_id) if call_id is not None else None
+
+    def add(self, call: Call) -> None:
+        """Takes in a call. The same call again changes nothing, except that its delivery may have become known.
+
+        Another call under a known id, or of another session, raises `RecordCorrupt`.
+        """
+        known = self._by_id.get(call.id)
+        if known is not None:
+            known.call = _merged(known.call, call)
+            return
+        if self.nodes and self.nodes[0].call.session_id != call.session_id:
+            raise RecordCorrupt(f"call {call.id} is of session {call.session_id}, not {self.nodes[0].call.session_id}")
+        node = Node(call)
+        self._link(node, self._find(call))
+        position = bisect_left(self.nodes, node.id, key=_by_call_id)
+        self.nodes.insert(position, node)
+        self._by_id[node.id] = node
+        if call.parent_id is not None:
+            self._hinting.setdefault(call.parent_id, []).append(node)
+        alike = len(call.prompt_ids), call.prompt_ids[-SIBLING_KEY_TOKENS:].tobytes()
+        insort(self._prompts.setdefault(alike, []), node, key=_by_call_id)
+        if len(call.output_ids):
+            self._contexts.add(node)
+            latest = self._latest.get(call.agent)
+            if latest is None or latest.id < node.id:
+                self._latest[call.agent] = node
+            for later in (*self._hinting.get(node.id, ()), *self.nodes[position + 1 :]):
+                if _extends(later.call, node.call) and (
+                    later.parent is None or _preference(later.call, node) > _preference(later.call, later.parent)
+                ):
+                    self._link(later, node)
+
+    def siblings(self) -> Iterator[list[Node]]:
+        """The groups of calls of one policy that saw the same prompt, each sorted by id."""
+        for nodes in self._prompts.values():
+            groups: list[list[Node]] = []
+            for node in nodes:
+                for group in groups:
+                    if _same_prompt(group[0].call, node.call):
+                        group.append(node)
+                        break
+                else:
+                    groups.append([node])
+            yield from groups
+
+    def _link(self, node: Node, parent: Node | None) -> None:
+        if node.parent is not None:
+            node.parent.children.remove(node)
+        node.parent = parent
+        if parent is not None:
+            insort(parent.children, node, key=_by_call_id)
+
+    def _find(self, call: Call) -> Node | None:
+        """The parent of a new call: the longest proven one."""
+        start = self._start(call)
+        certain = start is not None and start.id == call.parent_id and start.call.outcome is Outcome.COMPLETED
+        for candidates in self._contexts.proposals(call.prompt_ids, start, others=not certain):
+            proven = [found for found in candidates if _extends(call, found.call)]
+            if proven:
+                return max(proven, key=lambda found: _preference(call, found))
+        return start
+
+    def _start(self, call: Call) -> Node | None:
+        """A proven ancestor to start the search from: the hinted parent, else the agent's latest call."""
+        for guess in (self.get(call.parent_id), self._latest.get(call.agent)):
+            if guess is not None and len(guess.call.output_ids) and _extends(call, guess.call):
+                return guess
+        return None
+
+
+def common_prefix(prompt: Int32, parent: Call) -> int:
+    """How many leading ids of `prompt` equal the parent's prompt followed by its output."""
+    shared = _first_difference(prompt, parent.prompt_ids)
+    if shared < len(parent.prompt_ids):
+        return shared
+    return shared + _first_difference(prompt[shared:], parent.output_ids)
+
+
+def _extends(call: Call, earlier: Call) -> bool:
+    """Whether `call`'s prompt begins with the whole prompt and output of an earlier call of the same policy.
+
+    Ids tell what is earlier, except that the clocks of two proxies differ: a recorded parent is taken at its word. As
+    a parent has sampled something, its prompt is always the shorter one, so links can't form a ring.
+    """
+    middle, end = len(earlier.prompt_ids), earlier.context_length
+    return (
+        (earlier.id < call.id or earlier.id == call.parent_id)
+        and earlier.policy == call.policy
+        and end <= len(call.prompt_ids)
+        and np.array_equal(call.prompt_ids[middle:end], earlier.output_ids)
+        and np.array_equal(call.prompt_ids[:middle], earlier.prompt_ids)
+    )
+
+
+def _preference(call: Call, parent: Node) -> tuple[int, bool, bool, str]:
+    """Orders proven parents of `call`: the longest, one that completed, the one that is hinted at, the latest."""
+    return parent.length, parent.call.outcome is Outcome.COMPLETED, parent.id == call.parent_id, parent.id
+
+
+def _first_difference(a: Int32, b: Int32) -> int:
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def _same_prompt(a: Call, b: Call) -> bool:
+    return a.policy == b.policy and np.array_equal(a.prompt_ids, b.prompt_ids)
+
+
+def _by_call_id(node: Node) -> str:
+    return node.call.id
+
+
+def _merged(a: Call, b: Call) -> Call:
+    """One call of two records of it."""
+    for item in fields(Call):
+        mine, theirs = getattr(a, item.name), getattr(b, item.name)
+        if item.name != "delivered" and not _equal(mine, theirs):
+            raise RecordCorrupt(f"call {a.id} is recorded twice, with different {item.name}")
+    if a.delivered is not None and b.delivered is not None and a.delivered != b.delivered:
+        raise RecordCorrupt(f"call {a.id} is recorded twice, with different delivered")
+    return replace(a, delivered=b.delivered) if a.delivered is None else a
+
+
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return a == b

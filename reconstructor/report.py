@@ -1,0 +1,78 @@
+"""What a reconstruction kept and what it left out: per trajectory, and added up over a dataset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rolltap.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Counts of one or more trajectories, as `reconstruct` gives them, and the ratios that matter."""
+
+    trajectories: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> float | None:
+        """Share of the trainable sampled tokens that carry loss: 1.0, or something is wrong. None if there are none."""
+        return _share(self.counts.get("trained_tokens", 0), self.counts.get("trainable_tokens", 0))
+
+    @property
+    def trained(self) -> float | None:
+        """Share of all sampled tokens that carry loss; what the rules mask is the difference."""
+        return _share(self.counts.get("trained_tokens", 0), self.counts.get("sampled_tokens", 0))
+
+    @property
+    def merge_ratio(self) -> float | None:
+        """Trained calls a row (a segment with loss): 1.0 means that nothing was merged."""
+        return _share(self.counts.get("trained_calls", 0), self.counts.get("rows", 0))
+
+    @property
+    def saved(self) -> float | None:
+        """Share of the tokens of call-by-call rows that merging saves."""
+        whole = self.counts.get("call_row_tokens", 0)
+        return _share(whole - self.counts.get("row_tokens", 0), whole)
+
+    def breakdown(self, prefix: str) -> dict[str, int]:
+        """The counts under `prefix`: `breaks`, `masked_calls` or `masked_tokens`, by reason, the largest first."""
+        found = {name.split(".", 1)[1]: n for name, n in self.counts.items() if name.startswith(f"{prefix}.")}
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON."""
+        flat = {name: count for name, count in self.counts.items() if "." not in name}
+        return {
+            "trajectories": self.trajectories,
+            **flat,
+            "kept": self.kept,
+            "trained": self.trained,
+            "merge_ratio": self.merge_ratio,
+            "saved": self.saved,
+            "breaks_by_reason": self.breakdown("breaks"),
+            "masked_calls": self.breakdown("masked_calls"),
+            "masked_tokens": self.breakdown("masked_tokens"),
+        }
+
+
+def report_of(trajectory: Trajectory) -> Report:
+    """The report of one trajectory."""
+    return Report(1, dict(trajectory.counts))
+
+
+def total(reports: Iterable[Report]) -> Report:
+    """The sum of reports; streams."""
+    counts: Counter[str] = Counter()
+    trajectories = 0
+    for report in reports:
+        counts.update(report.counts)
+        trajectories += report.trajectories
+    return Report(trajectories, {name: counts[name] for name in sorted(counts)})
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

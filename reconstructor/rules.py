@@ -1,0 +1,127 @@
+"""Which calls carry loss: named rules that a user can read, switch and find in the counts.
+
+A call is judged by the first reason that holds, in the order of `Ruling`. The first block can't be switched: such
+tokens were never part of what the harness acted on, or can't be trained. The second block is a matter of method and
+is what `Rules.mask` names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from rolltap.errors import ConfigError
+from rolltap.types import Call, CallKind, Finish, Flaw, Outcome
+
+
+class Ruling(StrEnum):
+    """Whether a call's sampled tokens carry loss (`TRAINED`), or why not. Each is counted in `Trajectory.counts`."""
+
+    TRAINED = "trained"
+    # Always left out.
+    ABORTED = "aborted"
+    ENGINE_ERROR = "engine_error"
+    REFUSED = "refused"
+    SUPERSEDED = "superseded"
+    TOKENS_MISSING = "tokens_missing"  # no token ids: passed through as text, or nothing was sampled
+    UNDELIVERED = "undelivered"
+    LOGPROBS_MISSING = "logprobs_missing"
+    LOGPROBS_NOT_FINITE = "logprobs_not_finite"
+    AUXILIARY = "auxiliary"
+    JUDGE = "judge"
+    SIMULATOR = "simulator"
+    OTHER_POLICY = "other_policy"
+    # Left out where `Rules.mask` names them.
+    ABANDONED = "abandoned"  # the harness asked again with the same prompt and went on with the other reply
+    SUMMARY = "summary"  # a compaction's summary
+    LENGTH_TRUNCATED = "length_truncated"  # cut off by the token limit
+    TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
+    VERSION_UNKNOWN = "version_unknown"  # the weight version that sampled it is not on record
+
+
+SWITCHABLE = frozenset(
+    {
+        Ruling.ABANDONED,
+        Ruling.SUMMARY,
+        Ruling.LENGTH_TRUNCATED,
+        Ruling.TOOL_CALL_UNPARSABLE,
+        Ruling.VERSION_UNKNOWN,
+    }
+)
+
+_OUTCOMES = {
+    Outcome.ABORTED: Ruling.ABORTED,
+    Outcome.ENGINE_ERROR: Ruling.ENGINE_ERROR,
+    Outcome.REFUSED: Ruling.REFUSED,
+    Outcome.SUPERSEDED: Ruling.SUPERSEDED,
+}
+_KINDS = {
+    CallKind.AUXILIARY: Ruling.AUXILIARY,
+    CallKind.JUDGE: Ruling.JUDGE,
+    CallKind.SIMULATOR: Ruling.SIMULATOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is kept out of the loss on top of what always is; the defaults mask every doubtful call.
+
+    `policy` trains only that policy's calls; None trains every policy's.
+    """
+
+    mask: frozenset[Ruling] = SWITCHABLE
+    policy: str | None = None
+
+    def __post_init__(self) -> None:
+        if fixed := sorted(self.mask - SWITCHABLE):
+            raise ConfigError(f"rules {fixed} can't be switched; those that can: {', '.join(sorted(SWITCHABLE))}")
+
+    def train(self, *rulings: Ruling | str) -> Rules:
+        """These rules with the named ones off."""
+        return replace(self, mask=self.mask - {_named(ruling) for ruling in rulings})
+
+    def judge(self, call: Call, *, abandoned: bool) -> Ruling:
+        """The first reason why `call` carries no loss, or `TRAINED`."""
+        return self._always(call) or self._by_choice(call, abandoned=abandoned) or Ruling.TRAINED
+
+    def _always(self, call: Call) -> Ruling | None:
+        if spoiled := unusable(call):
+            return spoiled
+        if call.flaw is Flaw.LOGPROBS_MISSING or len(call.logprobs) != len(call.output_ids):
+            return Ruling.LOGPROBS_MISSING
+        if call.flaw is Flaw.LOGPROBS_NOT_FINITE or not np.isfinite(call.logprobs).all():
+            return Ruling.LOGPROBS_NOT_FINITE
+        if call.kind in _KINDS:
+            return _KINDS[call.kind]
+        if self.policy is not None and call.policy != self.policy:
+            return Ruling.OTHER_POLICY
+        return None
+
+    def _by_choice(self, call: Call, *, abandoned: bool) -> Ruling | None:
+        holds = {
+            Ruling.ABANDONED: abandoned,
+            Ruling.SUMMARY: call.kind is CallKind.SUMMARY,
+            Ruling.LENGTH_TRUNCATED: call.finish is Finish.LENGTH,
+            Ruling.TOOL_CALL_UNPARSABLE: call.flaw is Flaw.TOOL_CALL_UNPARSABLE,
+            Ruling.VERSION_UNKNOWN: call.flaw is Flaw.VERSION_UNKNOWN or not call.versions,
+        }
+        return next((ruling for ruling, true in holds.items() if true and ruling in self.mask), None)
+
+
+def unusable(call: Call) -> Ruling | None:
+    """Why the harness never went on from this call's tokens, whatever the rules say; None if it may have."""
+    if call.outcome in _OUTCOMES:
+        return _OUTCOMES[call.outcome]
+    if call.flaw is Flaw.TOKENS_MISSING or len(call.output_ids) == 0:
+        return Ruling.TOKENS_MISSING
+    if call.delivered is False:
+        return Ruling.UNDELIVERED
+    return None
+
+
+def _named(ruling: Ruling | str) -> Ruling:
+    if ruling not in set(SWITCHABLE):
+        raise ConfigError(f"no rule {str(ruling)!r}; those that can be switched: {', '.join(sorted(SWITCHABLE))}")
+    return Ruling(ruling)

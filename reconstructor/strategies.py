@@ -1,0 +1,131 @@
+"""How a forest is cut into segments, behind one small Protocol.
+
+A strategy gives runs. A `Run` is a stretch of calls that extend each other, of which the last ones (from `own` on)
+carry loss here and the others are context. Whatever a strategy does, `reconstruct` holds it to the one invariant:
+every call of the forest that stands is owned by exactly one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from rolltap.errors import ConfigError
+from rolltap.reconstructor.forest import Node
+from rolltap.reconstructor.rules import Ruling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing:
+    """The calls that appear in segments: those that the harness went on from, or may still.
+
+    `roots` and `children` are the forest without the calls that came to nothing; `trained` the sampled tokens that
+    carry loss in a node's whole subtree.
+    """
+
+    nodes: tuple[Node, ...]
+    roots: tuple[Node, ...]
+    children: Mapping[str, tuple[Node, ...]]
+    rulings: Mapping[str, Ruling]
+    trained: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Calls of which each extends the one before it; `path[own:]` carry their loss here."""
+
+    path: tuple[Node, ...]
+    own: int
+
+
+class Strategy(Protocol):
+    """Cuts a forest into runs."""
+
+    def runs(self, standing: Standing) -> Iterable[Run]:
+        """Runs that own every standing call exactly once."""
+        ...
+
+
+class PerCall:
+    """Each call is a segment of its own: no merging."""
+
+    def runs(self, standing: Standing) -> Iterable[Run]:
+        for node in standing.nodes:
+            yield Run((node,), 0)
+
+
+class Prefix:
+    """Linear merging: a call joins the segment whose last call it extends, else it begins a new one.
+
+    Of several calls that extend the same one, the first that leads to trained tokens joins.
+    """
+
+    def runs(self, standing: Standing) -> Iterable[Run]:
+        for chain in _chains(standing, lambda node, children: _first(standing, node, children)):
+            yield Run(tuple(chain), 0)
+
+
+class Tree:
+    """Root-to-leaf segments; a trunk that branches share is trained in the branch with the most trained tokens.
+
+    A segment ends with its last trained call: what hangs on it untrained (a summary, a side call) is a segment of
+    its own, without loss, for reading.
+    """
+
+    def runs(self, standing: Standing) -> Iterable[Run]:
+        for chain in _chains(standing, lambda node, children: _heaviest(standing, node, children)):
+            path = chain[0].path()
+            yield Run((*path, *chain[1:]), len(path) - 1)
+
+
+STRATEGIES: Mapping[str, type[Strategy]] = {"per_call": PerCall, "prefix": Prefix, "tree": Tree}
+
+ENTRY_POINTS = "rolltap.strategies"
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy `name`, ours or an installed package's; an unknown name lists the known ones."""
+    if name in STRATEGIES:
+        return STRATEGIES[name]()
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name in found:
+        return found[name].load()()
+    raise ConfigError(f"no strategy {name!r}; known: {', '.join(sorted({*STRATEGIES, *found}))}")
+
+
+class _Follow(Protocol):
+    def __call__(self, node: Node, children: tuple[Node, ...]) -> Node | None: ...
+
+
+def _chains(standing: Standing, follow: _Follow) -> Iterable[list[Node]]:
+    """Covers the standing forest by disjoint downward chains; `follow` names the child that goes on with a chain."""
+    tops = list(reversed(standing.roots))
+    while tops:
+        chain = [tops.pop()]
+        while children := standing.children[chain[-1].id]:
+            heir = follow(chain[-1], children)
+            tops += [child for child in reversed(children) if child is not heir]
+            if heir is None:
+                break
+            chain.append(heir)
+        yield chain
+
+
+def _first(standing: Standing, node: Node, children: tuple[Node, ...]) -> Node | None:
+    """The first child that leads to trained tokens; in an untrained stretch simply the first."""
+    if not standing.trained[node.id]:
+        return children[0]
+    return next((child for child in children if standing.trained[child.id]), None)
+
+
+def _heaviest(standing: Standing, node: Node, children: tuple[Node, ...]) -> Node | None:
+    """The child whose subtree trains the most, the node's own agent first; None where only untrained ones hang."""
+    trained = standing.trained
+
+    def weight(child: Node) -> tuple[bool, bool, int]:
+        return trained[child.id] > 0, child.call.agent == node.call.agent, trained[child.id]
+
+    heir = max(children, key=weight)
+    return None if trained[node.id] and not trained[heir.id] else heir
