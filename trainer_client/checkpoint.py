@@ -1,0 +1,96 @@
+"""Checkpoints: `<out>/checkpoints/step-N` with the model, the optimiser and what they belong to.
+
+Steps that are no checkpoint leave only the weights they push, `<out>/weights/step-N`; an older folder goes when a newer
+one has been taken over.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rolltap.errors import CheckpointMismatch
+from rolltap.trainer_client.weights import save_model, whole_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A whole checkpoint on disk."""
+
+    step: int
+    folder: Path
+
+
+class Checkpoints:
+    """The checkpoints of one run that trains `policy` from the model folder `source`; the newest `kept` are kept."""
+
+    def __init__(self, out: Path, policy: str, source: Path, *, every: int, kept: int) -> None:
+        self._checkpoints = out / "checkpoints"
+        self._weights = out / "weights"
+        self._policy = policy
+        self._source = source
+        self._every = every
+        self._kept = kept
+
+    def latest(self) -> Saved | None:
+        """The newest whole checkpoint. `CheckpointMismatch` if it is of another policy."""
+        found = _steps(self._checkpoints)
+        if not found:
+            return None
+        saved = Saved(found[-1], self._checkpoints / f"step-{found[-1]}")
+        try:
+            about = json.loads((saved.folder / "trainer.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointMismatch(f"{saved.folder} is not a checkpoint of this trainer: {error}") from error
+        if about.get("policy") != self._policy:
+            raise CheckpointMismatch(
+                f"{saved.folder} is of policy {about.get('policy')!r}, not {self._policy!r}; give another --out"
+            )
+        return saved
+
+    def due(self, step: int, last: bool) -> bool:
+        return last or step % self._every == 0
+
+    def save(self, step: int, model: Any, state: dict[str, Any] | None, optimiser: dict[str, Any]) -> Path:
+        """Writes the checkpoint of `step`; durable when this returns. Engines can load the folder."""
+        final = self._checkpoints / f"step-{step}"
+        with whole_folder(final) as making:
+            save_model(model, state, making, self._source)
+            torch.save(optimiser, making / "optimiser.pt")
+            about = {"step": step, "policy": self._policy}
+            (making / "trainer.json").write_text(json.dumps(about), encoding="utf-8")
+        return final
+
+    def save_weights(self, step: int, model: Any, state: dict[str, Any] | None) -> Path:
+        """Writes only what engines load."""
+        final = self._weights / f"step-{step}"
+        with whole_folder(final) as making:
+            save_model(model, state, making, self._source)
+        return final
+
+    def prune(self, served: int) -> None:
+        """Takes away what nobody needs once the engines serve step `served`."""
+        for step in _steps(self._checkpoints)[: -self._kept]:
+            if step != served:
+                shutil.rmtree(self._checkpoints / f"step-{step}")
+        for step in _steps(self._weights):
+            if step != served:
+                shutil.rmtree(self._weights / f"step-{step}")
+
+
+def load_optimiser(saved: Saved) -> dict[str, Any]:
+    """The optimiser's state of a checkpoint."""
+    try:
+        return torch.load(saved.folder / "optimiser.pt", weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointMismatch(f"{saved.folder}/optimiser.pt can't be read: {error}") from error
+
+
+def _steps(folder: Path) -> list[int]:
+    """The steps that are whole, oldest first."""
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))

@@ -1,0 +1,87 @@
+"""Packs to tensors.
+
+The shift is settled here once: a `Batch` holds, for each trained token, where it is predicted from (`sources_M`) and
+which token it is (`targets_M`), so the network never shifts. Two rows that share a trunk may train the same place of it
+with different advantages: that is two entries with one source. Shapes: `N` tokens of the pack, `M` trained tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rolltap.trainer_client.packing import Pack, Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Tensors of one forward pass.
+
+    `logprobs_M` are the engine's and `versions_M` the weight versions that it sampled with. The step's loss is the sum
+    over its batches of the sum over M of `weights_M` times the token's loss. `rollouts_M` are indices into the step's
+    rollouts. `reference_M` are the reference model's log-probs, where there is one.
+    """
+
+    token_ids_N: Tensor
+    position_ids_N: Tensor
+    spans: tuple[Span, ...]
+    sources_M: Tensor
+    targets_M: Tensor
+    logprobs_M: Tensor
+    versions_M: Tensor
+    advantages_M: Tensor
+    weights_M: Tensor
+    rollouts_M: Tensor
+    rows: int
+    unshared_tokens: int
+    proximal_M: Tensor | None = None
+    reference_M: Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        """N, the tokens that are computed."""
+        return len(self.token_ids_N)
+
+    @property
+    def trained_tokens(self) -> int:
+        """M."""
+        return len(self.targets_M)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`."""
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name in self.__slots__
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        return replace(self, **moved)
+
+
+def collate(pack: Pack) -> Batch:
+    """The pack's tensors, on the CPU."""
+    sources, targets, logprobs, versions = [], [], [], []
+    counts = []
+    for row, place in zip(pack.rows, pack.places, strict=True):
+        trained = np.flatnonzero(row.segment.loss_mask)
+        sources.append(place[trained - 1])
+        targets.append(row.token_ids[trained])
+        logprobs.append(row.segment.logprobs[trained])
+        versions.append(row.segment.versions[trained])
+        counts.append(len(trained))
+    return Batch(
+        token_ids_N=torch.from_numpy(pack.token_ids_N.astype(np.int64)),
+        position_ids_N=torch.from_numpy(pack.position_ids_N.astype(np.int64)),
+        spans=pack.spans,
+        sources_M=torch.from_numpy(np.concatenate(sources).astype(np.int64)),
+        targets_M=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
+        logprobs_M=torch.from_numpy(np.concatenate(logprobs).astype(np.float32)),
+        versions_M=torch.from_numpy(np.concatenate(versions).astype(np.int64)),
+        advantages_M=torch.from_numpy(np.repeat([row.advantage for row in pack.rows], counts).astype(np.float32)),
+        weights_M=torch.from_numpy(np.repeat([row.weight for row in pack.rows], counts).astype(np.float32)),
+        rollouts_M=torch.from_numpy(np.repeat([row.rollout for row in pack.rows], counts).astype(np.int64)),
+        rows=len(pack.rows),
+        unshared_tokens=sum(len(row) for row in pack.rows),
+    )

@@ -1,0 +1,152 @@
+"""The model in training: its weights, optimiser and device.
+
+Weights and the optimiser's state are float32. In one CPU process the model is used as it is; on CUDA, over several
+ranks, or in bfloat16 it is sharded by FSDP2, one layer a shard, with activations of the asked dtype and gradients
+reduced in float32. Checkpoints look the same in either case, so a run may resume on another number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as distributed_state
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rolltap.errors import CheckpointMismatch
+from rolltap.trainer_client.collate import Batch
+from rolltap.trainer_client.lora import adapters_of, add_adapters, merged
+from rolltap.trainer_client.network import PolicyNetwork, Predictions, load_model
+from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.settings import OptimiserSettings, TrainerSettings
+
+ADAPTERS = distributed_state.StateDictOptions(full_state_dict=True, strict=False)
+WHOLE = distributed_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def learning_rate(settings: OptimiserSettings, step: int, steps: int) -> float:
+    """Of `step`, from 1: it rises over the warm-up, and falls on a line to `lr_end` of itself at the last step."""
+    rise = min(1.0, step / max(1, settings.warmup))
+    done = min(1.0, (step - 1) / max(1, steps - 1))
+    return settings.lr * rise * (1.0 + done * (settings.lr_end - 1.0))
+
+
+class Learner:
+    """The policy's weights as they are trained, and a frozen copy of the first ones where the loss asks for it."""
+
+    def __init__(self, folder: Path, settings: TrainerSettings, ranks: Ranks) -> None:
+        self.device = ranks.device
+        self._ranks = ranks
+        self._settings = settings.optimiser
+        self._steps = settings.steps
+        dtype = _activations(settings.compute.dtype, ranks.device)
+        self._lora = settings.lora if settings.lora.rank else None
+        model = load_model(settings.model if self._lora else folder, torch.float32)
+        if self._lora:
+            add_adapters(model, self._lora)
+        if settings.compute.gradient_checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        self.network = _placed(model, settings.compute.temperature, dtype, ranks)
+        self.reference = None
+        if settings.loss.kl:
+            frozen = load_model(settings.model, torch.float32).requires_grad_(False)
+            self.reference = _placed(frozen, settings.compute.temperature, dtype, ranks)
+        self.optimiser = torch.optim.AdamW(
+            [weight for weight in self.network.parameters() if weight.requires_grad],
+            lr=settings.optimiser.lr,
+            betas=settings.optimiser.betas,
+            weight_decay=settings.optimiser.weight_decay,
+        )
+
+    @property
+    def model(self) -> Any:
+        """The model of transformers."""
+        return self.network.model
+
+    def predict(self, batch: Batch) -> Predictions:
+        """The policy's log-probs of the batch's trained tokens, with gradient."""
+        return self.network(batch)
+
+    def with_reference(self, batch: Batch) -> Batch:
+        """The batch with the reference's log-probs, if there is a reference."""
+        if self.reference is None:
+            return batch
+        with torch.no_grad():
+            return replace(batch, reference_M=self.reference(batch).logprobs_M)
+
+    def with_proximal(self, batch: Batch) -> Batch:
+        """The batch with the policy's log-probs as they are now."""
+        with torch.no_grad():
+            return replace(batch, proximal_M=self.network(batch).logprobs_M)
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of this rank's share of a loss that is a sum over ranks (FSDP takes the mean)."""
+        (loss * self._ranks.size).backward()
+
+    def clip(self) -> float:
+        """Clips the gradient's norm and returns what it was."""
+        norm = nn.utils.clip_grad_norm_(self.network.parameters(), self._settings.grad_clip)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def apply(self, step: int) -> float:
+        """The optimiser's step towards `step` (from 1), after which the gradient is gone; returns the learning rate."""
+        lr = learning_rate(self._settings, step, self._steps)
+        for parameters in self.optimiser.param_groups:
+            parameters["lr"] = lr
+        self.optimiser.step()
+        self.forget()
+        return lr
+
+    def forget(self) -> None:
+        """Drops the gradient."""
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def weights(self) -> dict[str, Any]:
+        """The model's whole state on the CPU, adapters merged into it, for the lead rank (all ranks take part)."""
+        state: dict[str, Any] = distributed_state.get_model_state_dict(self.model, options=WHOLE)
+        return merged(state, self._lora) if self._lora else state
+
+    def state(self) -> dict[str, Any]:
+        """The optimiser's whole state on the CPU, by the weights' names, and the adapters (all ranks take part)."""
+        state: dict[str, Any] = distributed_state.get_optimizer_state_dict(self.network, self.optimiser, options=WHOLE)
+        if self._lora:
+            whole: dict[str, Any] = distributed_state.get_model_state_dict(self.model, options=WHOLE)
+            state["adapters"] = adapters_of(whole)
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes up `state`. `CheckpointMismatch` if it is of another model."""
+        adapters = state.pop("adapters", None)
+        if (adapters is None) != (self._lora is None):
+            raise CheckpointMismatch(
+                "the checkpoint was made with adapters and this run has none, or the other way round"
+            )
+        try:
+            if adapters is not None:
+                distributed_state.set_model_state_dict(self.model, adapters, options=ADAPTERS)
+            distributed_state.set_optimizer_state_dict(self.network, self.optimiser, state, options=WHOLE)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointMismatch(f"the checkpoint's optimiser is not of this model: {error}") from error
+
+
+def _activations(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def _placed(model: Any, temperature: float, dtype: torch.dtype, ranks: Ranks) -> PolicyNetwork:
+    """The model on its device, sharded where that is the way."""
+    network = PolicyNetwork(model.train(), temperature=temperature)
+    if ranks.size == 1 and ranks.device.type == "cpu" and dtype is torch.float32:
+        return network
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    mesh = ranks.mesh()
+    for layer in model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh, mp_policy=mixed)
+    fully_shard(network, mesh=mesh, mp_policy=mixed)
+    return network.to(ranks.device)

@@ -1,0 +1,134 @@
+"""Holding leases: enough groups for a step are gathered, kept while they are needed, and given account of.
+
+A thread extends what is held, so a long forward pass loses nothing. A lease that is lost all the same is found out when
+it is acknowledged, which is before its groups change the weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from rolltap.errors import AlignmentError, LeaseLost, RolltapError
+from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.protocol import LeaseOptions
+from rolltap.trainer_client.scoring import check, informative
+from rolltap.types import Lease, LeasedGroup
+
+MOST_LEASED = 4
+"""With even groups dropped, a step gathers at most this many times its groups."""
+
+
+class LeaseHolder:
+    """The leases of the step under way, as a context manager: on leaving, what was not acknowledged is released.
+
+    `count_even` says whether groups whose rewards are all equal count towards a step.
+    """
+
+    def __init__(self, client: TrainerClient, policy: str, options: LeaseOptions, *, count_even: bool) -> None:
+        self.client = client
+        self._policy = policy
+        self._options = options
+        self._count_even = count_even
+        self._leases: list[Lease] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._extender = threading.Thread(target=self._extend, name="lease-extender", daemon=True)
+
+    def __enter__(self) -> LeaseHolder:
+        self._extender.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._extender.join()
+        for lease in self._take():
+            _tell(self.client.release, lease)
+
+    @property
+    def groups(self) -> tuple[LeasedGroup, ...]:
+        """The groups held, those of a lease together."""
+        with self._lock:
+            return tuple(group for lease in self._leases for group in lease.groups)
+
+    @property
+    def policy_version(self) -> int:
+        """The policy's version when the newest lease was taken."""
+        with self._lock:
+            return self._leases[-1].policy_version
+
+    def gather(self, wanted: int, stopping: Callable[[], bool]) -> bool:
+        """Leases until `wanted` groups are held; False if told to stop before. Groups that can't be trained go back."""
+        while (missing := wanted - self._usable()) > 0 and len(self.groups) < MOST_LEASED * wanted:
+            if stopping():
+                return False
+            options = replace(self._options, at_least=missing, batch=wanted)
+            lease = self.client.lease(self._policy, groups=missing, options=options)
+            if lease is not None and self._sound(lease):
+                with self._lock:
+                    self._leases.append(lease)
+        return True
+
+    def acknowledge(self, step: int) -> bool:
+        """The groups become part of `step`. False: some were lost and are held no more; make the update without them.
+
+        Acknowledging again is harmless for those that were acknowledged before.
+        """
+        kept = []
+        for lease in list(self._leases):
+            try:
+                self.client.ack(lease, step)
+                kept.append(lease)
+            except LeaseLost:
+                continue
+        with self._lock:
+            complete = len(kept) == len(self._leases)
+            self._leases = kept
+        return complete
+
+    def done(self) -> None:
+        """The step is over: nothing is held."""
+        self._take()
+
+    def refuse(self, reason: str) -> None:
+        """No weights can be made from these groups: each counts a failure."""
+        for lease in self._take():
+            _tell(lambda held: self.client.nack(held, reason), lease)
+
+    def _usable(self) -> int:
+        return sum(1 for group in self.groups if self._count_even or informative(group))
+
+    def _sound(self, lease: Lease) -> bool:
+        """Whether every group can be trained; else the lease goes back, with those that can't blamed."""
+        faults: dict[str, str] = {}
+        for group in lease.groups:
+            try:
+                check(group)
+            except AlignmentError as error:
+                faults[group.group.id] = error.message
+        if faults:
+            reason = "; ".join(faults.values())
+            _tell(lambda held: self.client.nack(held, reason, tuple(faults)), lease)
+        return not faults
+
+    def _take(self) -> list[Lease]:
+        with self._lock:
+            taken, self._leases = self._leases, []
+        return taken
+
+    def _extend(self) -> None:
+        ttl = self._options.ttl
+        while not self._closed.wait(ttl / 3):
+            with self._lock:
+                held = list(self._leases)
+            for lease in held:
+                _tell(lambda one: self.client.extend(one, ttl), lease)
+
+
+def _tell(call: Callable[[Lease], object], lease: Lease) -> None:
+    """Tells the server something that changes nothing for us if it fails: the lease ends by its time at the latest."""
+    try:
+        call(lease)
+    except RolltapError:
+        return

@@ -1,0 +1,203 @@
+"""The training loop, read top to bottom.
+
+    lease whole groups → advantages → pack → forward, backward → acknowledge → optimiser step → checkpoint → push
+
+Groups are acknowledged, with the step they lead to, before they change the weights; if some turn out to be somebody
+else's by then, the gradient is made again without them. A run that died goes on from its last checkpoint, and `rewind`
+brings back what was acknowledged after it. So nothing is trained twice, and nothing is lost. Step N is version N.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rolltap.trainer_client import recipe, weights
+from rolltap.trainer_client.checkpoint import Checkpoints, load_optimiser
+from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.collate import Batch, collate
+from rolltap.trainer_client.learner import Learner
+from rolltap.trainer_client.leases import LeaseHolder
+from rolltap.trainer_client.metrics import Clock, Gauge, StepReport, describe_groups, describe_rollouts
+from rolltap.trainer_client.protocol import LeaseOptions
+from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.scoring import TrainedRollout
+from rolltap.trainer_client.settings import TrainerSettings
+from rolltap.trainer_client.sinks import Sink
+from rolltap.types import LeasedGroup
+
+LEASE_WAIT_S = 5.0
+"""How long one request for groups waits; between two, the trainer notices that it should stop."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What a step makes of its groups: `updates` are the batches of each optimiser step."""
+
+    groups: tuple[LeasedGroup, ...]
+    rollouts: list[TrainedRollout]
+    updates: list[list[Batch]]
+
+
+class Trainer:
+    """One training run. Setting `stopping` ends it after the step under way, with a checkpoint."""
+
+    def __init__(
+        self, settings: TrainerSettings, client: TrainerClient, ranks: Ranks, sinks: Sequence[Sink] = ()
+    ) -> None:
+        self.settings = settings
+        self.client = client
+        self.sinks = sinks
+        self.stopping = False
+        self._score = recipe.scorer(settings.loss)
+        self._pack = recipe.packer(settings.loss, settings.compute)
+        self._objective = recipe.objective(settings.loss)
+        self.checkpoints = Checkpoints(
+            settings.out,
+            settings.policy,
+            settings.model,
+            every=settings.checkpoint_every,
+            kept=settings.checkpoints_kept,
+        )
+        saved = self.checkpoints.latest()
+        self.step = saved.step if saved else 0
+        self._folder = saved.folder if saved else settings.model
+        self.learner = Learner(self._folder, settings, ranks)
+        if saved:
+            self.learner.restore(load_optimiser(saved))
+
+    def run(self) -> None:
+        """Trains up to the settings' step, or until told to stop."""
+        self._take_over()
+        options = LeaseOptions(
+            max_staleness=self.settings.max_staleness, wait=LEASE_WAIT_S, ttl=self.settings.lease_ttl
+        )
+        count_even = not self.settings.loss.drop_even_groups
+        with LeaseHolder(self.client, self.settings.policy, options, count_even=count_even) as leases:
+            while self.step < self.settings.steps and not self.stopping:
+                clock = Clock(self.learner.device)
+                with clock.part("wait"):
+                    ready = leases.gather(self.settings.groups, lambda: self.stopping)
+                if ready and (report := self._train(leases, clock)) is not None:
+                    for sink in self.sinks:
+                        sink.write(report)
+
+    def _take_over(self) -> None:
+        """Makes server and engines agree with the checkpoint, or the model, that this run goes on from.
+
+        A policy that is paused was left so by a run that died while it pushed: pushing again ends that, too.
+        """
+        self.client.rewind(self.step)
+        served = self.client.policy(self.settings.policy)
+        weights.check_tokenizer(self.settings.policy, served.tokenizer_hash, self.settings.model)
+        if served.version != self.step or served.paused is not None:
+            self._push()
+
+    def _train(self, leases: LeaseHolder, clock: Clock) -> StepReport | None:
+        """One step on the groups held; None if no weights came of it."""
+        while leases.groups:
+            served = leases.policy_version
+            with clock.part("collate"):
+                plan = self._plan(leases.groups)
+            gauge = Gauge(self.learner.device, self.step, self.settings.report.mismatch)
+            norm = self._gradient(plan.updates[0], gauge, clock, first=True) if plan.updates else 0.0
+            if not math.isfinite(norm):
+                leases.refuse(f"step {self.step + 1}: the gradient's norm is {norm}")
+                self.learner.forget()
+                return None
+            if leases.acknowledge(self.step + 1):
+                break
+            self.learner.forget()
+        else:
+            return None
+        lr = self._apply(plan, gauge, clock)
+        self.step += 1
+        leases.done()
+        self._hand_over(clock)
+        return self._report(plan, served, gauge, clock, norm, lr)
+
+    def _plan(self, groups: tuple[LeasedGroup, ...]) -> Plan:
+        """Advantages, weights and packs; every epoch shuffles the rollouts into its minibatches."""
+        rollouts = self._score(groups)
+        moving = [rollout for rollout in rollouts if rollout.advantage or self._objective.kl]
+        parts = self.settings.optimiser.minibatches
+        order = random.Random(f"{self.settings.seed}/{self.step}")
+        updates: list[list[Batch]] = []
+        for _ in range(self.settings.optimiser.epochs if moving else 0):
+            if parts > 1:
+                order.shuffle(moving)
+            for part in range(parts):
+                share = [replace(rollout, weight=rollout.weight * parts) for rollout in moving[part::parts]]
+                updates.append([collate(pack) for pack in self._pack(share)])
+        return Plan(groups, rollouts, [update for update in updates if update])
+
+    def _gradient(self, update: list[Batch], gauge: Gauge, clock: Clock, *, first: bool) -> float:
+        """Accumulates the gradient of all batches of an update; returns its norm before clipping."""
+        for batch in update:
+            batch = batch.to(self.learner.device)
+            with clock.part("forward"):
+                batch = self.learner.with_reference(batch)
+                predicted = self.learner.predict(batch)
+                terms = self._objective(predicted, batch)
+            gauge.add(predicted, batch, terms, first=first)
+            with clock.part("backward"):
+                self.learner.backward(terms.loss)
+        with clock.part("backward"):
+            return self.learner.clip()
+
+    def _apply(self, plan: Plan, gauge: Gauge, clock: Clock) -> float:
+        """The first update's optimiser step, then the other updates; returns the learning rate."""
+        later = plan.updates[1:]
+        if self._objective.correction.needs_proximal:
+            with clock.part("forward"):
+                later = [[self._with_proximal(batch) for batch in update] for update in later]
+        lr = self._optimise(clock) if plan.updates else 0.0
+        for update in later:
+            if math.isfinite(self._gradient(update, gauge, clock, first=False)):
+                self._optimise(clock)
+            else:
+                self.learner.forget()
+        return lr
+
+    def _with_proximal(self, batch: Batch) -> Batch:
+        return self.learner.with_proximal(batch.to(self.learner.device))
+
+    def _optimise(self, clock: Clock) -> float:
+        with clock.part("optimiser"):
+            return self.learner.apply(self.step + 1)
+
+    def _hand_over(self, clock: Clock) -> None:
+        """Makes the step durable, if it is one of those, and the engines serve it."""
+        last = self.stopping or self.step >= self.settings.steps
+        with clock.part("checkpoint"):
+            state = self.learner.weights()
+            if self.checkpoints.due(self.step, last):
+                self._folder = self.checkpoints.save(self.step, self.learner.model, state, self.learner.state())
+            else:
+                self._folder = self.checkpoints.save_weights(self.step, self.learner.model, state)
+        with clock.part("push"):
+            self._push()
+        self.checkpoints.prune(self.step)
+
+    def _push(self) -> None:
+        weights.push(self.client, self.settings.policy, self._folder, self.step, self.settings.update_mode)
+
+    def _report(self, plan: Plan, served: int, gauge: Gauge, clock: Clock, norm: float, lr: float) -> StepReport:
+        batches = [batch for update in plan.updates for batch in update]
+        computed = sum(batch.tokens for batch in batches)
+        busy = sum(clock.seconds[part] for part in ("forward", "backward", "optimiser"))
+        return StepReport(
+            step=self.step,
+            version=self.step,
+            grad_norm=norm,
+            lr=lr,
+            tokens=computed,
+            shared_tokens=sum(batch.unshared_tokens for batch in batches) - computed,
+            tokens_per_second=computed / busy if busy else 0.0,
+            seconds={name: round(value, 4) for name, value in clock.seconds.items()},
+            **describe_groups(plan.groups, served),
+            **describe_rollouts(plan.rollouts),
+            **gauge.read(),
+        )

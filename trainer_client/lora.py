@@ -1,0 +1,51 @@
+"""Low-rank adapters (Hu et al. 2021) by peft: only they are trained, and engines are pushed the merged weights.
+
+The adapters live inside the model's own layers, so the rest of the trainer sees the same model with fewer weights that
+have a gradient. A run goes on from the model it began with and the adapters of its checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.settings import LoraSettings
+
+_BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+def add_adapters(model: Any, settings: LoraSettings) -> None:
+    """Freezes the model and puts adapters, which change nothing yet, into its linear layers."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ConfigError("trainer.lora: adapters need peft: pip install 'rolltap[lora]'") from None
+
+    targets = settings.targets[0] if settings.targets == ("all-linear",) else list(settings.targets)
+    config = LoraConfig(r=settings.rank, target_modules=targets, task_type="CAUSAL_LM")
+    config.lora_alpha = settings.alpha  # type: ignore[assignment]  # peft computes with any number
+    try:
+        inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise ConfigError(f"trainer.lora.targets: {str(error).splitlines()[0]}") from error
+
+
+def adapters_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapters among a model's weights, by name."""
+    return {name: weight for name, weight in state.items() if name.endswith((_DOWN, _UP))}
+
+
+def merged(state: Mapping[str, Tensor], settings: LoraSettings) -> dict[str, Tensor]:
+    """The weights of a model without adapters that computes the same: W + alpha / rank · B A, by the plain names."""
+    plain: dict[str, Tensor] = {}
+    for name, weight in state.items():
+        if name.endswith((_DOWN, _UP)):
+            continue
+        layer, is_adapted, kind = name.partition(_BASE)
+        if is_adapted and kind == "weight":
+            weight = weight + settings.alpha / settings.rank * (state[layer + _UP] @ state[layer + _DOWN])
+        plain[f"{layer}.{kind}" if is_adapted else name] = weight
+    return plain

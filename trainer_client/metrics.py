@@ -1,0 +1,172 @@
+"""What a step did, as numbers: gathered per trained token while it runs, reported once.
+
+The alarm for infidelity is `mismatch_*`: |log trainer/engine| of tokens that the very weights in training sampled. On
+policy it is rounding; if it grows, engine and trainer compute different things. It is taken before the first update.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rolltap.trainer_client.collate import Batch
+from rolltap.trainer_client.loss import Terms
+from rolltap.trainer_client.network import Predictions
+from rolltap.trainer_client.scoring import TrainedRollout, baseline, informative
+from rolltap.types import NO_VERSION, LeasedGroup, Scoring
+
+SUMS = ("tokens", "entropy", "kl", "correction", "mismatch", "mismatch_over", "fresh", "clipped", "updates_tokens")
+PEAKS = ("log_ratio_max", "mismatch_max")
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One line of metrics.jsonl, and what every sink is given.
+
+    `tokens` were computed, `shared_tokens` were saved by sharing prefixes, `trained_tokens` carry loss. `staleness`
+    counts groups by how many versions their oldest trained token was behind. `seconds` splits the step's time.
+    """
+
+    step: int
+    version: int
+    reward: float
+    rollouts: int
+    masked: int
+    unscorable: int
+    groups: int
+    groups_without_variance: int
+    advantage_abs: float
+    rows: int
+    tokens: int
+    shared_tokens: int
+    trained_tokens: int
+    loss: float
+    entropy: float
+    kl: float
+    clip_fraction: float
+    correction: float
+    log_ratio_max: float
+    mismatch_mean: float
+    mismatch_max: float
+    mismatch_share: float
+    grad_norm: float
+    lr: float
+    tokens_per_second: float
+    staleness: dict[int, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def flat(self) -> dict[str, float]:
+        """Every number by name, nested ones as `staleness/1` and `seconds/wait`."""
+        values: dict[str, float] = {}
+        for name, value in asdict(self).items():
+            if isinstance(value, dict):
+                values.update({f"{name}/{key}": float(one) for key, one in value.items()})
+            else:
+                values[name] = float(value)
+        return values
+
+
+class Clock:
+    """Where a step's time goes. On CUDA a part ends when the device has done its work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self.seconds[name] += time.perf_counter() - started
+
+
+class Gauge:
+    """Sums and peaks over the trained tokens of a step, kept on the device until they are read."""
+
+    def __init__(self, device: torch.device, version: int, threshold: float) -> None:
+        self._version = version
+        self._threshold = threshold
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+        self.peaks = torch.zeros(len(PEAKS), dtype=torch.float64, device=device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, predicted: Predictions, batch: Batch, terms: Terms, *, first: bool) -> None:
+        """Counts a batch; entropy and mismatch in the step's `first` update only."""
+        found: dict[str, Tensor | float] = {
+            "clipped": terms.clipped_M.sum(),
+            "correction": terms.correction_M.sum(),
+            "updates_tokens": float(batch.trained_tokens),
+        }
+        peaks = [terms.log_ratio_M.abs().max()]
+        if terms.kl_M is not None:
+            found["kl"] = terms.kl_M.sum()
+        if first:
+            drift_M = (predicted.logprobs_M - batch.logprobs_M).abs()
+            fresh_M = drift_M * (batch.versions_M == self._version)
+            peaks.append(fresh_M.max())
+            found |= {
+                "tokens": float(batch.trained_tokens),
+                "entropy": predicted.entropy_M.sum(),
+                "mismatch": fresh_M.sum(),
+                "mismatch_over": (fresh_M > self._threshold).sum(),
+                "fresh": (batch.versions_M == self._version).sum(),
+            }
+            self.loss += terms.loss
+        for name, value in found.items():
+            self.sums[SUMS.index(name)] += value
+        for index, peak in enumerate(peaks):
+            self.peaks[index] = torch.maximum(self.peaks[index], peak.double())
+
+    def read(self) -> dict[str, Any]:
+        """Means and shares by the names of `StepReport`."""
+        sums = dict(zip(SUMS, self.sums.tolist(), strict=True))
+        peaks = dict(zip(PEAKS, self.peaks.tolist(), strict=True))
+        tokens, fresh, updates = (max(sums[name], 1.0) for name in ("tokens", "fresh", "updates_tokens"))
+        return {
+            "loss": float(self.loss),
+            "entropy": sums["entropy"] / tokens,
+            "kl": sums["kl"] / updates,
+            "clip_fraction": sums["clipped"] / updates,
+            "correction": sums["correction"] / updates if sums["updates_tokens"] else 1.0,
+            "log_ratio_max": peaks["log_ratio_max"],
+            "mismatch_mean": sums["mismatch"] / fresh,
+            "mismatch_max": peaks["mismatch_max"],
+            "mismatch_share": sums["mismatch_over"] / fresh,
+        }
+
+
+def describe_groups(groups: Sequence[LeasedGroup], policy_version: int) -> dict[str, Any]:
+    """What a step's groups are, by the names of `StepReport`."""
+    rewards = [record.reward or 0.0 for group in groups for record in baseline(group)]
+    scorings = Counter(record.rollout.scoring for group in groups for record in group.rollouts)
+    behind = Counter(policy_version - group.oldest_version for group in groups if group.oldest_version != NO_VERSION)
+    return {
+        "reward": sum(rewards) / len(rewards) if rewards else 0.0,
+        "rollouts": len(rewards),
+        "masked": scorings[Scoring.MASKED],
+        "unscorable": scorings[Scoring.UNSCORABLE],
+        "groups": len(groups),
+        "groups_without_variance": sum(not informative(group) for group in groups),
+        "staleness": dict(sorted(behind.items())),
+    }
+
+
+def describe_rollouts(rollouts: Sequence[TrainedRollout]) -> dict[str, Any]:
+    """What a step's trained rollouts are, by the names of `StepReport`."""
+    return {
+        "advantage_abs": sum(abs(rollout.advantage) for rollout in rollouts) / max(1, len(rollouts)),
+        "trained_tokens": sum(rollout.tokens for rollout in rollouts),
+        "rows": sum(len(rollout.segments) for rollout in rollouts),
+    }

@@ -1,0 +1,95 @@
+"""The policy as a trainer sees it: a batch in, the log-probs of its trained tokens out.
+
+Wraps a causal language model of transformers. The vocabulary's projection is made only where a trained token is
+predicted, in pieces that are computed again in the backward pass, so the logits of a pack never exist at once. Shapes:
+`N` tokens of the pack, `M` trained tokens, `E` hidden width, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rolltap.errors import CheckpointMismatch, ConfigError
+from rolltap.trainer_client import attention
+from rolltap.trainer_client.collate import Batch
+
+PIECE_BYTES = 256 << 20
+"""How large one piece of float32 logits may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What the policy says about a batch's trained tokens. `entropy_M`, in nats, has no gradient."""
+
+    logprobs_M: Tensor
+    entropy_M: Tensor
+
+
+class PolicyNetwork(nn.Module):
+    """`model` with the loss's end of it. `temperature` is the one that the engine samples with."""
+
+    def __init__(self, model: Any, *, temperature: float = 1.0) -> None:
+        super().__init__()
+        _check_head(model.config)
+        self.model = model
+        self.temperature = temperature
+        self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
+
+    def forward(self, batch: Batch) -> Predictions:
+        hidden_NE = self.model.get_decoder()(
+            input_ids=batch.token_ids_N.unsqueeze(0),
+            position_ids=batch.position_ids_N.unsqueeze(0),
+            use_cache=False,
+            layout=attention.Layout.of(batch.spans, batch.token_ids_N.device),
+        ).last_hidden_state[0]
+        hidden_ME = hidden_NE[batch.sources_M]
+        piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
+        if len(hidden_ME) <= piece:
+            return Predictions(*self._read(hidden_ME, batch.targets_M))
+        found = [
+            checkpoint(self._read, hidden, targets, use_reentrant=False)
+            for hidden, targets in zip(hidden_ME.split(piece), batch.targets_M.split(piece), strict=True)
+        ]
+        logprobs, entropies = zip(*found, strict=True)
+        return Predictions(torch.cat(logprobs), torch.cat(entropies))
+
+    def _read(self, hidden_ME: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+        logits_MV = self.model.get_output_embeddings()(hidden_ME).float()
+        if self._cap is not None:
+            logits_MV = self._cap * torch.tanh(logits_MV / self._cap)
+        if self.temperature != 1.0:
+            logits_MV = logits_MV / self.temperature
+        total_M = torch.logsumexp(logits_MV, dim=-1)
+        logprobs_M = logits_MV.gather(-1, targets_M.unsqueeze(-1)).squeeze(-1) - total_M
+        with torch.no_grad():
+            expected_M = (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
+            entropy_M = total_M - expected_M
+        return logprobs_M, entropy_M
+
+
+def load_model(folder: Path, dtype: torch.dtype) -> Any:
+    """The causal language model of a Hugging Face folder, with our attention. `CheckpointMismatch` if it has none."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    attention.register()
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        attention.check_supported(config)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention.NAME)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointMismatch(f"{folder} is not a folder of a causal language model: {reason}") from error
+
+
+def _check_head(config: Any) -> None:
+    for name in ("logits_scaling", "logit_scale"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise ConfigError(f"{config.model_type} scales its logits ({name}), which packed training does not")

@@ -1,0 +1,221 @@
+"""Segments to packs: one-dimensional runs of tokens under a budget, without padding, with or without shared trunks.
+
+A pack is a forest of spans. A span's tokens attend to the span's ancestors and, causally, to themselves, and their
+positions go on where the parent's ended. Packed side by side, every row is a span of its own; with prefix sharing,
+rows that begin alike have their common trunk once. Nothing here knows of torch. Shapes: `N` tokens of a pack, `L`
+tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rolltap.trainer_client.scoring import TrainedRollout
+from rolltap.types import Int32, Segment
+
+LEAST_SHARED = 16
+"""A common beginning shorter than this many tokens is not shared: a span has its cost too."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A segment in the loss, with its rollout's index in the step."""
+
+    segment: Segment
+    rollout: int
+    advantage: float
+    weight: float
+
+    def __len__(self) -> int:
+        return len(self.segment)
+
+    @property
+    def token_ids(self) -> Int32:
+        return self.segment.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `[start, end)` of a pack, the first at `position` of its row. `ancestors` are spans, outermost first."""
+
+    start: int
+    end: int
+    position: int
+    ancestors: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pack:
+    """What one forward pass sees. `places[i]` [L] is where row i's tokens stand in the pack."""
+
+    token_ids_N: Int32
+    position_ids_N: Int32
+    spans: tuple[Span, ...]
+    rows: tuple[Row, ...]
+    places: tuple[Int32, ...]
+
+    def __len__(self) -> int:
+        return len(self.token_ids_N)
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """How rows become packs of at most `budget` tokens.
+
+    What must stay together is never split and, if it alone is over the budget, stands alone: a row, or with `whole`
+    all rows of a rollout (a sequence-level ratio needs them in one pass). `share` computes common beginnings once.
+    """
+
+    budget: int
+    share: bool = False
+    whole: bool = False
+
+    def __call__(self, rollouts: Sequence[TrainedRollout]) -> list[Pack]:
+        """The rollouts' packs; a row's `rollout` is an index into `rollouts`."""
+        units = [unit for index, rollout in enumerate(rollouts) for unit in self._units(index, rollout)]
+        if self.share:
+            return [_forest(rows) for rows in self._along_prefixes(units)]
+        return [_side_by_side(rows) for rows in self._first_fit(units)]
+
+    def _units(self, index: int, rollout: TrainedRollout) -> Iterable[list[Row]]:
+        rows = [Row(segment, index, rollout.advantage, rollout.weight) for segment in rollout.segments]
+        return [rows] if self.whole else [[row] for row in rows]
+
+    def _first_fit(self, units: list[list[Row]]) -> list[list[Row]]:
+        """First fit, longest first."""
+        bins: list[list[Row]] = []
+        free: list[int] = []
+        for unit in sorted(units, key=_tokens, reverse=True):
+            size = _tokens(unit)
+            fitting = next((index for index, room in enumerate(free) if room >= size), None)
+            if fitting is None:
+                bins.append(list(unit))
+                free.append(self.budget - size)
+            else:
+                bins[fitting].extend(unit)
+                free[fitting] -= size
+        return bins
+
+    def _along_prefixes(self, units: list[list[Row]]) -> list[list[Row]]:
+        """In the order of their tokens, so that what begins alike is neighbours; a new pack when the budget is full."""
+        ordered = sorted((sorted(unit, key=_key) for unit in units), key=lambda unit: _key(unit[0]))
+        bins: list[list[Row]] = []
+        used = 0
+        for unit in ordered:
+            added = _added(bins[-1][-1] if bins else None, unit)
+            if not bins or used + added > self.budget:
+                bins.append([])
+                used, added = 0, _added(None, unit)
+            bins[-1].extend(unit)
+            used += added
+        return bins
+
+
+def shared_length(one: Int32, other: Int32) -> int:
+    """How many leading tokens are equal; 0 if too few to share."""
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(one[:length] != other[:length])
+    shared = int(differing[0]) if len(differing) else length
+    return shared if shared >= LEAST_SHARED else 0
+
+
+def _tokens(unit: Sequence[Row]) -> int:
+    return sum(len(row) for row in unit)
+
+
+def _key(row: Row) -> bytes:
+    return row.token_ids.astype(">u4").tobytes()
+
+
+def _added(before: Row | None, unit: Sequence[Row]) -> int:
+    """Tokens that a pack ending in `before` grows by, at most."""
+    total = 0
+    for row in unit:
+        total += len(row) - (0 if before is None else shared_length(before.token_ids, row.token_ids))
+        before = row
+    return total
+
+
+def _side_by_side(rows: Sequence[Row]) -> Pack:
+    spans, start = [], 0
+    for row in rows:
+        spans.append(Span(start, start + len(row), 0))
+        start += len(row)
+    return Pack(
+        np.concatenate([row.token_ids for row in rows]),
+        np.concatenate([np.arange(len(row), dtype=np.int32) for row in rows]),
+        tuple(spans),
+        tuple(rows),
+        tuple(np.arange(span.start, span.end, dtype=np.int32) for span in spans),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """Tokens `[start, end)` of `row`, and of every row below this node."""
+
+    row: Row
+    start: int
+    end: int
+    parent: _Node | None = None
+    index: int = field(default=-1)
+
+    def path(self) -> list[_Node]:
+        """From the root to this node."""
+        found: list[_Node] = []
+        node: _Node | None = self
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+
+def _forest(rows: Sequence[Row]) -> Pack:
+    """The rows' radix forest. Sorted by their tokens, a row shares most with the one before it."""
+    rows = sorted(rows, key=_key)
+    leaves: list[_Node] = []
+    for row in rows:
+        trunk = leaves[-1] if leaves else None
+        shared = 0 if trunk is None else shared_length(trunk.row.token_ids, row.token_ids)
+        while trunk is not None and trunk.start >= shared:
+            trunk = trunk.parent
+        if trunk is not None and shared < trunk.end:
+            trunk.parent = _Node(trunk.row, trunk.start, shared, trunk.parent)
+            trunk.start = shared
+            trunk = trunk.parent
+        if trunk is not None and shared == len(row):
+            leaves.append(trunk)
+        else:
+            leaves.append(_Node(row, shared, len(row), trunk))
+    return _flattened(rows, leaves)
+
+
+def _flattened(rows: Sequence[Row], leaves: Sequence[_Node]) -> Pack:
+    nodes: list[_Node] = []
+    spans: list[Span] = []
+    places: list[Int32] = []
+    size = 0
+    for leaf in leaves:
+        path = leaf.path()
+        for depth, node in enumerate(path):
+            if node.index < 0:
+                node.index = len(nodes)
+                nodes.append(node)
+                ancestors = tuple(above.index for above in path[:depth])
+                spans.append(Span(size, size + node.end - node.start, node.start, ancestors))
+                size = spans[-1].end
+        taken = [spans[node.index] for node in path]
+        places.append(np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in taken]))
+    return Pack(
+        np.concatenate([node.row.token_ids[node.start : node.end] for node in nodes]),
+        np.concatenate([np.arange(node.start, node.end, dtype=np.int32) for node in nodes]),
+        tuple(spans),
+        tuple(rows),
+        tuple(places),
+    )

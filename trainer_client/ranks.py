@@ -1,0 +1,58 @@
+"""The processes that train together: one, or those that torchrun started. The lead (rank 0) talks to the server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process's place among `size`."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @classmethod
+    def of_environment(cls, device: str = "") -> Ranks:
+        """What torchrun says, else one process. `device`: a torch device, or "" for the best one."""
+        kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if kind == "cuda":
+            kind = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+            torch.cuda.set_device(kind)
+        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), torch.device(kind))
+
+    @property
+    def lead(self) -> bool:
+        return self.rank == 0
+
+    def mesh(self) -> DeviceMesh:
+        """All ranks in a line; joins them at the first call."""
+        if not dist.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+            store = None if self.size > 1 else HashStore()
+            dist.init_process_group(backend, rank=self.rank, world_size=self.size, store=store)
+        return init_device_mesh(self.device.type, (self.size,))
+
+    def from_lead(self, value: T) -> T:
+        """The lead's value, on every rank."""
+        if self.size == 1:
+            return value
+        held = [value]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def total(self, values: torch.Tensor, *, peak: bool = False) -> torch.Tensor:
+        """The sum (or the largest) over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX if peak else dist.ReduceOp.SUM)
+        return values

@@ -1,0 +1,124 @@
+"""Where reports go: a sink takes each step's, and is closed at the end. One class and one line in `SINKS` each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.metrics import StepReport
+
+
+class Sink(Protocol):
+    """Takes reports in the order of their steps. A resumed run appends to what its earlier part wrote."""
+
+    def write(self, report: StepReport) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """`<out>/metrics.jsonl`, a line a step, whole as soon as it is written."""
+
+    def __init__(self, out: Path, project: str, name: str) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self._path = out / "metrics.jsonl"
+
+    def write(self, report: StepReport) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(report)) + "\n")
+
+    def close(self) -> None:
+        return None
+
+
+class Terminal:
+    """A line a step."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+
+    def write(self, report: StepReport) -> None:
+        time = " ".join(f"{part} {value:.2f}" for part, value in report.seconds.items())
+        self._console.print(
+            f"[bold]step {report.step}[/]  reward {report.reward:.3f} ({report.rollouts} rollouts, "
+            f"{report.groups_without_variance}/{report.groups} groups even)  entropy {report.entropy:.3f}  "
+            f"clip {report.clip_fraction:.1%}  mismatch {report.mismatch_mean:.1e}/{report.mismatch_max:.1e}  "
+            f"{report.tokens_per_second:,.0f} tok/s  [dim]s: {time}[/]",
+            soft_wrap=True,
+        )
+
+    def close(self) -> None:
+        return None
+
+
+class TensorBoard:
+    """TensorBoard event files in `<out>/tensorboard`."""
+
+    def __init__(self, out: Path, project: str, name: str) -> None:
+        writer = _need("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._writer: Any = writer(str(out / "tensorboard"))
+
+    def write(self, report: StepReport) -> None:
+        for name, value in report.flat().items():
+            self._writer.add_scalar(name, value, report.step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run at W&B, by the environment's own account and mode; a resumed trainer goes on with its run."""
+
+    def __init__(self, out: Path, project: str, name: str) -> None:
+        self._run: Any = _need("wandb", "wandb").init(project=project, name=name, dir=str(out), resume="allow")
+
+    def write(self, report: StepReport) -> None:
+        self._run.log(report.flat(), step=report.step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """A run at MLflow, by the environment's tracking server."""
+
+    def __init__(self, out: Path, project: str, name: str) -> None:
+        self._mlflow: Any = _need("mlflow", "mlflow")
+        self._mlflow.set_experiment(project)
+        self._mlflow.start_run(run_name=name)
+
+    def write(self, report: StepReport) -> None:
+        self._mlflow.log_metrics(report.flat(), step=report.step)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+SINKS: dict[str, Callable[[Path, str, str], Sink]] = {
+    "jsonl": JsonLines,
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+
+
+def open_sinks(names: Sequence[str], out: Path, project: str, run: str) -> list[Sink]:
+    """The sinks called `names`; `ConfigError` lists the known ones, or says what to install."""
+    for name in names:
+        if name not in SINKS:
+            raise ConfigError(f"no metrics sink {name!r}; known: {', '.join(SINKS)}")
+    return [SINKS[name](out, project, run) for name in names]
+
+
+def _need(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"the metrics sink needs {package}: pip install {package}") from error

@@ -1,0 +1,103 @@
+"""Weights on disk and their way to the engines.
+
+Folders are made aside and renamed, so none is ever half there, and are on the disk before the rename. The weights of
+step N are pushed as version N.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rolltap.errors import CheckpointMismatch
+from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.protocol import PauseMode
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+"""What a model folder holds beside the weights; copied from the model at the start."""
+
+
+@contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `final`, all of it or nothing."""
+    making = final.with_name(f".making-{final.name}")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    yield making
+    for path in sorted(making.rglob("*"), reverse=True):
+        _sync(path)
+    _sync(making)
+    shutil.rmtree(final, ignore_errors=True)
+    making.rename(final)
+    _sync(final.parent)
+
+
+def save_model(model: Any, state: dict[str, Any] | None, folder: Path, source: Path) -> None:
+    """Writes a Hugging Face folder with safetensors; `state` stands for the model's own where it is given."""
+    model.save_pretrained(folder, state_dict=state)
+    for name in COMPANIONS:
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
+
+
+def push(client: TrainerClient, policy: str, folder: Path, version: int, mode: PauseMode) -> None:
+    """The policy's engines take over the weights in `folder` as `version`.
+
+    If they can't, the old version serves on, and the error says why.
+    """
+    client.begin_update(policy, mode)
+    try:
+        client.push(policy, str(folder.absolute()), version)
+    finally:
+        client.finish_update(policy)
+
+
+def tokenizer_hash(folder: Path) -> str:
+    """What identifies a folder's vocabulary, merges and chat template, as the server has it; "" without a tokenizer."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return ""
+    text = f"{path.read_text(encoding='utf-8')}\0{_chat_template(folder)}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_tokenizer(policy: str, served: str, folder: Path) -> None:
+    """`CheckpointMismatch` if the engine's tokenizer is known and is not the folder's."""
+    own = tokenizer_hash(folder)
+    if served and own and served != own:
+        raise CheckpointMismatch(
+            f"policy {policy!r} is served with tokenizer {served[:12]}, {folder} has {own[:12]}: "
+            "train the model that the engine serves"
+        )
+
+
+def _chat_template(folder: Path) -> str:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.exists() else ""
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        return named.get("tool_use") or named.get("default") or ""
+    return template or ""
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
