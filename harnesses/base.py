@@ -1,0 +1,260 @@
+"""What runs a rollout: three Protocols, and the pure data that passes between them.
+
+A `Harness` says how an agent is launched; a `Runtime` makes a `Place` for it to run in; an `Evaluator` scores what
+it left behind. None of them knows the others' kinds, and none knows the proxy: they meet in `runner.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rolltap.types import Scoring, Task
+
+Source = Callable[[Path], None]
+"""Fills an empty folder with what a task starts from. Called in a thread; see `sources.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a harness finds its model.
+
+    `base_url` is the session's own prefix (`http://host:port/s/<session>`) without `/v1`; `key` is the session's key;
+    `model` is the policy's name as the harness is told it. The name matters: some harnesses change the shape of their
+    requests for names they know. `context` is the model's context in tokens, 0 where it is not known; harnesses
+    compact their history by it. Where several policies play, `roles` are the names of their models, `model` among them.
+    """
+
+    base_url: str
+    key: str
+    model: str
+    context: int = 0
+    roles: tuple[str, ...] = ()
+
+    @property
+    def v1(self) -> str:
+        """The base URL in the form that OpenAI-style clients want."""
+        return f"{self.base_url}/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one rollout may use. Seconds are of the stage itself; waiting for a slot is not counted."""
+
+    setup_s: float = 300.0
+    agent_s: float = 1800.0
+    evaluate_s: float = 600.0
+    turns: int = 0  # model calls of the main chain; 0 for no cap
+    processes: int = 1024
+    open_files: int = 4096
+    file_mb: int = 4096  # largest single file
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run as a harness sees it. The paths are the agent's own view: a container's, where it runs in one.
+
+    With `resume` the harness continues the conversation that HOME holds; one that can't raises `TaskInvalid`.
+    """
+
+    endpoint: Endpoint
+    instruction: str
+    workdir: Path
+    home: Path
+    limits: Limits = field(default_factory=Limits)
+    resume: bool = False
+
+
+class Ending(StrEnum):
+    """How a harness's run ended."""
+
+    DONE = "done"
+    LIMIT = "limit"  # it stopped at its own turn or budget cap
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What a finished run tells. `output` is the tail of what it printed; `code` is None where a signal ended it."""
+
+    ending: Ending
+    seconds: float
+    code: int | None = None
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A launch as a process: pure data.
+
+    `env` is added to the runtime's clean environment; `files` maps paths below HOME to their text; `mounts` maps
+    absolute paths inside to folders of this machine that appear there, writable (a runtime without a file system of its
+    own refuses them); `endings` names the exit codes that mean something else than 0 done, other crashed.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = ""
+    mounts: Mapping[str, Path] = field(default_factory=dict)
+    endings: Mapping[int, Ending] = field(default_factory=dict)
+
+    def ending(self, code: int | None) -> Ending:
+        """What exit code `code` means."""
+        if code is not None and code in self.endings:
+            return self.endings[code]
+        return Ending.DONE if code == 0 else Ending.CRASHED
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """A launch as a call in one of the runner's threads, for agents that are libraries.
+
+    `run` is given an event that is set when the run should end, and returns how it ended and the tail of what it has
+    to say. It shares the runner's process, so it is for agents that are trusted.
+    """
+
+    run: Callable[[threading.Event], tuple[Ending, str]]
+
+
+Launch = Command | PythonCall
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """The release of a harness that its recipe was tested with, and how to get it.
+
+    `executable` is looked up on PATH; `also` are requirements that the release forgets; `python` and `node` are the
+    lowest versions it runs on.
+    """
+
+    manager: Literal["npm", "pip"]
+    name: str
+    version: str
+    executable: str
+    also: tuple[str, ...] = ()
+    python: tuple[int, int] = (3, 11)
+    node: int = 20
+
+
+class Harness(Protocol):
+    """An agent that runs unmodified: one short file says how it is pointed at a session."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def package(self) -> Package | None:
+        """None where there is nothing to install."""
+        ...
+
+    @property
+    def dialect(self) -> str:
+        """The wire protocol it will speak: a name of the proxy's dialects."""
+        ...
+
+    @property
+    def quirks(self) -> tuple[str, ...]:
+        """What it does that a reader of its record should know, a sentence each."""
+        ...
+
+    def launch(self, job: Job) -> Launch:
+        """How to run `job`; no side effect."""
+        ...
+
+
+class Place(Protocol):
+    """A prepared place to run in: a working copy and a throw-away HOME.
+
+    `folder` is the working copy on this machine and `home_folder` its HOME; `workdir` and `home` are the paths that the
+    agent sees. After an agent ran, both may hold links that lead anywhere: follow none.
+    """
+
+    folder: Path
+    home_folder: Path
+    workdir: Path
+    home: Path
+
+    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+        """`endpoint` as it is reached from inside."""
+        ...
+
+    async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
+        """Runs until it ends or `timeout` seconds have passed; its whole process tree is gone when this returns.
+
+        `reach` is the URL of the model, the only address that a runtime with a network of its own lets through.
+        `RuntimeFailed` if the place itself fails. Cancelling the call kills the tree as well.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Removes the place, whatever state it is in."""
+        ...
+
+
+class Runtime(Protocol):
+    """Makes places."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def prepare(self, source: Source) -> Place:
+        """A new place filled by `source`; `RuntimeFailed` if it can't be made."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A value to be appended as a reward. `scope` is that of `rolltap.types.Reward`."""
+
+    value: float
+    scope: str = "rollout"
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an evaluator says: its scores and everything it saw.
+
+    `scoring` says what they count for; None leaves it to the ledger's rule for the rollout's status (a rollout that
+    timed out is masked, one whose harness crashed unscorable).
+    """
+
+    scores: tuple[Score, ...]
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    scoring: Scoring | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What an evaluator has to go by. `place` is where the agent ran; `fresh` makes one that it never touched."""
+
+    task: Task
+    exit: Exit
+    place: Place
+    fresh: Callable[[], Awaitable[Place]]
+    limits: Limits
+    session_id: str = ""
+    rollout_id: str = ""
+
+
+class Evaluator(Protocol):
+    """Scores a rollout after its agent has ended."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def wants_fresh_place(self) -> bool:
+        """Whether it calls `Evidence.fresh`; the runner then prepares that place while the agent runs."""
+        ...
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        """`EvaluatorFailed` where no usable reward can be had."""
+        ...

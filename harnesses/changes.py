@@ -1,0 +1,92 @@
+"""What an agent changed in its working copy, found by comparing two folders file by file.
+
+No command of the agent's repository is run for it: a repository's own configuration can name programs that git would
+start. Links are compared as links and never followed. Files of equal size and time count
+as equal unread, as in rsync: who forges that hides a change from its own reward.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatch
+from pathlib import Path
+
+TEST_FILES = (
+    *("test/*", "tests/*", "*/test/*", "*/tests/*", "test_*.py", "*/test_*.py", "*_test.py"),
+    *("conftest.py", "*/conftest.py", "pytest.ini", "tox.ini"),
+    *("sitecustomize.py", "*/sitecustomize.py", "usercustomize.py", "*/usercustomize.py", "*.pth"),
+)
+"""What an evaluator takes from the source, never from the agent: tests, and files that steer how they run."""
+
+UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
+"""Folders that are not compared: a build's or a tool's own."""
+
+
+class Kind(StrEnum):
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    path: str
+    kind: Kind
+
+
+def changes(before: Path, after: Path) -> list[Change]:
+    """The files and links that differ, by path."""
+    old, new = set(_files(before)), set(_files(after))
+    found = [Change(path, Kind.ADDED) for path in new - old]
+    found += [Change(path, Kind.DELETED) for path in old - new]
+    found += [Change(path, Kind.MODIFIED) for path in old & new if not _same(before / path, after / path)]
+    return sorted(found, key=lambda change: change.path)
+
+
+def is_protected(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(path, pattern) for pattern in patterns)
+
+
+def apply_changes(found: list[Change], after: Path, target: Path, protected: tuple[str, ...]) -> list[Change]:
+    """Makes the changes in `target`, except those of protected files and those that a link leads out of it.
+
+    Those left out are returned.
+    """
+    dropped = []
+    for change in found:
+        destination = target / change.path
+        if is_protected(change.path, protected) or not _stays_inside(target, destination):
+            dropped.append(change)
+            continue
+        if destination.is_symlink() or destination.is_file():
+            destination.unlink()
+        if change.kind is not Kind.DELETED:
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(after / change.path, destination, follow_symlinks=False)
+    return dropped
+
+
+def _stays_inside(root: Path, destination: Path) -> bool:
+    """Whether no link on the way leads `destination` out of `root`."""
+    return destination.parent.resolve().is_relative_to(root.resolve())
+
+
+def _files(root: Path) -> Iterator[str]:
+    for folder, folders, names in os.walk(root):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        folders[:] = [name for name in folders if name not in UNSEEN and name not in links]
+        for name in [*names, *links]:
+            path = os.path.join(folder, name)
+            if os.path.islink(path) or os.path.isfile(path):
+                yield os.path.relpath(path, root)
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.is_symlink() or other.is_symlink():
+        return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
+    return filecmp.cmp(one, other) and one.stat().st_mode == other.stat().st_mode

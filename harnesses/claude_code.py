@@ -1,0 +1,46 @@
+"""Claude Code (npm): Anthropic Messages, streaming."""
+
+from __future__ import annotations
+
+from rolltap.harnesses.base import Command, Endpoint, Job, Package
+
+
+def claude_environment(endpoint: Endpoint) -> dict[str, str]:
+    """What points Claude Code, or the agent SDK that contains it, at `endpoint`, silent towards the outside."""
+    model = endpoint.model
+    window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context)} if endpoint.context else {}
+    return {
+        **window,
+        "ANTHROPIC_BASE_URL": endpoint.base_url,
+        "ANTHROPIC_API_KEY": endpoint.key,
+        "ANTHROPIC_MODEL": model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": model,  # titles and other side calls
+        "CLAUDE_CODE_SUBAGENT_MODEL": model,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # else the system text changes from call to call
+        "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "ENABLE_TOOL_SEARCH": "0",
+        "IS_SANDBOX": "1",  # else it refuses to skip permissions as root
+    }
+
+
+class ClaudeCode:
+    name = "claude-code"
+    package = Package("npm", "@anthropic-ai/claude-code", "2.1.329", executable="claude")
+    dialect = "anthropic"
+    quirks = (
+        "It puts system messages in mid-list, and moves its cache breakpoint, which turns block lists into strings.",
+        "Invalid tool arguments come back as {'__unparsedToolInput': ...}: a history_edited break.",
+        "A dropped stream leaves the partial answer and a request to go on in its history.",
+        "A 401 is retried as if it were a 500; a 400 is tried six times with changed bodies.",
+        "Subagents' calls carry x-claude-code-agent-id and may arrive while their parent still streams.",
+    )
+
+    def launch(self, job: Job) -> Command:
+        argv = ["claude", "-p", "--dangerously-skip-permissions", "--model", job.endpoint.model]
+        if job.limits.turns:
+            argv += ["--max-turns", str(job.limits.turns)]
+        if job.resume:
+            argv.append("--continue")
+        return Command((*argv, job.instruction), env=claude_environment(job.endpoint))

@@ -1,0 +1,55 @@
+"""Any command: for agents that have no recipe. It is told of its session by environment variables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rolltap.harnesses.base import Command, Job
+
+FIELD = re.compile(r"\{(?:prompt|base_url|key|model)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class AnyCommand:
+    """`argv` may hold `{prompt}`, `{base_url}`, `{key}` and `{model}`; without a `{prompt}` stdin holds the prompt.
+
+    The usual variables of the four vendors' clients point at the session, so many agents need nothing more.
+    `ROLLTAP_ROLES` holds the model names of the rollout's roles, where several policies play.
+    """
+
+    argv: tuple[str, ...]
+    name: str = "command"
+    package: None = None
+    dialect: str = "openai_chat"
+    quirks: tuple[str, ...] = ()
+
+    def launch(self, job: Job) -> Command:
+        endpoint = job.endpoint
+        known = {
+            "{prompt}": job.instruction,
+            "{base_url}": endpoint.base_url,
+            "{key}": endpoint.key,
+            "{model}": endpoint.model,
+        }
+        argv = tuple(FIELD.sub(lambda found: known[found.group()], part) for part in self.argv)
+        asked = any("{prompt}" in part for part in self.argv)
+        return Command(
+            argv,
+            env={
+                "ROLLTAP_BASE_URL": endpoint.base_url,
+                "ROLLTAP_KEY": endpoint.key,
+                "ROLLTAP_MODEL": endpoint.model,
+                "ROLLTAP_ROLES": " ".join(endpoint.roles),
+                "ROLLTAP_PROMPT": job.instruction,
+                "OPENAI_BASE_URL": endpoint.v1,
+                "OPENAI_API_BASE": endpoint.v1,
+                "OPENAI_API_KEY": endpoint.key,
+                "OPENAI_MODEL": endpoint.model,
+                "ANTHROPIC_BASE_URL": endpoint.base_url,
+                "ANTHROPIC_API_KEY": endpoint.key,
+                "GOOGLE_GEMINI_BASE_URL": endpoint.base_url,
+                "GEMINI_API_KEY": endpoint.key,
+            },
+            stdin="" if asked else job.instruction,
+        )

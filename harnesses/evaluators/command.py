@@ -1,0 +1,71 @@
+"""The `command` evaluator: a shell command whose exit code, or the reward file it writes, is the reward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolltap.errors import EvaluatorFailed
+from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict
+from rolltap.harnesses.sources import inside
+
+
+@dataclass(frozen=True, slots=True)
+class CommandCheck:
+    """Runs `command` with bash in the working copy that the agent left.
+
+    With `reward_file` (below the working copy) its content is the reward, and a missing one is an error; without, exit
+    code 0 is 1.0 and any other 0.0.
+    """
+
+    command: str
+    reward_file: str = ""
+    name: str = "command"
+    wants_fresh_place: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reward_file:
+            inside(self.reward_file)
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        place = evidence.place
+        reward_path = place.folder / self.reward_file
+        if self.reward_file:
+            _clear(place.folder, reward_path)
+        launch = Command(("/bin/bash", "-c", self.command))
+        exit_ = await place.run(launch, evidence.limits, evidence.limits.evaluate_s)
+        if exit_.ending is Ending.TIMED_OUT:
+            raise EvaluatorFailed(f"the evaluator's command ran past {evidence.limits.evaluate_s:g} s")
+        detail = {"command": self.command, "code": exit_.code, "output": exit_.output, "seconds": exit_.seconds}
+        if not self.reward_file:
+            return Verdict((Score(float(exit_.code == 0)),), detail)
+        if not _is_plain(place.folder, reward_path):
+            raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {exit_.output[-300:]}")
+        return Verdict((Score(parse_reward(reward_path.read_text(errors="replace"))),), detail)
+
+
+def _is_plain(folder: Path, path: Path) -> bool:
+    """Whether `path` is a file in `folder` that no link leads to."""
+    return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
+
+
+def _clear(folder: Path, path: Path) -> None:
+    """Removes what the agent left where the reward is to be, and a link on the way that would lead elsewhere."""
+    step = folder
+    for part in path.relative_to(folder).parts:
+        step = step / part
+        if step.is_symlink() or step.is_file():
+            step.unlink()
+            return
+
+
+def parse_reward(text: str) -> float:
+    """The finite number that `text` is; `EvaluatorFailed` otherwise."""
+    try:
+        value = float(text.strip())
+    except ValueError:
+        raise EvaluatorFailed(f"the reward {text.strip()[:80]!r} is not a number") from None
+    if not math.isfinite(value):
+        raise EvaluatorFailed(f"the reward is {value}; a reward is a finite number")
+    return value

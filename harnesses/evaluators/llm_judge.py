@@ -1,0 +1,100 @@
+"""The `llm_judge` evaluator: a model reads what was asked and what was done, and gives a score.
+
+It asks through the proxy, in a session of its own that belongs to no rollout: its calls are recorded and never trained.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import aiohttp
+
+from rolltap.errors import EvaluatorFailed
+from rolltap.harnesses.base import Evidence, Score, Verdict
+from rolltap.harnesses.changes import Change, Kind, changes
+from rolltap.harnesses.client import AdminClient, OpenedSession
+
+SHOWN_BYTES = 20_000
+PROMPT = """\
+Judge how well an agent did a task. Reply with one short paragraph, then a last line `SCORE: x`, x from 0 to 10.
+
+# Task
+{instruction}
+
+# What the agent said at the end
+{output}
+
+# Files that it changed
+{files}
+
+# Criteria
+{criteria}
+"""
+CRITERIA = "The task is done completely and correctly, and nothing else was changed."
+SCORE = re.compile(r"^SCORE:\s*(\d+(?:\.\d+)?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class LlmJudge:
+    """Asks the model of `policy`. The reward is the score over 10."""
+
+    client: AdminClient
+    policy: str
+    criteria: str = CRITERIA
+    name: str = "llm_judge"
+    wants_fresh_place: bool = True
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        fresh = await evidence.fresh()
+        found = changes(fresh.folder, evidence.place.folder)
+        prompt = PROMPT.format(
+            instruction=evidence.task.instruction,
+            output=evidence.exit.output[-4000:],
+            files=_shown(evidence, found),
+            criteria=self.criteria,
+        )
+        tags = {"kind": "judge", "rollout": evidence.rollout_id}
+        session = await self.client.open_session(policy=self.policy, ttl=evidence.limits.evaluate_s, tags=tags)
+        try:
+            answer = await self._ask(session, prompt, evidence.limits.evaluate_s)
+        finally:
+            await self.client.close_session(session.session_id)
+        scores = SCORE.findall(answer)
+        if not scores or float(scores[-1]) > 10:
+            raise EvaluatorFailed(f"the judge gave no score from 0 to 10: {answer.strip()[-200:]!r}")
+        return Verdict((Score(float(scores[-1]) / 10),), {"judge_session": session.session_id, "answer": answer})
+
+    async def _ask(self, session: OpenedSession, prompt: str, timeout: float) -> str:
+        body = {
+            "model": session.endpoint.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0,
+        }
+        headers = {"Authorization": f"Bearer {session.endpoint.key}"}
+        url = f"{session.endpoint.v1}/chat/completions"
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as http,
+                http.post(url, json=body, headers=headers) as reply,
+            ):
+                told = await reply.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise EvaluatorFailed(f"the judge's call failed: {error or type(error).__name__}") from error
+        if reply.status != 200:
+            raise EvaluatorFailed(f"the judge's call got {reply.status}: {told}")
+        return told["choices"][0]["message"].get("content") or ""
+
+
+def _shown(evidence: Evidence, found: list[Change]) -> str:
+    """The changed files with their text, up to `SHOWN_BYTES` in all."""
+    parts, left = [], SHOWN_BYTES
+    for change in found:
+        path = evidence.place.folder / change.path
+        text = ""
+        if change.kind is not Kind.DELETED and not path.is_symlink() and left > 0:
+            with path.open("rb") as file:
+                text = file.read(left).decode("utf-8", errors="replace")
+            left -= len(text)
+        parts.append(f"## {change.path} ({change.kind.value})\n{text}")
+    return "\n".join(parts) or "none"

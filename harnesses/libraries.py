@@ -1,0 +1,35 @@
+"""How an agent library is launched as a command: its driver script, written to HOME, run by the library's Python.
+
+The drivers are kept as `.py.txt`: they import the library that they drive, which is not installed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+
+from rolltap.harnesses.base import Command, Ending, Job
+
+TURN_LIMIT = 53
+"""The drivers' exit code at the cap of turns."""
+
+
+def driver(name: str, job: Job, env: Mapping[str, str]) -> Command:
+    """Runs `drivers/<name>.py`; the prompt, the model and the cap of turns travel in the environment."""
+    path = f".rolltap/{name}.py"
+    told = {
+        "ROLLTAP_PROMPT": job.instruction,
+        "ROLLTAP_MODEL": job.endpoint.model,
+        "ROLLTAP_TURNS": str(job.limits.turns),
+    }
+    return Command(
+        ("python", str(job.home / path)),
+        env={**told, **env},
+        files={path: files("rolltap.harnesses.drivers").joinpath(f"{name}.py.txt").read_text(encoding="utf-8")},
+        endings={TURN_LIMIT: Ending.LIMIT},
+    )
+
+
+def openai_environment(job: Job) -> dict[str, str]:
+    """What the official OpenAI client reads."""
+    return {"OPENAI_BASE_URL": job.endpoint.v1, "OPENAI_API_KEY": job.endpoint.key}

@@ -1,0 +1,162 @@
+"""The node agent: leases rollouts from the ledger over HTTP and runs them on this machine.
+
+One a machine, started by `rolltap node`, by Ray, by a Kubernetes Job or a Slurm array: the ledger remembers, they only
+place. While it lives it says so (`heartbeat`); when it dies, its claims run out and others lease its rollouts under new
+attempts with new keys. A node that hears that a rollout is no longer its own kills that run and says no more of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rolltap.errors import RolltapError
+from rolltap.harnesses.client import AdminClient, Held, LeasedRollout
+from rolltap.harnesses.lifecycle import DEFAULT_SLOTS, Progress, RolloutRunner, Slots
+from rolltap.harnesses.specs import Defaults, build
+from rolltap.types import Cause, RolloutStatus
+
+log = logging.getLogger("rolltap.node")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """`ttl` is how long the ledger waits for a silent node, `wait` how long a lease waits for work, in seconds.
+
+    With `submission` the node runs only what belongs to that one.
+    """
+
+    name: str
+    slots: Slots = DEFAULT_SLOTS
+    ttl: float = 15.0
+    wait: float = 5.0
+    submission: str | None = None
+
+
+class NodeAgent:
+    """Runs until `stop` is set or, with `until_idle`, until the ledger has nothing to run and nothing is under way."""
+
+    def __init__(
+        self,
+        client: AdminClient,
+        settings: NodeSettings,
+        defaults: Defaults,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._defaults = defaults
+        self._runner = RolloutRunner(client, settings.slots, name=settings.name, progress=progress)
+        self._running: dict[Held, asyncio.Task[object]] = {}
+        self._changed = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event, *, until_idle: bool = False) -> None:
+        beating = asyncio.create_task(self._beat())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                leasing = asyncio.create_task(self._lease())
+                await asyncio.wait({leasing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not leasing.done():
+                    leasing.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await leasing
+                elif until_idle and not leasing.result() and not self._running and not await self._anything_waits():
+                    break
+        finally:
+            stopping.cancel()
+            await asyncio.shield(self._leave(beating))
+
+    async def _anything_waits(self) -> bool:
+        try:
+            return await self._client.anything_waits()
+        except RolltapError as error:
+            log.warning("no answer: %s", error.message)
+            return True
+
+    async def _lease(self) -> int:
+        """Takes as many rollouts as there is room for; waits while there is none. Returns how many came."""
+        slots = self._settings.slots
+        while (room := slots.run + slots.ahead - len(self._running)) <= 0:
+            self._changed.clear()
+            await self._changed.wait()
+        try:
+            came = await self._client.lease_rollouts(
+                self._settings.name,
+                room,
+                ttl=self._settings.ttl,
+                wait=self._settings.wait,
+                submission=self._settings.submission,
+            )
+        except RolltapError as error:
+            log.warning("no lease: %s", error.message)
+            await asyncio.sleep(self._settings.wait)
+            return 0
+        for leased in came:
+            task = asyncio.create_task(self._take(leased))
+            self._running[leased.held] = task
+            task.add_done_callback(lambda _, held=leased.held: self._ended(held))
+        return len(came)
+
+    def _ended(self, held: Held) -> None:
+        del self._running[held]
+        self._changed.set()
+
+    async def _take(self, leased: LeasedRollout) -> None:
+        try:
+            assignment = build(leased.task, self._defaults, self._client)
+        except RolltapError as error:
+            await self._refuse(leased, error)
+            return
+        try:
+            await self._runner.run(leased.held, assignment)
+        except RolltapError as error:  # the ledger could not be told; the claim runs out and others try
+            log.warning("rollout %s: %s", leased.held.rollout_id, error.message)
+
+    async def _refuse(self, leased: LeasedRollout, error: RolltapError) -> None:
+        """A task that can't be run on this node ends as failed, with the reason."""
+        with suppress(RolltapError):
+            session = await self._client.start_rollout(leased.held, ttl=60, runner=self._name)
+            await self._client.finish_rollout(
+                leased.held,
+                RolloutStatus.FAILED,
+                attempt=session.attempt,
+                reason=f"{error.code}: {error.message}",
+                cause=Cause.INFRASTRUCTURE,
+            )
+
+    @property
+    def _name(self) -> str:
+        return self._settings.name
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.ttl / 3)
+            held_then = set(self._running)
+            try:
+                tokens = sorted({held.token for held in held_then})
+                own = await self._client.heartbeat(self._name, tokens, ttl=self._settings.ttl)
+            except RolltapError as error:
+                log.warning("no heartbeat: %s", error.message)
+                continue
+            for held in held_then & set(self._running):
+                if held.rollout_id not in own:
+                    self._drop(held)
+
+    def _drop(self, held: Held) -> None:
+        self._runner.abandon(held)
+        self._running[held].cancel()
+
+    async def _leave(self, beating: asyncio.Task[None]) -> None:
+        """Kills what is under way and gives it back."""
+        beating.cancel()
+        running = list(self._running.values())
+        for held in list(self._running):
+            self._drop(held)
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._runner.settle()
+        with suppress(RolltapError):
+            await self._client.release(self._name)

@@ -1,0 +1,56 @@
+"""Pi (npm, @earendil-works): all four protocols, streaming."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from rolltap.harnesses.base import Command, Job, Package
+from rolltap.harnesses.refusals import choice
+
+PACKAGE = Package("npm", "@earendil-works/pi-coding-agent", "0.87.1", executable="pi", node=22)
+APIS = {
+    "openai_chat": ("openai-completions", "/v1"),
+    "openai_responses": ("openai-responses", "/v1"),
+    "anthropic": ("anthropic-messages", ""),
+    "gemini": ("google-generative-ai", "/v1beta"),
+}
+"""Dialect → Pi's name of the protocol, and what its client wants behind the session's base URL."""
+
+CONTEXT_TOKENS = 131_072
+OUTPUT_TOKENS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Pi:
+    dialect: str = "openai_chat"
+    name: str = "pi"
+    package: Package = PACKAGE
+    quirks: tuple[str, ...] = (
+        "It re-serialises tool arguments, and repairs invalid JSON and runs it.",
+        "Its output limit shrinks with the usage that it is told.",
+        "On the Gemini protocol it drops tool-call ids.",
+        "A dropped stream is retried cleanly; a malformed chunk ends the run.",
+    )
+
+    def __post_init__(self) -> None:
+        choice("dialect of pi", self.dialect, APIS)
+
+    def launch(self, job: Job) -> Command:
+        api, suffix = APIS[self.dialect]
+        context = job.endpoint.context or CONTEXT_TOKENS
+        model = {"id": job.endpoint.model, "contextWindow": context, "maxTokens": min(OUTPUT_TOKENS, context // 4)}
+        provider = {
+            "baseUrl": job.endpoint.base_url + suffix,
+            "api": api,
+            "apiKey": "$ROLLTAP_KEY",
+            "models": [model],
+        }
+        argv = ["pi", "--provider", "rolltap", "--model", job.endpoint.model]
+        if job.resume:
+            argv.append("-c")
+        return Command(
+            (*argv, "-p", job.instruction),
+            env={"ROLLTAP_KEY": job.endpoint.key, "PI_OFFLINE": "1"},
+            files={".pi/agent/models.json": json.dumps({"providers": {"rolltap": provider}})},
+        )

@@ -1,0 +1,24 @@
+"""What is refused in one line: unknown names, and jobs that a harness can't do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.base import Job
+
+T = TypeVar("T")
+
+
+def choice(what: str, name: str, known: Mapping[str, T]) -> T:
+    """`known[name]`; `TaskInvalid` lists the known names."""
+    if name not in known:
+        raise TaskInvalid(f"no {what} {name!r}; known: {', '.join(sorted(known))}", param=what.split()[0])
+    return known[name]
+
+
+def refuse_resume(name: str, job: Job) -> None:
+    """`TaskInvalid` if `job` asks harness `name` to continue an earlier conversation."""
+    if job.resume:
+        raise TaskInvalid(f"{name} can't continue an earlier conversation; run it afresh", param="resume")

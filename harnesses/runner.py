@@ -1,0 +1,86 @@
+"""Runs whole groups: opens them in the ledger as there is room, and takes every rollout to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rolltap.errors import RateLimited
+from rolltap.harnesses.client import AdminClient, Casting, Held, OpenedGroup
+from rolltap.harnesses.lifecycle import DEFAULT_SLOTS, Assignment, Progress, RolloutRunner, RolloutSummary, Slots
+
+BACKPRESSURE_WAIT_S = 1.0
+"""How long to wait where the ledger asks to without saying how long."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    group_id: str
+    task_id: str
+    rollouts: tuple[RolloutSummary, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """The rewards of the rollouts that have one, in order."""
+        return tuple(rollout.reward for rollout in self.rollouts if rollout.reward is not None)
+
+
+async def run_groups(
+    client: AdminClient,
+    assignments: Iterable[Assignment],
+    *,
+    policy: Casting,
+    n: int,
+    slots: Slots = DEFAULT_SLOTS,
+    tags: tuple[str, ...] = (),
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> list[GroupSummary]:
+    """A group of `n` rollouts for each assignment; the summaries in the assignments' order.
+
+    `assignments` is read as there is room, so it may be a generator that goes on until the training ends. While the
+    ledger says that too many groups are outstanding, no more are opened. Cancelling this call ends every rollout under
+    way as cancelled.
+    """
+    runner = RolloutRunner(client, slots, progress=progress)
+    room = asyncio.Semaphore(max(2, -(-2 * slots.run // n)))
+    running: list[asyncio.Task[GroupSummary]] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            feed = iter(assignments)
+            while True:
+                await room.acquire()
+                assignment = next(feed, None)
+                if assignment is None:
+                    break
+                group = await _open(client, assignment, policy=policy, n=n, tags=tags)
+                task = tasks.create_task(_run_group(runner, group, assignment))
+                task.add_done_callback(lambda _: room.release())
+                running.append(task)
+    except ExceptionGroup as errors:
+        raise first_of(errors) from None
+    finally:
+        await asyncio.shield(runner.settle())
+    return [task.result() for task in running]
+
+
+def first_of(errors: ExceptionGroup) -> Exception:
+    """The first error that is no group."""
+    first = errors.exceptions[0]
+    return first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+async def _open(
+    client: AdminClient, assignment: Assignment, *, policy: Casting, n: int, tags: tuple[str, ...]
+) -> OpenedGroup:
+    while True:
+        try:
+            return await client.open_group(assignment.task, policy=policy, n=n, tags=tags)
+        except RateLimited as limited:
+            await asyncio.sleep(limited.retry_after or BACKPRESSURE_WAIT_S)
+
+
+async def _run_group(runner: RolloutRunner, group: OpenedGroup, assignment: Assignment) -> GroupSummary:
+    async with asyncio.TaskGroup() as tasks:
+        rollouts = [tasks.create_task(runner.run(Held(rollout), assignment)) for rollout in group.rollout_ids]
+    return GroupSummary(group.id, assignment.task.id, tuple(task.result() for task in rollouts))

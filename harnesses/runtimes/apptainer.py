@@ -1,0 +1,57 @@
+"""The `apptainer` runtime: containers without a daemon or root, as clusters run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.base import Command, Limits, Source
+from rolltap.harnesses.runtimes.container import HOME, WORKDIR, ContainerPlace, require_client, require_image
+from rolltap.harnesses.runtimes.folders import make_folders
+from rolltap.harnesses.runtimes.process import limited
+
+SCHEMES = ("docker", "oras", "library", "shub", "docker-archive", "oci")
+
+
+class ApptainerPlace(ContainerPlace):
+    client = "apptainer"
+    loopback_host = "127.0.0.1"
+    """The machine's network is the container's: apptainer isolates it for root only."""
+
+    def command_line(self, launch: Command, env: dict[str, str], limits: Limits) -> list[str]:
+        argv = ["apptainer", "--quiet", "exec", "--containall", "--cleanenv", "--writable-tmpfs", "--no-eval"]
+        binds = [(self.folder, WORKDIR), (self.tmp_folder, Path("/tmp"))]
+        binds += [(folder, Path(inside)) for inside, folder in launch.mounts.items()]
+        argv += ["--home", f"{self.home_folder}:{HOME}"]
+        for folder, inside in binds:
+            argv += ["--bind", f"{folder}:{inside}"]
+        return [*argv, "--pwd", str(WORKDIR), self.image, *limited(launch.argv, limits)]
+
+    def client_environment(self, env: dict[str, str]) -> dict[str, str]:
+        """`APPTAINERENV_X` becomes `X` inside."""
+        return {f"APPTAINERENV_{name}": value for name, value in env.items() if name != "HOME"}
+
+    async def remove_container(self) -> None:
+        """Nothing outlives the client: its processes carry the run's mark and are killed with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApptainerRuntime:
+    """`image` is a `.sif` file, a sandbox folder, or a `docker://` address."""
+
+    image: str
+    base: Path | None = None
+    name: str = "apptainer"
+
+    def __post_init__(self) -> None:
+        require_image("apptainer", self.image)
+        scheme, marked, _ = self.image.partition("://")
+        if marked and scheme not in SCHEMES:
+            raise TaskInvalid(f"apptainer knows no {scheme}:// images; known: {', '.join(SCHEMES)}", param="image")
+        if not marked and not Path(self.image).exists():
+            raise TaskInvalid(f"no image file {self.image}; name a .sif file or docker://IMAGE", param="image")
+
+    async def prepare(self, source: Source) -> ApptainerPlace:
+        require_client("apptainer")
+        return ApptainerPlace(await make_folders(self.base, source), self.image)

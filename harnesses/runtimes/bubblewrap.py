@@ -1,0 +1,153 @@
+"""The `bubblewrap` runtime: a read-only system, a private file system, and a network that reaches the proxy only.
+
+What the agent sees: the system's `/usr`, the installed harnesses, its working copy at `/workspace`, its HOME and an
+empty `/tmp`; own process, IPC, host-name and network namespaces; no capabilities, no way to new user namespaces. It
+does not see other rollouts, the database, the runner's environment or its processes. All of it ends with its first
+process. No root is needed where user namespaces are allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, Source
+from rolltap.harnesses.runtimes.folders import Folders, make_folders
+from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
+from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
+from rolltap.harnesses.runtimes.tree import MARK, run_tree
+
+WORKDIR = Path("/workspace")
+HOME = Path("/home/agent")
+AGENT_ID = 1000
+INTERPRETER = os.path.realpath(sys.executable)
+"""Runs the handoff inside; found there because Python's own folder is shown."""
+
+SYSTEM = (
+    *("--ro-bind", "/usr", "/usr"),
+    *("--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin"),
+    *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+    *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
+    *("--ro-bind-try", "/etc/ssl", "/etc/ssl", "--ro-bind-try", "/etc/ca-certificates", "/etc/ca-certificates"),
+    *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--ro-bind-try", "/etc/localtime", "/etc/localtime"),
+    *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/var/tmp", "--dir", "/run"),
+)
+WALLS = (
+    *("--unshare-all", "--unshare-user", "--uid", str(AGENT_ID), "--gid", str(AGENT_ID)),
+    *("--disable-userns", "--cap-drop", "ALL", "--hostname", "rollout", "--new-session", "--die-with-parent"),
+)
+ETC = {
+    "passwd": f"agent:x:{AGENT_ID}:{AGENT_ID}:agent:{HOME}:/bin/bash\n",
+    "group": f"agent:x:{AGENT_ID}:\n",
+    "hosts": "127.0.0.1 localhost rollout\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+class BubblewrapPlace:
+    def __init__(self, folders: Folders, path: str, shown: Sequence[Path]) -> None:
+        self._folders = folders
+        self._path = path
+        self._shown = shown
+        self._mark = secrets.token_hex(8)
+        self.folder = folders.work
+        self.home_folder = folders.home
+        self.workdir = WORKDIR
+        self.home = HOME
+
+    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+        return Target.of(endpoint.base_url).inside(endpoint)
+
+    async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
+        if not isinstance(launch, Command):
+            raise TaskInvalid("the runtime 'bubblewrap' runs commands only; use 'thread' for a Python call")
+        self._folders.write_home(launch.files)
+        env = {
+            **clean_environment(HOME, Path("/tmp"), self._path),
+            **launch.env,
+            MARK: self._mark,
+        }
+        inner = limited(launch.argv, limits)
+        started = time.monotonic()
+        async with AsyncExitStack() as stack:
+            descriptors: tuple[int, ...] = ()
+            if reach:
+                target = Target.of(reach)
+                ours, theirs = socket.socketpair()
+                stack.callback(theirs.close)
+                await stack.enter_async_context(Relay(ours, target))
+                handoff = [INTERPRETER, "-I", "-S", "-c", HANDOFF, str(theirs.fileno()), str(target.inner_port)]
+                inner = [*handoff, *inner]
+                descriptors = (theirs.fileno(),)
+            code, ending = await run_tree(
+                [*self._walls(launch.mounts), *inner],
+                env=env,
+                cwd=self._folders.root,
+                stdin=launch.stdin,
+                out=self._folders.out,
+                timeout=timeout,
+                pass_fds=descriptors,
+            )
+        seconds = time.monotonic() - started
+        output = self._folders.output_tail()
+        if code == 1 and output.startswith("bwrap: "):
+            raise RuntimeFailed(
+                f"bubblewrap could not make the sandbox: {output.strip()[:300]}; allow user namespaces on this machine "
+                "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces), or use the runtime 'process'"
+            )
+        return Exit(ending or launch.ending(code), seconds, code, output)
+
+    def _walls(self, mounts: Mapping[str, Path]) -> list[str]:
+        argv = [shutil.which("bwrap") or "bwrap", *WALLS, *SYSTEM]  # never one that a harness brought along
+        for name, text in ETC.items():
+            path = self._folders.root / f"etc-{name}"
+            path.write_text(text)
+            argv += ["--ro-bind", str(path), f"/etc/{name}"]
+        for path in self._shown:
+            argv += ["--ro-bind", str(path), str(path)]
+        argv += ["--bind", str(self.folder), str(WORKDIR), "--bind", str(self._folders.home), str(HOME)]
+        for inside, folder in mounts.items():
+            argv += ["--bind", str(folder), inside]
+        return [*argv, "--chdir", str(WORKDIR), "--"]
+
+    async def close(self) -> None:
+        await self._folders.remove()
+
+
+@cache
+def refusal() -> str:
+    """Why no sandbox can be made on this machine, as bwrap says it; "" where it can. Tried once, for real."""
+    if shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    tried = subprocess.run(["bwrap", *WALLS, *SYSTEM, "--", "/bin/true"], capture_output=True, text=True, check=False)
+    return tried.stderr.strip() or f"bwrap ended with {tried.returncode}" if tried.returncode else ""
+
+
+@dataclass(frozen=True, slots=True)
+class BubblewrapRuntime:
+    """`base` is the folder of the places; `bins` are put before the system's PATH; `shown` are seen inside."""
+
+    base: Path | None = None
+    bins: tuple[Path, ...] = ()
+    shown: tuple[Path, ...] = ()
+    name: str = "bubblewrap"
+
+    def __post_init__(self) -> None:
+        if shutil.which("bwrap") is None:
+            raise RuntimeFailed("bwrap is not installed; apt install bubblewrap, or use the runtime 'process'")
+
+    async def prepare(self, source: Source) -> BubblewrapPlace:
+        path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
+        shown = tuple(dict.fromkeys([Path(sys.base_prefix), *self.shown]))
+        return BubblewrapPlace(await make_folders(self.base, source), path, shown)

@@ -1,0 +1,110 @@
+"""What docker and apptainer share: a place whose runs are command lines of a container engine's own client.
+
+The working copy and HOME are folders of this machine that the container sees. The harness must be in the image.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from abc import abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits
+from rolltap.harnesses.runtimes.folders import Folders
+from rolltap.harnesses.runtimes.process import clean_environment
+from rolltap.harnesses.runtimes.tree import MARK, run_tree
+
+WORKDIR = Path("/workspace")
+HOME = Path("/home/agent")
+IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CLIENT_VARIABLES = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "XDG_RUNTIME_DIR")
+"""What the engine's client needs of the runner's environment; the container sees none of it."""
+
+ENGINE_FAILURES = frozenset({125, 255})
+"""Exit codes by which docker (125) and apptainer (255) say that the container itself could not be run."""
+
+
+def require_image(name: str, image: str) -> None:
+    if not image:
+        raise TaskInvalid(f"the runtime {name!r} needs an image; add `image` to the task", param="image")
+    if image.startswith("-"):
+        raise TaskInvalid(f"{image!r} is not an image", param="image")
+
+
+class ContainerPlace:
+    """One subclass an engine says how a command line looks and how a container is removed."""
+
+    client: str
+    loopback_host: str
+    """The name by which a container reaches the machine that it runs on."""
+
+    def __init__(self, folders: Folders, image: str) -> None:
+        self._folders = folders
+        self.image = image
+        self.container = f"rolltap-{secrets.token_hex(8)}"
+        self.folder = folders.work
+        self.home_folder = folders.home
+        self.workdir = WORKDIR
+        self.home = HOME
+
+    @abstractmethod
+    def command_line(self, launch: Command, env: dict[str, str], limits: Limits) -> list[str]:
+        """The client's argv that runs `launch`; values of `env` travel in the client's environment, not in argv."""
+
+    @abstractmethod
+    async def remove_container(self) -> None:
+        """Ends what may still run of the last command line."""
+
+    @abstractmethod
+    def client_environment(self, env: dict[str, str]) -> dict[str, str]:
+        """How the client is told the container's environment."""
+
+    @property
+    def tmp_folder(self) -> Path:
+        return self._folders.tmp
+
+    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+        """Loopback is the container's own inside; the machine's is reached by its engine's name for it."""
+        parts = urlsplit(endpoint.base_url)
+        if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+            return endpoint
+        port = f":{parts.port}" if parts.port else ""
+        url = urlunsplit((parts.scheme, f"{self.loopback_host}{port}", parts.path, "", ""))
+        return replace(endpoint, base_url=url)
+
+    async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
+        if not isinstance(launch, Command):
+            raise TaskInvalid(f"the runtime {self.client!r} runs commands only; use 'thread' for a Python call")
+        self._folders.write_home(launch.files)
+        inside = {**clean_environment(HOME, Path("/tmp"), IMAGE_PATH), **launch.env}
+        own = {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
+        started = time.monotonic()
+        try:
+            code, ending = await run_tree(
+                self.command_line(launch, inside, limits),
+                env={**own, **self.client_environment(inside), MARK: self.container},
+                cwd=self._folders.root,
+                stdin=launch.stdin,
+                out=self._folders.out,
+                timeout=timeout,
+            )
+        finally:
+            await self.remove_container()
+        output = self._folders.output_tail()
+        if code in ENGINE_FAILURES:
+            raise RuntimeFailed(f"{self.client} could not run {self.image}: {output.strip()[-300:]}")
+        return Exit(ending or launch.ending(code), time.monotonic() - started, code, output)
+
+    async def close(self) -> None:
+        await self._folders.remove()
+
+
+def require_client(client: str) -> None:
+    if shutil.which(client) is None:
+        raise RuntimeFailed(f"{client} is not installed; install it, or use the runtime 'bubblewrap'")

@@ -1,0 +1,88 @@
+"""The `docker` runtime: one container a run, by the docker (or compatible) client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.base import Command, Limits, Source
+from rolltap.harnesses.runtimes.container import HOME, WORKDIR, ContainerPlace, require_client, require_image
+from rolltap.harnesses.runtimes.folders import Folders, make_folders
+
+PULL_S = 1800.0
+
+
+class DockerPlace(ContainerPlace):
+    client = "docker"
+    loopback_host = "host.docker.internal"
+
+    def __init__(self, folders: Folders, image: str, network: str) -> None:
+        super().__init__(folders, image)
+        self.network = network
+
+    def command_line(self, launch: Command, env: dict[str, str], limits: Limits) -> list[str]:
+        argv = ["docker", "run", "--rm", "--init", "--name", self.container, "--pull", "never"]
+        argv += ["--network", self.network, "--add-host", f"{self.loopback_host}:host-gateway"]
+        argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
+        argv += ["--pids-limit", str(limits.processes), "--ulimit", f"nofile={limits.open_files}"]
+        argv += ["--ulimit", f"fsize={limits.file_mb << 20}", "--ulimit", "core=0"]
+        for folder, inside in ((self.folder, WORKDIR), (self.home_folder, HOME), (self.tmp_folder, Path("/tmp"))):
+            argv += ["--volume", f"{folder}:{inside}"]
+        for inside, folder in launch.mounts.items():
+            argv += ["--volume", f"{folder}:{inside}"]
+        argv += ["--env", f"HOME={HOME}"]
+        for name in self.client_environment(env):
+            argv += ["--env", name]  # the value is the client's own, out of other users' sight
+        if launch.stdin:
+            argv.append("--interactive")
+        return [*argv, "--workdir", str(WORKDIR), "--entrypoint", "", self.image, *launch.argv]
+
+    def client_environment(self, env: dict[str, str]) -> dict[str, str]:
+        """HOME is given by name, PATH is the image's; the client keeps its own."""
+        return {name: value for name, value in env.items() if name not in ("PATH", "HOME")}
+
+    async def remove_container(self) -> None:
+        await _docker("rm", "--force", self.container)
+
+
+@dataclass(frozen=True, slots=True)
+class DockerRuntime:
+    """`network` is docker's: an internal one, with the proxy in it, keeps the agent from everything else."""
+
+    image: str
+    base: Path | None = None
+    network: str = "bridge"
+    name: str = "docker"
+
+    def __post_init__(self) -> None:
+        require_image("docker", self.image)
+
+    async def prepare(self, source: Source) -> DockerPlace:
+        require_client("docker")
+        if (await _docker("image", "inspect", self.image))[0]:
+            code, told = await _docker("pull", "--quiet", self.image)
+            if code:
+                raise RuntimeFailed(f"docker can't pull {self.image}: {told.strip()[-300:]}")
+        return DockerPlace(await make_folders(self.base, source), self.image, self.network)
+
+
+async def _docker(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of a docker command."""
+    process = await asyncio.create_subprocess_exec(
+        "docker",
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(PULL_S):
+            told, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise RuntimeFailed(f"docker {arguments[0]} ran past {PULL_S:g} s") from None
+    return process.returncode or 0, told.decode(errors="replace")

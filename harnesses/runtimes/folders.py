@@ -1,0 +1,115 @@
+"""The folders of a place: `work` is the working copy, `home` the throw-away HOME, `tmp` its scratch, `out` what it
+printed. All lie below one root that is removed as a whole.
+
+The working copy of a repository is an overlay over its base where that can be mounted, else a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolltap.errors import RolltapError, RuntimeFailed
+from rolltap.harnesses.base import Source
+from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
+from rolltap.harnesses.sources import GitCommit, inside
+
+OUTPUT_TAIL = 8192
+"""Bytes of a run's output that are kept with its `Exit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    root: Path
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def tmp(self) -> Path:
+        return self.root / "tmp"
+
+    @property
+    def out(self) -> Path:
+        return self.root / "out"
+
+    def write_home(self, files: Mapping[str, str]) -> None:
+        """Writes `files`, keyed by path below HOME, readable by their owner only.
+
+        Links on the way, which an earlier run may have laid, are replaced, never followed.
+        """
+        for name, text in files.items():
+            target = self.home
+            for part in inside(name).parts[:-1]:
+                target = target / part
+                if target.is_symlink() or target.is_file():
+                    target.unlink()
+                target.mkdir(exist_ok=True)
+            target = target / inside(name).name
+            if target.is_symlink():
+                target.unlink()
+            target.write_text(text, encoding="utf-8")
+            target.chmod(0o600)
+
+    def output_tail(self) -> str:
+        """The last bytes printed, as text."""
+        if not self.out.exists():
+            return ""
+        with self.out.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - OUTPUT_TAIL))
+            return file.read().decode("utf-8", errors="replace")
+
+    async def remove(self) -> None:
+        """Removes everything, folders that the agent made unwritable included."""
+        await asyncio.to_thread(_remove, self.root)
+
+
+async def make_folders(base: Path | None, source: Source) -> Folders:
+    """New folders below `base` (default: the system's temporary folder), `work` filled by `source`."""
+    return await asyncio.to_thread(_make, base, source)
+
+
+def _make(base: Path | None, source: Source) -> Folders:
+    if base is not None:
+        base.mkdir(parents=True, exist_ok=True)
+    folders = Folders(Path(tempfile.mkdtemp(prefix="rollout-", dir=base)))
+    try:
+        for path in (folders.work, folders.home, folders.tmp):
+            path.mkdir(mode=0o700)
+        if isinstance(source, GitCommit) and overlay_works(folders.root.parent):
+            mount(source.base(), folders.root)
+        else:
+            source(folders.work)
+    except RolltapError:
+        _remove(folders.root)
+        raise
+    except Exception as error:  # the boundary to a task's own set-up, whatever it raises
+        _remove(folders.root)
+        raise RuntimeFailed(f"can't prepare the working copy: {type(error).__name__}: {error}") from error
+    return folders
+
+
+def _remove(root: Path) -> None:
+    unmount(root)
+    shutil.rmtree(root, onerror=_unlock)
+
+
+def _unlock(function: object, path: str, _error: object) -> None:
+    """Gives back the permissions that an agent took from a folder, and removes it again."""
+    target = Path(path)
+    target.parent.chmod(0o700)
+    if target.is_dir() and not target.is_symlink():
+        target.chmod(0o700)
+        shutil.rmtree(target, ignore_errors=True)
+    else:
+        target.unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""The `process` runtime: own HOME, working copy, process group, rlimits, cleaned environment.
+
+It keeps honest agents apart and ends what they start; it is no wall against a hostile one (see `bubblewrap.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, Source
+from rolltap.harnesses.runtimes.folders import Folders, make_folders
+from rolltap.harnesses.runtimes.tree import MARK, run_tree
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def clean_environment(home: Path, tmp: Path, path: str) -> dict[str, str]:
+    """What a run sees instead of the runner's environment."""
+    return {
+        "HOME": str(home),
+        "PATH": path,
+        "TMPDIR": str(tmp),
+        "USER": "agent",
+        "LOGNAME": "agent",
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "CI": "1",
+        "NO_COLOR": "1",
+        "NO_PROXY": "*",
+    }
+
+
+def limited(argv: tuple[str, ...], limits: Limits) -> list[str]:
+    """`argv` under `limits`, set by a shell that then becomes the command: no moment runs without them.
+
+    The address space is not limited: V8 reserves terabytes of it. Sizes of `ulimit -f` are 512-byte blocks (POSIX).
+    """
+    settings = f"ulimit -c 0; ulimit -f {limits.file_mb * 2048}; ulimit -n {limits.open_files}"
+    return ["/bin/sh", "-c", f'{settings}; exec "$@"', "sh", *argv]
+
+
+class ProcessPlace:
+    runtime = "process"
+
+    def __init__(self, folders: Folders, path: str) -> None:
+        self._folders = folders
+        self._path = path
+        self._mark = secrets.token_hex(8)
+        self.folder = folders.work
+        self.home_folder = folders.home
+        self.workdir = folders.work
+        self.home = folders.home
+
+    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+        return endpoint
+
+    async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
+        if not isinstance(launch, Command):
+            raise TaskInvalid("the runtime 'process' runs commands only; use 'thread' for a Python call")
+        if launch.mounts:
+            paths = ", ".join(launch.mounts)
+            raise TaskInvalid(
+                f"the runtime {self.runtime!r} can't show folders at {paths}; use 'bubblewrap' or 'docker'"
+            )
+        if shutil.which(launch.argv[0], path=launch.env.get("PATH", self._path)) is None:
+            raise RuntimeFailed(f"no command {launch.argv[0]!r}; `rolltap harness install` gets the ones we know")
+        self._folders.write_home(launch.files)
+        env: Mapping[str, str] = {
+            **clean_environment(self.home, self._folders.tmp, self._path),
+            **launch.env,
+            MARK: self._mark,
+        }
+        started = time.monotonic()
+        code, ending = await run_tree(
+            limited(launch.argv, limits),
+            env=env,
+            cwd=self.folder,
+            stdin=launch.stdin,
+            out=self._folders.out,
+            timeout=timeout,
+        )
+        seconds = time.monotonic() - started
+        return Exit(ending or launch.ending(code), seconds, code, self._folders.output_tail())
+
+    async def close(self) -> None:
+        await self._folders.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRuntime:
+    """`base` is the folder of the places, `bins` are put before the system's PATH (installed harnesses)."""
+
+    base: Path | None = None
+    bins: tuple[Path, ...] = ()
+    name: str = "process"
+
+    async def prepare(self, source: Source) -> ProcessPlace:
+        path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
+        return ProcessPlace(await make_folders(self.base, source), path)

@@ -1,0 +1,75 @@
+"""The `thread` runtime: agents that are libraries, run in threads of the runner.
+
+There is no isolation: it shares the runner's process and sees the machine. It is for trusted agents and tiny tasks.
+A call that does not end when it is told to is left behind, its thread counted in `Exit.output`; its session is closed
+by then, so nothing it still does is recorded as trainable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.base import Ending, Endpoint, Exit, Launch, Limits, PythonCall, Source
+from rolltap.harnesses.runtimes.folders import Folders, make_folders
+
+GRACE_S = 5.0
+"""How long a call may go on after it was told to stop, in seconds."""
+
+
+class ThreadPlace:
+    def __init__(self, folders: Folders, threads: ThreadPoolExecutor) -> None:
+        self._folders = folders
+        self._threads = threads
+        self.folder = folders.work
+        self.home_folder = folders.home
+        self.workdir = folders.work
+        self.home = folders.home
+
+    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+        return endpoint
+
+    async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
+        if not isinstance(launch, PythonCall):
+            raise TaskInvalid("the runtime 'thread' runs Python calls only; use 'process' or 'bubblewrap'")
+        stop = threading.Event()
+        started = time.monotonic()
+        call = asyncio.get_running_loop().run_in_executor(self._threads, launch.run, stop)
+        try:
+            done, _ = await asyncio.wait({call}, timeout=timeout)
+            if not done:
+                stop.set()
+                done, _ = await asyncio.wait({call}, timeout=GRACE_S)
+        finally:
+            stop.set()
+        seconds = time.monotonic() - started
+        if not done:
+            return Exit(
+                Ending.TIMED_OUT, seconds, output=f"did not stop within {GRACE_S:g} s; its thread is left behind"
+            )
+        ending, output = call.result()
+        return Exit(Ending.TIMED_OUT if seconds > timeout else ending, seconds, output=output)
+
+    async def close(self) -> None:
+        await self._folders.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRuntime:
+    """`base` is the folder of the places; at most `threads` calls run at once."""
+
+    base: Path | None = None
+    threads: int = 64
+    name: str = "thread"
+    _pool: ThreadPoolExecutor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_pool", ThreadPoolExecutor(self.threads, thread_name_prefix="rollout"))
+
+    async def prepare(self, source: Source) -> ThreadPlace:
+        return ThreadPlace(await make_folders(self.base, source), self._pool)

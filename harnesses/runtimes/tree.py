@@ -1,0 +1,104 @@
+"""Runs a command so that its whole process tree can be ended, daemons that left their group and session included.
+
+Every process of a run inherits the environment variable `ROLLTAP_PLACE`; ending a run kills its process group, then
+every process in which that mark is found, until none is left. (Linux: the mark is read from `/proc`.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.base import Ending
+
+MARK = "ROLLTAP_PLACE"
+SWEEPS = 20
+
+
+async def run_tree(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    stdin: str,
+    out: Path,
+    timeout: float,
+    pass_fds: tuple[int, ...] = (),
+) -> tuple[int | None, Ending | None]:
+    """Runs `argv` with exactly `env`; `out` then holds what it printed.
+
+    Returns its exit code (negative: the signal that ended it), or `Ending.TIMED_OUT` after `timeout` seconds. No
+    process of the run is alive when this returns or raises.
+    """
+    mark = f"{MARK}={env[MARK]}".encode()
+    try:
+        with out.open("wb") as output, _readable(stdin) as given:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=dict(env),
+                cwd=cwd,
+                stdin=given,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+    except FileNotFoundError as error:
+        raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
+    except OSError as error:
+        raise RuntimeFailed(f"can't start {argv[0]!r}: {error}") from error
+    try:
+        async with asyncio.timeout(timeout):
+            return await process.wait(), None
+    except TimeoutError:
+        return None, Ending.TIMED_OUT
+    finally:
+        kill_group(process.pid)
+        await asyncio.shield(asyncio.to_thread(kill_marked, mark))
+        await process.wait()
+
+
+@contextmanager
+def _readable(text: str) -> Iterator[IO[bytes]]:
+    """A file that holds `text`: unlike a pipe it can't fill up or break, whatever the command reads of it."""
+    with tempfile.TemporaryFile() as kept:
+        kept.write(text.encode())
+        kept.seek(0)
+        yield kept
+
+
+def kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_marked(mark: bytes) -> None:
+    """Kills every process whose environment holds `mark`, again until a sweep finds none."""
+    for _ in range(SWEEPS):
+        found = marked(mark)
+        if not found:
+            return
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def marked(mark: bytes) -> list[int]:
+    """The processes (zombies excepted) whose environment holds `mark`."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                environment = Path(entry.path, "environ").read_bytes()
+                if mark in environment.split(b"\0"):
+                    found.append(int(entry.name))
+    return found

@@ -1,0 +1,151 @@
+"""Task files: JSON lines, Harbor task folders, and SWE-style instances, read into `Task`s that are checked as read.
+
+A line of JSON holds `id`, `instruction`, `tags` and the keys of `specs.TaskSpec`. A Harbor folder holds `task.toml`,
+`instruction.md`, `environment/` and `tests/test.sh`. An instance of the SWE-bench family holds `instance_id`, `repo`,
+`base_commit`, `problem_statement`, `test_patch`, `FAIL_TO_PASS` and `PASS_TO_PASS`.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.specs import HarborSpec, LimitsSpec, PytestSpec, TaskSpec, parse_spec
+from rolltap.types import Task
+
+SWE_KEYS = {"instance_id", "base_commit", "problem_statement"}
+
+
+def read_tasks(path: Path, repositories: Path | None = None) -> list[Task]:
+    """The tasks of a `.jsonl` file, of one Harbor folder, or of a folder of Harbor folders.
+
+    `repositories` is where SWE-style instances find their repositories, as `owner__name`. `TaskInvalid` names the
+    file, the line and the key that is wrong; ids are unique.
+    """
+    if path.is_dir():
+        folders = [path] if (path / "task.toml").is_file() else sorted(p.parent for p in path.glob("*/task.toml"))
+        if not folders:
+            raise TaskInvalid(f"{path} holds no Harbor task (a folder with task.toml)")
+        tasks = [harbor_task(folder) for folder in folders]
+    else:
+        tasks = _read_lines(path, repositories)
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            raise TaskInvalid(f"{path}: two tasks have the id {task.id!r}", param="id")
+        seen.add(task.id)
+    return tasks
+
+
+def _read_lines(path: Path, repositories: Path | None) -> list[Task]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskInvalid(f"can't read the tasks of {path}: {error}") from error
+    tasks = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                tasks.append(task_from(json.loads(line), repositories))
+            except TaskInvalid as error:
+                raise TaskInvalid(f"{path}:{number}: {error.message}", param=error.param) from error
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise TaskInvalid(f"{path}:{number}: not JSON: {error}") from error
+    if not tasks:
+        raise TaskInvalid(f"{path} holds no task")
+    return tasks
+
+
+def task_from(line: Any, repositories: Path | None = None) -> Task:
+    """One line as a task; its spec is checked."""
+    if not isinstance(line, dict):
+        raise TaskInvalid("a task is a JSON object")
+    if line.keys() >= SWE_KEYS:
+        return swe_task(line, repositories)
+    spec = {name: value for name, value in line.items() if name not in ("id", "instruction", "tags")}
+    if "evaluator" not in spec:
+        raise TaskInvalid('the task has no evaluator; {"kind": "session_completed"} is the simplest', param="evaluator")
+    parsed = parse_spec(spec)
+    parsed.source(Path())  # a path that leaves the task's folder is refused here
+    tags = line.get("tags", [])
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise TaskInvalid("`tags` is a list of strings", param="tags")
+    return Task(_text(line, "id"), _text(line, "instruction"), spec, tuple(tags))
+
+
+def swe_task(instance: Mapping[str, Any], repositories: Path | None) -> Task:
+    """An instance of the SWE-bench family: the repository at the base commit, tests from the test patch.
+
+    Beside the family's keys it may have `image`, and `python`, which runs the tests.
+    """
+    repository = _text(instance, "repo")
+    if repositories is None:
+        raise TaskInvalid(f"instance {instance['instance_id']} needs its repository {repository}: give --repositories")
+    spec = TaskSpec(
+        evaluator=PytestSpec(
+            must_pass=_tests(instance, "FAIL_TO_PASS"),
+            keep_passing=_tests(instance, "PASS_TO_PASS"),
+            test_patch=instance.get("test_patch", ""),
+            python=instance.get("python", "python3"),
+        ),
+        repository=str((repositories / repository.replace("/", "__")).resolve()),
+        commit=_text(instance, "base_commit"),
+        image=instance.get("image", ""),
+    )
+    return Task(_text(instance, "instance_id"), _text(instance, "problem_statement"), msgspec.to_builtins(spec))
+
+
+def _tests(instance: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of node ids; data sets also give it as a string of JSON."""
+    given = instance.get(key, [])
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except json.JSONDecodeError:
+            raise TaskInvalid(f"`{key}` is not a list of tests", param=key) from None
+    if not isinstance(given, list) or not all(isinstance(test, str) for test in given):
+        raise TaskInvalid(f"`{key}` is not a list of tests", param=key)
+    return tuple(given)
+
+
+def harbor_task(folder: Path) -> Task:
+    """A Harbor folder. Its image is `environment.docker_image`; without one `environment/` is the working copy."""
+    try:
+        config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        instruction = (folder / "instruction.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TaskInvalid(f"{folder} is not a Harbor task: {error}") from error
+    if not (folder / "tests" / "test.sh").is_file():
+        raise TaskInvalid(f"{folder} has no tests/test.sh", param="tests")
+    environment = config.get("environment", {})
+    verifier = config.get("verifier", {})
+    image = environment.get("docker_image", "")
+    files = folder / "environment"
+    spec = TaskSpec(
+        evaluator=HarborSpec(
+            str((folder / "tests").resolve()), {k: str(v) for k, v in verifier.get("env", {}).items()}
+        ),
+        folder=str(files.resolve()) if files.is_dir() and not image else None,
+        image=image,
+        limits=LimitsSpec(
+            setup_s=environment.get("build_timeout_sec"),
+            agent_s=config.get("agent", {}).get("timeout_sec"),
+            evaluate_s=verifier.get("timeout_sec"),
+        ),
+    )
+    name = config.get("task", {}).get("name") or folder.resolve().name
+    tags = config.get("metadata", {}).get("tags", [])
+    return Task(name, instruction, msgspec.to_builtins(spec), tuple(tags))
+
+
+def _text(table: Mapping[str, Any], key: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise TaskInvalid(f"the task has no `{key}`", param=key)
+    return value
