@@ -1,0 +1,26 @@
+"""`rolltap engine`: the embedded model server, or a scripted one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rolltap.errors import ConfigError
+
+
+def run(model: Path | None, script: Path | None, host: str, port: int) -> None:
+    """Serves until interrupted."""
+    if script is not None:
+        from rolltap.engine.scripted import ScriptedEngine, load_script
+        from rolltap.engine.tiny import FOLDER
+
+        ScriptedEngine(load_script(script), model or FOLDER).run(host, port)
+        return
+    try:
+        from rolltap.engine.server import main
+    except ImportError as error:
+        raise ConfigError("the embedded engine needs torch: pip install 'rolltap[train]'") from error
+    from rolltap.engine.settings import EngineSettings
+    from rolltap.engine.tiny import FOLDER
+
+    folder = model or FOLDER
+    main(EngineSettings(folder, "tiny" if model is None else "", host, port))

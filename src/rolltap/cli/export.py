@@ -1,0 +1,192 @@
+"""`rolltap export`: the record as a dataset that other tools load as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rolltap.calllog import open_call_log
+from rolltap.cli.common import ConfigOption, config_path, one_line_errors
+from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
+from rolltap.reconstructor.exporters.base import Exporter, Rendered
+from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, Query
+from rolltap.reconstructor.exporters.select import ITEM_FIELDS, SEGMENT_FIELDS, parse_where
+from rolltap.reconstructor.rules import Rules
+
+SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"
+"""Environment variable with further secrets to keep out, separated by newlines."""
+
+console = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One export: where from, where to, and what."""
+
+    store: str
+    out: Path
+    exporter: Exporter
+    query: Query
+    rules: Rules
+    differs: Differs | None = None
+
+
+@one_line_errors
+def export(
+    out: Annotated[Path, typer.Argument(help="folder to write; must not exist, or be empty")],
+    format: Annotated[str, typer.Option("--format", "-f", help=f"one of {', '.join(EXPORTERS)}")] = "trajectories",
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help=f"FIELD OP VALUE and ...; fields {', '.join([*ITEM_FIELDS, *SEGMENT_FIELDS])}"),
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of the format, several times")] = None,
+    split: Annotated[str, typer.Option(help="shares by task, as train=0.9,test=0.1")] = "train=1",
+    seed: Annotated[int, typer.Option(help="draws other tasks into the splits")] = 0,
+    container: Annotated[str, typer.Option(help="jsonl or parquet; default the format's own")] = "",
+    duplicates: Annotated[bool, typer.Option(help="keep rows with equal content")] = False,
+    strategy: Annotated[str, typer.Option(help="how calls merge: tree, prefix or per_call")] = "tree",
+    train: Annotated[list[str] | None, typer.Option(help="a rule to switch off, as length_truncated")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="count rows that render to other tokens than sampled")] = None,
+    shard_mb: Annotated[float, typer.Option(help="size at which the next file begins")] = 256.0,
+    store: Annotated[str, typer.Option(help="sqlite:///PATH or postgresql://...; default the settings' store")] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Writes recorded rollouts as a dataset, with a manifest of what is in it.
+
+    rolltap export out/ --format sft --where "reward>=1 and harness=codex" --split train=0.9,test=0.1
+    """
+    query = Query(
+        where=parse_where(where or []),
+        splits=read_splits(split),
+        seed=seed,
+        container=container or None,  # type: ignore[arg-type]
+        duplicates=duplicates,
+        secrets=os.environ.get(SECRETS_VARIABLE, "").splitlines(),
+        shard_mb=shard_mb,
+        strategy=strategy,
+    )
+    job = Job(
+        store=store or settings_store(config),
+        out=out,
+        exporter=exporter_named(format, dict(_pairs(option or [], "--option"))),
+        query=query,
+        rules=Rules().train(*(train or [])),
+        differs=differs_by(tokenizer) if tokenizer is not None else None,
+    )
+    with console.status("reading the record") as status:
+        manifest = asyncio.run(
+            run_export(job, show=lambda sessions, groups: status.update(f"{sessions:,} sessions, {groups:,} groups"))
+        )
+    _print(out, manifest)
+
+
+async def run_export(job: Job, *, show: Callable[[int, int], None] = lambda sessions, rows: None) -> dict[str, Any]:
+    """Writes the dataset and returns its manifest. `show` is told how many sessions and groups have been read."""
+    from rolltap.cli.record import recorded_groups
+
+    call_log = open_call_log(job.store, writable=False)
+    await call_log.start()
+    try:
+        with DatasetWriter(job.out, job.exporter, job.query, differs=job.differs) as writer:
+            sessions = 0
+            groups = 0
+            async for group in recorded_groups(call_log, strategy=job.query.strategy, rules=job.rules):
+                await asyncio.to_thread(writer.add, group)
+                sessions += len(group)
+                groups += 1
+                show(sessions, groups)
+            return await asyncio.to_thread(writer.finish)
+    finally:
+        await call_log.close()
+
+
+def settings_store(config: Path | None) -> str:
+    """The store that `rolltap serve` would use here."""
+    from rolltap.proxy.app import store_url
+    from rolltap.settings import load_settings
+
+    return store_url(load_settings(config_path(config)))
+
+
+def read_splits(text: str) -> dict[str, float]:
+    """`train=0.9,test=0.1` as shares by name."""
+    splits: dict[str, float] = {}
+    for name, share in _pairs(text.split(","), "--split"):
+        try:
+            splits[name] = float(share)
+        except ValueError:
+            raise DatasetError(f"--split: {name} wants a share, as in 0.9, not {share!r}") from None
+        if not name.isidentifier():
+            raise DatasetError(f"--split: {name!r} can't name a file; use letters, digits and _")
+    return splits or DEFAULT_SPLIT
+
+
+def differs_by(folder: Path) -> Differs:
+    """Compares with what the chat template in `folder` makes of a conversation, as a trainer would."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise DatasetError('--tokenizer needs transformers: pip install "rolltap[train]"') from None
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+
+    def differs(rendered: Rendered) -> bool:
+        tools = list(rendered.tools) or None
+        ids = tokenizer.apply_chat_template(list(rendered.messages), tools=tools, tokenize=True, return_dict=False)
+        return list(ids[: len(rendered.token_ids)]) != rendered.token_ids.tolist()
+
+    return differs
+
+
+def report_table(report: dict[str, Any], title: str = "reconstruction") -> Table:
+    """A reconstruction report (`Report.to_dict`) as a table."""
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    table = Table(title=title, show_header=False, title_justify="left")
+    ratio = report["merge_ratio"]
+    table.add_row("sessions", f"{report['trajectories']:,}")
+    table.add_row("calls", f"{report.get('calls', 0):,}, of which {report.get('trained_calls', 0):,} carry loss")
+    table.add_row("rows", f"{report.get('rows', 0):,}" + (f", {ratio:.2f} calls each" if ratio else ""))
+    table.add_row("sampled tokens", f"{report.get('sampled_tokens', 0):,}, {share(report['trained'])} with loss")
+    table.add_row("trainable tokens kept", share(report["kept"]))
+    table.add_row("row tokens saved by merging", share(report["saved"]))
+    for name, key in (("breaks", "breaks_by_reason"), ("calls without loss", "masked_calls")):
+        found = ", ".join(f"{reason} {count:,}" for reason, count in report[key].items())
+        table.add_row(name, found or "none")
+    return table
+
+
+def _pairs(texts: list[str], what: str) -> list[tuple[str, str]]:
+    pairs = []
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name.strip():
+            raise DatasetError(f"{what}: want NAME=VALUE, not {text!r}")
+        pairs.append((name.strip(), value.strip()))
+    return pairs
+
+
+def _print(out: Path, manifest: dict[str, Any]) -> None:
+    console.print(report_table(manifest["reconstruction"]))
+    splits = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
+    console.print(f"{manifest['rows']:,} rows of {manifest['format']} in {out} ({splits})")
+    for name in ("duplicates_left_out", "rows_with_secrets_left_out", "secrets_redacted"):
+        if manifest[name]:
+            console.print(f"{name.replace('_', ' ')}: {manifest[name]:,}")
+    for reason, count in manifest["skipped"].items():
+        console.print(f"without a row: {count:,} ({reason})")
+    if note := manifest.get("note"):
+        checked = manifest.get("rerendered")
+        console.print(
+            f"[yellow]{note}[/]" + (f": {checked['differ']:,} of {checked['rows']:,} rows differ" if checked else "")
+        )

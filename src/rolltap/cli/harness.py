@@ -1,0 +1,117 @@
+"""`rolltap harness`: what rolltap knows of each harness, and how to point one at a session by hand."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rolltap.cli.client import DEFAULT_URLS
+from rolltap.cli.common import one_line_errors
+from rolltap.errors import ConfigError, TaskInvalid
+from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits
+from rolltap.harnesses.install import find, install, on_path
+from rolltap.harnesses.registry import HARNESSES, get_harness
+
+app = typer.Typer(help="The harnesses that rolltap knows: list, show, install, env.", no_args_is_help=True)
+
+DialectOption = Annotated[str, typer.Option(help="protocol, for harnesses that speak several")]
+
+
+@app.command("list")
+@one_line_errors
+def list_() -> None:
+    """Every harness, the release that was tested, and what is installed here."""
+    table = Table("harness", "protocol", "tested release", "installed")
+    for name, harness in HARNESSES.items():
+        package = harness.package
+        release = f"{package.name} {package.version}" if package else ""
+        table.add_row(name, harness.dialect, release, installed(harness))
+    table.add_row("command", "any", "", "any command: rolltap run command -- ARGV...")
+    Console().print(table)
+
+
+def installed(harness: Harness) -> str:
+    """What there is of `harness`: the tested release in the cache, or the user's own on PATH."""
+    package = harness.package
+    if package is None:
+        return ""
+    if find(package) is not None:
+        return "tested release"
+    if package.executable == "python":
+        return "no"
+    version = on_path(package)
+    if version is None:
+        return "no"
+    return "tested release, on PATH" if version == package.version else f"{version or 'unknown version'} on PATH"
+
+
+@app.command()
+@one_line_errors
+def show(name: str, dialect: DialectOption = "") -> None:
+    """The recipe: what launches the harness, and what to know of it."""
+    harness = get_harness(name, dialect=dialect)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{harness.name}[/]: speaks {harness.dialect}")
+    if harness.package is not None:
+        package = harness.package
+        console.print(f"tested: {package.manager} {package.name} {package.version}; here: {installed(harness)}")
+    example = Endpoint("http://127.0.0.1:8710/s/SESSION", "KEY", "MODEL")
+    launch = harness.launch(Job(example, "PROMPT", Path("WORKDIR"), Path("~"), Limits()))
+    if isinstance(launch, Command):
+        for line in recipe(launch):
+            console.print(line, markup=False)
+    else:
+        console.print("runs inside the runner, through its Python API")
+    for quirk in harness.quirks:
+        console.print(f"- {quirk}", markup=False)
+
+
+@app.command("install")
+@one_line_errors
+def install_(names: Annotated[list[str], typer.Argument(help="harnesses")]) -> None:
+    """Installs the tested releases into rolltap's cache; your own installations are left alone."""
+    for name in names:
+        package = get_harness(name).package
+        if package is None:
+            raise ConfigError(f"{name} has nothing to install")
+        done = install(package)
+        typer.echo(f"{name}: {package.name} {package.version}, {done.seconds:g} s, {done.bins[-1]}")
+
+
+@app.command()
+@one_line_errors
+def env(
+    name: str,
+    session: Annotated[str, typer.Option(help="id of an open session (`rolltap sessions open`)")],
+    key: Annotated[str, typer.Option(help="its key", envvar="ROLLTAP_KEY")] = "KEY",
+    model: Annotated[str, typer.Option(help="the policy's name")] = "default",
+    url: Annotated[str, typer.Option(help="the agent plane", envvar="ROLLTAP_AGENT_URL")] = DEFAULT_URLS["agent"],
+    dialect: DialectOption = "",
+) -> None:
+    """Prints what to export, and what to run, to point your own installation at a session."""
+    harness = get_harness(name, dialect=dialect)
+    endpoint = Endpoint(f"{url.rstrip('/')}/s/{session}", key, model)
+    launch = harness.launch(Job(endpoint, "PROMPT", Path.cwd(), Path(os.path.expanduser("~")), Limits()))
+    if not isinstance(launch, Command):
+        raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
+    for line in recipe(launch):
+        typer.echo(line)
+
+
+def recipe(launch: Command) -> list[str]:
+    """`launch` as lines of shell."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in launch.env.items()]
+    for path, text in launch.files.items():
+        lines += [
+            f"# this replaces ~/{path}: keep a copy of yours",
+            f"mkdir -p ~/{Path(path).parent} && cat > ~/{path} <<'EOF'",
+            text.rstrip("\n"),
+            "EOF",
+        ]
+    return [*lines, shlex.join(launch.argv)]

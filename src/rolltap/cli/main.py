@@ -1,0 +1,113 @@
+"""The `rolltap` command."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rolltap import __version__
+from rolltap.cli import dead_letters, export, harness, importing, log, node, run, sessions, tasks, train
+from rolltap.cli.common import ConfigOption, config_path, one_line_errors
+
+app = typer.Typer(
+    name="rolltap",
+    help="Point any agent at a URL; train on exactly the tokens it sampled.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
+    if version:
+        typer.echo(f"rolltap {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@one_line_errors
+def serve(
+    config: ConfigOption = None,
+    engine: Annotated[
+        str | None, typer.Option(help="URL of a model server, for a start without a settings file")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="its wire: vllm, sglang, llamacpp, rolltap, openai_compatible")] = "vllm",
+    tokenizer: Annotated[Path | None, typer.Option(help="folder with the model's tokenizer.json")] = None,
+    family: Annotated[str, typer.Option(help="renderer family, e.g. qwen3; empty: by the chat template")] = "",
+    policy: Annotated[str, typer.Option(help="name of the policy that the engine serves")] = "default",
+    model: Annotated[str, typer.Option(help="the model's name on the engine; empty: the policy's name")] = "",
+    data: Annotated[Path | None, typer.Option(help="folder of database, keys and spool")] = None,
+    capture: Annotated[bool, typer.Option(help="print the export line for capture without opening sessions")] = False,
+) -> None:
+    """Runs the proxy: the agent, trainer and admin planes.
+
+    With a settings file everything comes from there; with --engine a single policy is served.
+    """
+    import uvloop
+
+    from rolltap.cli.serve import run, settings_from
+
+    path = config_path(config)
+    quick = {"engine": engine, "kind": kind, "tokenizer": tokenizer, "family": family, "policy": policy, "model": model}
+    uvloop.run(run(settings_from(path, quick, data), capture=capture))
+
+
+@app.command()
+@one_line_errors
+def engine(
+    model: Annotated[Path | None, typer.Option(help="model folder (safetensors); default our tiny one")] = None,
+    script: Annotated[Path | None, typer.Option(help="answer by this script instead of a model")] = None,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port; 0 takes a free one")] = 8720,
+) -> None:
+    """Runs the embedded model server, or a scripted one (for dry runs)."""
+    from rolltap.cli.engine import run
+
+    run(model, script, host, port)
+
+
+@app.command()
+@one_line_errors
+def doctor(
+    config: ConfigOption = None,
+    model: Annotated[Path | None, typer.Option(help="audit this model folder's chat template")] = None,
+) -> None:
+    """Checks the set-up and says what to do."""
+    from rolltap.cli.doctor import audit, check
+
+    healthy = audit(model) if model is not None else asyncio.run(check(config_path(config)))
+    raise typer.Exit(0 if healthy else 1)
+
+
+@app.command()
+@one_line_errors
+def demo(
+    seed: Annotated[list[int] | None, typer.Option(help="seeds to run; several times for several")] = None,
+    out: Annotated[Path, typer.Option(help="folder for database, dataset, checkpoints and plot")] = Path("demo-out"),
+    steps: Annotated[int, typer.Option(help="training steps; 0 takes the default")] = 0,
+    held_out: Annotated[int, typer.Option(help="tasks to measure on, before and after; 0 takes the default")] = 0,
+    shuffle_rewards: Annotated[bool, typer.Option(help="the control: nothing to learn from")] = False,
+) -> None:
+    """Shows an unmodified agent getting better, on this machine."""
+    from rolltap.cli.demo import Recipe, run
+
+    sizes: dict[str, Any] = {name: given for name, given in (("steps", steps), ("held_out", held_out)) if given}
+    sys.exit(run(seeds=seed or [0], out=out, recipe=Recipe(**sizes), shuffle_rewards=shuffle_rewards))
+
+
+app.add_typer(sessions.app, name="sessions")
+app.add_typer(harness.app, name="harness")
+app.add_typer(log.app, name="log")
+app.add_typer(dead_letters.app, name="dead-letters")
+for command in (train.train, run.run, tasks.status, tasks.cancel, export.export, node.node, node.up):
+    app.command()(one_line_errors(command))
+app.command("import")(importing.import_)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,91 @@
+"""`rolltap node` and `rolltap up --ray`: machines that run the ledger's rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolltap.cli.client import PlaneClient
+from rolltap.cli.common import one_line_errors
+from rolltap.errors import ConfigError
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.lifecycle import Slots
+from rolltap.harnesses.node import NodeAgent, NodeSettings
+from rolltap.harnesses.specs import Defaults
+
+HarnessOption = Annotated[str, typer.Option(help="the harness, where a task names none")]
+RuntimeOption = Annotated[str, typer.Option(help="the runtime, where a task names none; auto: bubblewrap if it works")]
+SlotsOption = Annotated[int, typer.Option(min=1, help="agents at once")]
+PlacesOption = Annotated[Path | None, typer.Option(help="folder of the working copies; default the temporary one")]
+
+
+def slots_of(agents: int) -> Slots:
+    """Stages in proportion to the agents: setting up and evaluating are shorter."""
+    return Slots(prepare=max(1, agents // 2), run=agents, evaluate=max(1, agents // 2), ahead=max(1, agents // 2))
+
+
+@one_line_errors
+def node(
+    name: Annotated[str, typer.Option(help="this node's name; default host and process")] = "",
+    slots: SlotsOption = 4,
+    harness: HarnessOption = "",
+    runtime: RuntimeOption = "auto",
+    places: PlacesOption = None,
+    until_idle: Annotated[bool, typer.Option(help="end when there is nothing left to run")] = False,
+) -> None:
+    """Leases rollouts from the server and runs them on this machine, until stopped."""
+    plane = PlaneClient("admin")
+    settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))
+    defaults = Defaults(harness=harness, runtime=runtime, places=places)
+    asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
+
+
+async def run_node(plane: PlaneClient, settings: NodeSettings, defaults: Defaults, *, until_idle: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    typer.echo(f"node {settings.name}: {settings.slots.run} agents at once, from {plane.url}")
+    async with AdminClient(plane.url, plane.key) as client:
+        await NodeAgent(client, settings, defaults).run(stop, until_idle=until_idle)
+
+
+@one_line_errors
+def up(
+    address: Annotated[str | None, typer.Option("--ray", help="the Ray cluster's address, or `local`")] = None,
+    slots: SlotsOption = 4,
+    cpus: Annotated[float, typer.Option(help="CPUs declared for each node's actor")] = 1.0,
+    harness: HarnessOption = "",
+    runtime: RuntimeOption = "auto",
+    places: PlacesOption = None,
+) -> None:
+    """Runs one node agent on every node of a Ray cluster, until stopped."""
+    if address is None:
+        raise ConfigError("say which Ray cluster: --ray ADDRESS, or --ray local")
+    try:
+        from rolltap.harnesses.ray_runner import RayRunner, RaySettings
+    except ImportError as error:
+        raise ConfigError("Ray is not installed; pip install 'rolltap[ray]'") from error
+    plane = PlaneClient("admin")
+    settings = RaySettings(
+        admin_url=plane.url,
+        admin_key=plane.key,
+        address=None if address == "local" else address,
+        cpus=cpus,
+        slots=slots_of(slots),
+        defaults=Defaults(harness=harness, runtime=runtime, places=places),
+    )
+    runner = RayRunner(settings)
+    runner.connect()
+    typer.echo(f"{runner.place()} nodes")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has its own handler, which leaves at once
+    try:
+        runner.run()
+    except KeyboardInterrupt:
+        typer.echo("stopped")

@@ -1,0 +1,179 @@
+"""What exports are made of: the call log and the ledger as `ExportItem`s, a group at a time.
+
+Everything is streamed: one group's sessions are in memory at once, and no more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from rolltap.calllog.base import CallLog, CallRow
+from rolltap.calllog.facts import extend_items
+from rolltap.errors import RequestError
+from rolltap.ledger.archive import all_groups
+from rolltap.proxy.chat import ChatRequest, Image, Message, Text, Tool
+from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects.base import WireRequest
+from rolltap.proxy.dialects.reading import rebuild
+from rolltap.reconstructor.exporters.base import CallText, ExportItem
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.reconstructor.rules import Rules
+from rolltap.types import Group, Rollout, Session, Task
+
+
+async def recorded_groups(call_log: CallLog, *, strategy: str, rules: Rules) -> AsyncIterator[list[ExportItem]]:
+    """The rollouts of each group, oldest first; then each session that belongs to no rollout, by itself."""
+    in_groups: set[str] = set()
+    async for group, task in all_groups(call_log.database):  # type: ignore[attr-defined]
+        items = []
+        for rollout in group.rollouts:
+            session = await call_log.session(rollout.session_id) if rollout.session_id else None
+            if session is not None:
+                in_groups.add(session.id)
+                items.append(await _item(call_log, session, (strategy, rules), (group, rollout, task)))
+        if items:
+            yield items
+    async for session in call_log.all_sessions():
+        if session.id not in in_groups and session.rollout_id is None:
+            yield [await _item(call_log, session, (strategy, rules), None)]
+
+
+async def _item(
+    call_log: CallLog, session: Session, how: tuple[str, Rules], of: tuple[Group, Rollout, Task] | None
+) -> ExportItem:
+    rows = await call_log.rows(session.id)
+    calls = [row.call() for row in rows]
+    trajectory = reconstruct(calls, strategy=how[0], rules=how[1])
+    texts = call_texts(rows)
+    group, rollout, task = of or (None, None, None)
+    rewards = rollout.rewards if rollout is not None else ()
+    totals = [reward.value for reward in rewards if reward.scope == "rollout"]
+    return ExportItem(
+        session=session,
+        trajectory=trajectory,
+        calls={call.id: call for call in calls},
+        texts=texts,
+        rollout=rollout,
+        task=task,
+        reward=sum(totals) if totals else None,
+        rewards=rewards,
+        harness=_harness(session, task),
+        tags=group.tags if group is not None else (),
+    )
+
+
+def _harness(session: Session, task: Task | None) -> str:
+    """The harness that ran: as the session is tagged, else as the task asks."""
+    asked = task.spec.get("harness", "") if task is not None else ""
+    return session.tags.get("harness") or (asked if isinstance(asked, str) else "")
+
+
+def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
+    """What each call of a session said, by its id. A request that can't be read has no text.
+
+    Messages that calls share are the same objects, so a long session costs its messages once.
+    """
+    texts: dict[str, CallText] = {}
+    items: dict[str, tuple[bytes, ...]] = {}
+    plain = _Plain()
+    for row in rows:
+        intent, done = row.intent, row.completion
+        items[intent.id] = extend_items(intent.id, items.get(intent.parent_id or "", ()), intent.request)
+        chat = _parsed(row, items[intent.id])
+        if chat is None:
+            continue
+        before = texts[intent.parent_id].conversation if chat.previous and intent.parent_id in texts else []
+        reply = msgspec.json.decode(done.message, type=Message) if done is not None and done.message else None
+        texts[intent.id] = CallText(
+            messages=[*before, *(plain.message(message) for message in chat.messages)],
+            reply=plain.message(reply) if reply is not None else None,
+            tools=plain.tools(chat.tools),
+            created_at=intent.created_at,
+            finished_at=done.finished_at if done is not None else None,
+            dialect=intent.dialect,
+            sampling=intent.sampling_sent,
+            usage=done.usage if done is not None else {},
+        )
+    return texts
+
+
+def _parsed(row: CallRow, items: tuple[bytes, ...]) -> ChatRequest | None:
+    intent = row.intent
+    dialect = DIALECTS.get(intent.dialect)
+    if dialect is None:
+        return None
+    try:
+        body = rebuild(dialect.items_field, intent.request.head, items, intent.request.fixed)
+        return dialect.parse(WireRequest("", {}, {}, {}, body))
+    except RequestError:
+        return None
+
+
+class _Plain:
+    """Messages and tools in OpenAI's chat form, one object for each of the dialect's."""
+
+    def __init__(self) -> None:
+        self._messages: dict[int, tuple[Message, dict[str, Any]]] = {}
+        self._tools: dict[int, tuple[Sequence[Tool], list[dict[str, Any]]]] = {}
+
+    def message(self, message: Message) -> dict[str, Any]:
+        known = self._messages.get(id(message))
+        if known is None:
+            known = self._messages[id(message)] = (message, plain_message(message))
+        return known[1]
+
+    def tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        known = self._tools.get(id(tools))
+        if known is None:
+            known = self._tools[id(tools)] = (tools, [plain_tool(tool) for tool in tools])
+        return known[1]
+
+
+def plain_message(message: Message) -> dict[str, Any]:
+    """A message as OpenAI's chat form has it; reasoning as `reasoning_content`."""
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    plain["content"] = list(_parts(message)) if any(isinstance(p, Image) for p in message.parts) else message.text
+    if message.reasoning:
+        plain["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    for name in ("tool_call_id", "name"):
+        if value := getattr(message, name):
+            plain[name] = value
+    return plain
+
+
+def plain_tool(tool: Tool) -> dict[str, Any]:
+    """A tool's schema; a tool of free text takes one text called `input`."""
+    free = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    parameters = tool.parameters if tool.parameters is not None else free
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _parts(message: Message) -> Iterator[dict[str, Any]]:
+    for part in message.parts:
+        if isinstance(part, Text):
+            yield {"type": "text", "text": part.text}
+        elif isinstance(part, Image):
+            yield {"type": "image_url", "image_url": {"url": part.url}}
+
+
+def _arguments(text: str) -> Any:
+    """The arguments as an object; what is not a JSON object stays the text that was sampled."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,0 +1,77 @@
+"""`rolltap serve`: settings in, three planes up, one clear screen of where things are."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rolltap.errors import ConfigError
+from rolltap.settings import Settings, load_settings
+
+
+def settings_from(path: Path | None, quick: dict[str, Any], data: Path | None) -> Settings:
+    """The settings of the file, or those of a single policy on the engine that `quick` names."""
+    overrides: dict[str, Any] = {"data": data} if data is not None else {}
+    if quick["engine"]:
+        overrides["engines"] = {"main": {"kind": quick["kind"], "url": quick["engine"]}}
+        overrides["policies"] = {
+            quick["policy"]: {
+                "engine": "main",
+                "model": quick["model"],
+                "tokenizer": str(quick["tokenizer"] or ""),
+                "family": quick["family"],
+            }
+        }
+    elif path is None:
+        raise ConfigError(
+            "nothing to serve: give --engine URL --tokenizer FOLDER, or write a rolltap.toml (see docs/settings.md)"
+        )
+    return load_settings(path, **overrides)
+
+
+async def run(settings: Settings, *, capture: bool) -> None:
+    """Serves until interrupted."""
+    from rolltap.harnesses.specs import check
+    from rolltap.proxy.app import Rolltap
+    from rolltap.proxy.server import bind, serve
+
+    listen = settings.listen
+    async with Rolltap.running(settings, check_task=check) as app:
+        sockets = {
+            "agent": bind(listen.host, listen.agent_port),
+            "trainer": bind(listen.host, listen.trainer_port),
+            "admin": bind(listen.host, listen.admin_port),
+        }
+        ports = {plane: socket.getsockname()[1] for plane, socket in sockets.items()}
+        app.set_base_url(listen.public_url or f"http://{listen.host}:{ports['agent']}")
+        console = Console(stderr=True)
+        console.print(_banner(app, listen.host, ports))
+        if capture:  # outside of the table: a terminal must not cut what is to be copied
+            for line in _exports(app.base_url, app.settings.keys.project):
+                console.print(line, soft_wrap=True, highlight=False, markup=False)
+        planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
+        await serve(planes, asyncio.Event())
+
+
+def _banner(app: Any, host: str, ports: dict[str, int]) -> Table:
+    table = Table(title="rolltap is up", show_header=False, title_justify="left")
+    for plane, port in ports.items():
+        table.add_row(f"{plane} plane", f"http://{host}:{port}")
+    table.add_row("record", app.store_name)
+    table.add_row("keys", str(app.settings.data / "keys.toml"))
+    for policy in app.policies:
+        table.add_row(f"policy {policy.name}", f"{policy.engine.name}: {policy.settings.model or policy.name}")
+    return table
+
+
+def _exports(url: str, key: str) -> list[str]:
+    """What to export so that a harness's calls are captured, by the protocol that it speaks."""
+    return [
+        f"export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}",
+        f"export ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key}",
+        f"export GOOGLE_GEMINI_BASE_URL={url} GEMINI_API_KEY={key}",
+    ]

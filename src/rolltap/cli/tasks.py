@@ -1,0 +1,232 @@
+"""Task files by the command line: submitted, run here or by nodes, followed, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from rolltap.cli.client import PlaneClient
+from rolltap.cli.common import one_line_errors
+from rolltap.cli.node import slots_of
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.client import AdminClient, Casting
+from rolltap.harnesses.lifecycle import Progress as Step
+from rolltap.harnesses.lifecycle import Stage
+from rolltap.harnesses.node import NodeAgent, NodeSettings
+from rolltap.harnesses.specs import Defaults, build, check, placed
+from rolltap.harnesses.tasks import read_tasks
+from rolltap.ids import new_id
+from rolltap.types import RolloutStatus
+
+POLL_S = 0.3
+UNDER_WAY = (Stage.PREPARE, Stage.RUN, Stage.EVALUATE)
+OPEN = (RolloutStatus.PENDING, RolloutStatus.RUNNING)
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What `rolltap run FILE` is to do. With `here` this process runs the rollouts, else nodes do."""
+
+    path: Path
+    n: int
+    slots: int
+    policy: str = ""
+    repositories: Path | None = None
+    usable: int | None = None
+    priority: int = 0
+    id: str = ""
+    here: bool = True
+    detach: bool = False
+
+
+async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
+    """Submits the file's tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
+    tasks = [placed(task, defaults) for task in read_tasks(work.path, work.repositories)]
+    async with AdminClient(plane.url, plane.key) as client:
+        names = [policy["name"] for policy in (await client.get("/policies"))["policies"]]
+        policy = casting(work.policy) or only(names)
+        for task in tasks:
+            check(task, names)
+            if work.here:
+                build(task, defaults, client)  # what this machine lacks shows before anything is queued
+        rule = {} if work.usable is None else {"usable": work.usable}
+        submission_id = work.id or new_id()
+        await client.submit(
+            tasks, policy=policy, n=work.n, rule=rule, priority=work.priority, submission_id=submission_id
+        )
+        told = f"{len(tasks)} tasks, {work.n} rollouts each · {work.policy or policy}"
+        console.print(f"submission [bold]{submission_id}[/] · {told}")
+        if work.detach:
+            return False
+        started = time.monotonic()
+        with bars() as shown:
+            board = Board(shown)
+            if work.here:
+                name = f"{socket.gethostname()}-{os.getpid()}"
+                settings = NodeSettings(name, slots_of(work.slots), submission=submission_id)
+                await _run_here(client, settings, defaults, submission_id, board)
+            else:
+                await follow(client, submission_id, board)
+        return await tell_outcome(client, submission_id, time.monotonic() - started)
+
+
+async def _run_here(
+    client: AdminClient, settings: NodeSettings, defaults: Defaults, submission_id: str, board: Board
+) -> None:
+    stop = asyncio.Event()
+    node = NodeAgent(client, settings, defaults, board.step)
+    running = asyncio.create_task(node.run(stop))
+    try:
+        await follow(client, submission_id, board)
+    finally:
+        stop.set()
+        await running
+
+
+async def follow(client: AdminClient, submission_id: str, board: Board) -> None:
+    """Shows how far the submission has come, until it has ended."""
+    while not board.tell(await client.get(f"/tasks/{submission_id}")):  # noqa: ASYNC110  the event is the server's
+        await asyncio.sleep(POLL_S)
+
+
+async def tell_outcome(client: AdminClient, submission_id: str, seconds: float) -> bool:
+    """Prints the rewards of each group and why rollouts failed; True if one did not succeed."""
+    groups = await client.submission_groups(submission_id)
+    console.print(groups_table(groups))
+    rollouts = [(group["task_id"], rollout) for group in groups for rollout in group["rollouts"]]
+    failed = [one for one in rollouts if one[1]["status"] not in (RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED)]
+    for task_id, rollout in failed[:10]:
+        console.print(f"{task_id}: {rollout['status']} ({rollout['cause']}): {rollout['reason']}", markup=False)
+    console.print(f"{len(rollouts)} rollouts in {seconds:.1f} s, {len(failed)} not succeeded")
+    return bool(failed)
+
+
+def casting(given: str) -> Casting:
+    """`NAME` as it is, `ROLE=NAME,ROLE=NAME` as a map of roles to policies."""
+    if "=" not in given:
+        return given
+    pairs = [part.partition("=") for part in given.split(",")]
+    roles = {role.strip(): policy.strip() for role, _, policy in pairs}
+    if len(roles) < len(pairs) or not all(roles.values()):
+        raise TaskInvalid(f"--policy takes NAME or ROLE=NAME,ROLE=NAME, each role once; not {given!r}", param="policy")
+    return roles
+
+
+def only(names: Sequence[str]) -> str:
+    """The only one of the policies there are."""
+    if len(names) != 1:
+        raise TaskInvalid(f"say which policy: --policy {' or '.join(names) or 'NAME'}", param="policy")
+    return names[0]
+
+
+def bars() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+
+
+class Board:
+    """The progress bars: rollouts that have ended anywhere, and how many are in each stage here."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._bars = shown
+        self._bar = shown.add_task("rollouts", total=None)
+        self._stages: dict[str, Stage] = {}
+
+    def step(self, step: Step) -> None:
+        """What this process's runner says."""
+        self._stages[step.rollout_id] = step.stage
+        now = [stage for stage in self._stages.values() if stage in UNDER_WAY]
+        told = ", ".join(f"{now.count(stage)} {stage.value}" for stage in UNDER_WAY if stage in now)
+        self._bars.update(self._bar, description=f"rollouts ({told})" if told else "rollouts")
+
+    def tell(self, submission: dict[str, Any]) -> bool:
+        """What the server says; whether the submission has ended."""
+        open_now, ended = _open_and_ended(submission)
+        self._bars.update(self._bar, total=open_now + ended, completed=ended)
+        return submission["ended"]
+
+
+def _open_and_ended(submission: dict[str, Any]) -> tuple[int, int]:
+    """How many rollouts of the submission are still to end, those of queued tasks included, and how many have."""
+    counts: dict[str, int] = submission["rollouts"]
+    still = sum(counts.get(status, 0) for status in OPEN)
+    return still + submission["queued"] * submission["n"], sum(counts.values()) - still
+
+
+def groups_table(groups: Sequence[dict[str, Any]]) -> Table:
+    table = Table("task", "rollouts", "succeeded", "mean reward", "rewards")
+    for group in groups:
+        rollouts = group["rollouts"]
+        good = sum(rollout["status"] == RolloutStatus.SUCCEEDED for rollout in rollouts)
+        rewards = [reward for rollout in rollouts if (reward := _reward(rollout)) is not None]
+        mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else ""
+        shown = " ".join(f"{reward:g}" for reward in rewards)
+        table.add_row(group["task_id"], str(len(rollouts)), str(good), mean, shown)
+    return table
+
+
+def _reward(rollout: dict[str, Any]) -> float | None:
+    values = [reward["value"] for reward in rollout["rewards"] if reward["scope"] == "rollout"]
+    return sum(values) if values else None
+
+
+@one_line_errors
+def status(
+    id: Annotated[str, typer.Argument(help="a submission; default: the latest ones")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="stay until it has ended")] = False,
+) -> None:
+    """Shows submitted tasks and how far they have come."""
+    plane = PlaneClient("admin")
+    if id:
+        asyncio.run(_status_of(plane, id, stay=follow))
+        return
+    submissions = plane.call("GET", "/tasks")["submissions"]
+    if follow and submissions:
+        asyncio.run(_status_of(plane, submissions[0]["id"], stay=True))
+        return
+    console.print(submissions_table(submissions))
+
+
+@one_line_errors
+def cancel(id: Annotated[str, typer.Argument(help="a submission")]) -> None:
+    """Cancels a submission: what is queued or under way. What is complete stays."""
+    console.print(submissions_table([PlaneClient("admin").call("POST", f"/tasks/{id}/cancel", {})]))
+
+
+async def _status_of(plane: PlaneClient, id: str, *, stay: bool) -> None:
+    async with AdminClient(plane.url, plane.key) as client:
+        if stay:
+            with bars() as shown, suppress(asyncio.CancelledError):
+                await follow(client, id, Board(shown))
+        console.print(submissions_table([await client.get(f"/tasks/{id}")]))
+        console.print(groups_table(await client.submission_groups(id)))
+
+
+def submissions_table(submissions: Sequence[dict[str, Any]]) -> Table:
+    table = Table()
+    table.add_column("submission", no_wrap=True, min_width=max((len(one["id"]) for one in submissions), default=0))
+    for name in ("policy", "tasks", "queued", "rollouts", "to end", "how they ended", "mean reward"):
+        table.add_column(name)
+    for one in submissions:
+        open_now, ended = _open_and_ended(one)
+        counts = ", ".join(f"{n} {name}" for name, n in sorted(one["rollouts"].items()) if name not in OPEN)
+        mean = "" if one["reward_mean"] is None else f"{one['reward_mean']:.3f}"
+        state = f"{open_now}" if not one["cancelled"] else "cancelled"
+        row = (one["id"], one["policy"], one["tasks"], one["queued"], open_now + ended, state, counts, mean)
+        table.add_row(*map(str, row))
+    return table

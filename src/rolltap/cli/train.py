@@ -1,0 +1,70 @@
+"""`rolltap train`: our own GRPO trainer, a process of its own on the trainer plane."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rolltap.cli.client import DEFAULT_URLS, kept_key
+from rolltap.cli.common import ConfigOption, config_path
+from rolltap.errors import ConfigError
+
+
+def train(
+    policy: Annotated[str, typer.Option(help="policy to train")],
+    model: Annotated[Path, typer.Option(help="folder of the model to start from")],
+    out: Annotated[Path, typer.Option(help="folder of checkpoints, weights and metrics; the engine must see it")],
+    config: ConfigOption = None,
+    url: Annotated[str | None, typer.Option(help=f"the server's trainer plane [{DEFAULT_URLS['trainer']}]")] = None,
+    key: Annotated[str | None, typer.Option(help="trainer key [ROLLTAP_TRAINER_KEY, or the server's own]")] = None,
+    name: Annotated[str | None, typer.Option(help="the trainer's name; keep it over restarts")] = None,
+    steps: Annotated[int | None, typer.Option(help="step to train to, counted from the start of the run")] = None,
+    groups: Annotated[int | None, typer.Option(help="groups a step")] = None,
+    max_staleness: Annotated[int | None, typer.Option(help="most weight versions that a group may be behind")] = None,
+    advantage: Annotated[str | None, typer.Option(help="grpo, dr_grpo, rloo, lite_ppo or reinforce")] = None,
+    lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
+    epochs: Annotated[int | None, typer.Option(help="passes over a step's tokens")] = None,
+    token_budget: Annotated[int | None, typer.Option(help="tokens of one forward pass")] = None,
+    threads: Annotated[int | None, typer.Option(help="torch threads; 0: torch's default")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed")] = None,
+    sink: Annotated[list[str] | None, typer.Option(help="jsonl, tensorboard, wandb, mlflow; several times")] = None,
+) -> None:
+    """Trains a policy on leased groups, pushing each step's weights. Started again on the same --out, it resumes.
+
+    Everything else is under `trainer` in the settings file: see docs/trainer.md. On SIGTERM or Ctrl-C it finishes the
+    step, checkpoints and ends.
+    """
+    from rolltap.trainer_client.settings import load_trainer_settings
+
+    given = {
+        "url": url or os.environ.get("ROLLTAP_TRAINER_URL"),
+        "name": name,
+        "steps": steps,
+        "groups": groups,
+        "max_staleness": max_staleness,
+        "seed": seed,
+        "loss": _given(advantage=advantage),
+        "optimiser": _given(lr=lr, epochs=epochs),
+        "compute": _given(token_budget=token_budget, threads=threads),
+        "report": _given(sinks=tuple(sink) if sink else None),
+    }
+    settings = load_trainer_settings(
+        config_path(config),
+        key=key or os.environ.get("ROLLTAP_TRAINER_KEY") or kept_key("trainer", None),
+        policy=policy,
+        model=model,
+        out=out,
+        **{name: value for name, value in given.items() if value},
+    )
+    try:
+        from rolltap.trainer_client.main import run
+    except ImportError as error:
+        raise ConfigError(f"the trainer needs {error.name}: pip install 'rolltap[train]'") from error
+    run(settings)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

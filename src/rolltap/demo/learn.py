@@ -1,0 +1,210 @@
+"""One seed of the demo: success before, training while rollouts run, success after."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rolltap.demo.stack import Process, Stack
+from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, Split, TinyTask, make_tasks
+from rolltap.harnesses.base import Limits
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.python_check import PythonCheck
+from rolltap.harnesses.lifecycle import Assignment, Progress, RolloutSummary, Slots, Stage
+from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
+from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runtimes.thread import ThreadRuntime
+from rolltap.types import Task
+
+POLICY, FROZEN = "tiny", "tiny-frozen"
+"""The policy that is trained, and the same engine under a name whose calls are never trained (for measuring)."""
+
+PENALISED = ("tool_call_unparsable", "length_truncated")
+"""Masked by default. The tiny model makes many such calls, and only their loss teaches it not to."""
+
+MEASURED_AT = 0.5
+"""The temperature of the held-out tasks, before and after. Training samples at 1."""
+
+POLICIES: dict[str, dict[str, Any]] = {
+    POLICY: {"pin": {"temperature": 1.0}, "train": list(PENALISED)},
+    FROZEN: {"pin": {"temperature": MEASURED_AT}, "trainable": False},
+}
+
+SLOTS = Slots(prepare=4, run=16, evaluate=4, ahead=8)
+LIMITS = Limits(setup_s=20, agent_s=60, evaluate_s=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What one run of the demo does; the figures were found by trying."""
+
+    steps: int = 32
+    groups: int = 8
+    rollouts: int = 8
+    lr: float = 2e-4
+    lr_end: float = 0.2
+    epochs: int = 2
+    advantage: str = "grpo"
+    clip_dual: float = 3.0
+    held_out: int = 64
+    max_staleness: int = 1
+
+
+class Shuffled:
+    """The control: rewards in another order. Each check returns an earlier rollout's reward, drawn at random."""
+
+    def __init__(self, seed: int, size: int = 32) -> None:
+        self._random = random.Random(seed)
+        self._pool: deque[float] = deque(maxlen=size)
+
+    def of(self, check: Callable[[Path], float]) -> Callable[[Path], float]:
+        def shuffled(folder: Path) -> float:
+            self._pool.append(check(folder))
+            return self._random.choice(list(self._pool))
+
+        return shuffled
+
+
+@dataclass(slots=True)
+class Run:
+    """What one seed came to."""
+
+    seed: int
+    success_before: float
+    success_after: float
+    curve: list[float]
+    seconds: float
+    steps: list[dict[str, Any]]
+
+
+class Learner:
+    """Runs the agent on tasks while the trainer trains. `note` is told how it goes."""
+
+    def __init__(
+        self, stack: Stack, recipe: Recipe, seed: int, shuffled: Shuffled | None, note: Callable[[str, int, str], None]
+    ) -> None:
+        self._stack = stack
+        self._recipe = recipe
+        self._seed = seed
+        self._shuffled = shuffled
+        self._note = note
+        self._runtime = ThreadRuntime()
+        self._harness = MiniSweAgentInProcess(MINI_SWE_AGENT)
+
+    async def run(self) -> Run:
+        started = time.monotonic()
+        async with AdminClient(self._stack.admin_url, self._stack.keys["admin"]) as client:
+            before = await self._measure(client, "before")
+            await self._train(client)
+            after = await self._measure(client, "after")
+        steps = self._steps()
+        curve = [step["reward"] for step in steps]
+        return Run(self._seed, before, after, curve, time.monotonic() - started, steps)
+
+    async def _measure(self, client: AdminClient, when: str) -> float:
+        """Success on held-out tasks: the same ones before and after."""
+        tasks = make_tasks(self._seed, self._recipe.held_out, "held_out")
+        done: list[float] = []
+
+        def progress(event: Progress) -> None:
+            if event.stage is Stage.ENDED and event.summary is not None:
+                done.append(event.summary.reward or 0.0)
+                self._note(when, len(done), f"success {sum(done) / len(done):.2f}")
+
+        assignments = [self._assignment(task, when) for task in tasks]
+        await run_groups(client, assignments, policy=FROZEN, n=1, slots=SLOTS, tags=(when,), progress=progress)
+        return sum(done) / len(done)
+
+    async def _train(self, client: AdminClient) -> None:
+        """Rollouts as long as the trainer wants them; the ledger holds them back when it has enough."""
+        trainer = self._start_trainer()
+        recent: deque[float] = deque(maxlen=128)
+
+        def progress(event: Progress) -> None:
+            if event.stage is Stage.ENDED and _scored(event.summary):
+                recent.append(event.summary.reward or 0.0)  # type: ignore[union-attr]
+
+        rollouts = asyncio.create_task(
+            run_groups(
+                client,
+                self._training_tasks(),
+                policy=POLICY,
+                n=self._recipe.rollouts,
+                slots=SLOTS,
+                tags=("train",),
+                progress=progress,
+            )
+        )
+        try:
+            while trainer.child.poll() is None:
+                if rollouts.done():
+                    rollouts.result()
+                await asyncio.sleep(0.2)
+                steps = self._steps()
+                mean = sum(recent) / len(recent) if recent else 0.0
+                self._note("train", len(steps), f"success of the last {len(recent)} rollouts {mean:.2f}")
+            trainer.check()
+        finally:
+            rollouts.cancel()
+            await asyncio.gather(rollouts, return_exceptions=True)
+
+    def _start_trainer(self) -> Process:
+        recipe = self._recipe
+        options = {
+            "policy": POLICY,
+            "model": self._stack.model,
+            "out": self._stack.folder / "train",
+            "steps": recipe.steps,
+            "groups": recipe.groups,
+            "lr": recipe.lr,
+            "epochs": recipe.epochs,
+            "advantage": recipe.advantage,
+            "max-staleness": recipe.max_staleness,
+            "seed": self._seed,
+            "threads": 1,
+        }
+        return self._stack.start_trainer(
+            [text for name, value in options.items() for text in (f"--{name}", str(value))],
+            {
+                "ROLLTAP_TRAINER__LOSS__CLIP_DUAL": str(recipe.clip_dual),
+                "ROLLTAP_TRAINER__OPTIMISER__LR_END": str(recipe.lr_end),
+            },
+        )
+
+    def _training_tasks(self) -> Iterator[Assignment]:
+        """Fresh tasks without end."""
+        batch = 0
+        while True:
+            for task in make_tasks(self._seed * 100_003 + batch, self._recipe.groups, "train"):
+                yield self._assignment(task, "train")
+            batch += 1
+
+    def _assignment(self, task: TinyTask, split: Split | str) -> Assignment:
+        check = task.check
+        if self._shuffled is not None and split == "train":
+            check = self._shuffled.of(check)
+        return Assignment(
+            task=Task(task.id, task.instruction, {"kind": task.kind.name}),
+            source=task.setup,
+            harness=self._harness,
+            runtime=self._runtime,
+            evaluator=PythonCheck(check),
+            limits=LIMITS,
+        )
+
+    def _steps(self) -> list[dict[str, Any]]:
+        path = self._stack.folder / "train" / "metrics.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+
+
+def _scored(summary: RolloutSummary | None) -> bool:
+    return summary is not None and summary.reward is not None
