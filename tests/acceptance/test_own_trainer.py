@@ -1,0 +1,65 @@
+"""The trainer of docs/bring-your-own-trainer.md, run as it stands there against a real proxy and engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rolltap.demo.stack import Stack
+from rolltap.engine.tiny import FOLDER
+
+from .playing import POLICIES, POLICY, Player
+
+PAGE = Path(__file__).parents[2] / "docs" / "bring-your-own-trainer.md"
+
+
+def code() -> str:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return block
+
+
+def test_the_contract_fits_in_forty_lines() -> None:
+    assert len([line for line in code().splitlines() if line.strip()]) <= 40
+
+
+def start(script: Path, stack: Stack, out: Path, steps: int) -> subprocess.Popen[str]:
+    environment = {
+        "ROLLTAP_TRAINER_URL": stack.trainer_url,
+        "ROLLTAP_TRAINER_KEY": stack.keys["trainer"],
+        "MODEL": str(FOLDER),
+        "OUT": str(out),
+        "STEPS": str(steps),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, str(script)], env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.timeout(240)
+def test_it_trains_is_killed_and_goes_on(tmp_path: Path) -> None:
+    script, out = tmp_path / "mine.py", tmp_path / "out"
+    script.write_text(code(), encoding="utf-8")
+    out.mkdir()
+    with Stack(tmp_path, FOLDER, POLICIES) as stack, Player(stack):
+        first = start(script, stack, out, 1000)
+        while not (out / "step-2").exists():
+            assert first.poll() is None, first.communicate()[1]
+            time.sleep(0.05)
+        first.kill()
+        first.communicate()
+        reached = max(int(path.name[5:]) for path in out.glob("step-*"))
+        second = start(script, stack, out, reached + 2)
+        _, said = second.communicate(timeout=120)
+        assert second.returncode == 0, said
+        headers = {"Authorization": f"Bearer {stack.keys['trainer']}"}
+        served = httpx.get(f"{stack.trainer_url}/policies/{POLICY}", headers=headers).json()
+        assert (served["version"], served["paused"]) == (reached + 2, None)
+        assert reached + 2 <= served["groups"]["acknowledged"] <= 2 * (reached + 2)

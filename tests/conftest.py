@@ -1,0 +1,158 @@
+"""Real servers for the tests, started when they are first asked for.
+
+`ROLLTAP_TEST_POSTGRES` and `ROLLTAP_TEST_REDIS` name servers to use instead (Postgres: one where databases may be
+created; Redis: one that may be emptied). Missing programs are installed by `scripts/servers.sh`, or the test fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def program(name: str) -> str:
+    """The path of a server's program; installs it where that can be done."""
+    for attempt in range(2):
+        folders = [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
+        found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders))
+        if found:
+            return found
+        if attempt == 0:
+            subprocess.run([ROOT / "scripts" / "servers.sh"], check=False)
+    pytest.fail(f"these tests need {name}; see what scripts/servers.sh says")
+
+
+class PostgresServer:
+    """A private Postgres in a temporary folder, on a free port of the loopback."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rolltap-pg-"))
+        self.port = free_port()
+        # Postgres refuses to run as root: there it runs as the user that its package made.
+        self._user = "postgres" if os.geteuid() == 0 else None
+        if self._user:
+            os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
+        self._run("initdb", "-D", str(self.folder / "data"), "-A", "trust", "-U", "rolltap", "--no-sync")
+
+    def start(self) -> None:
+        options = {
+            "port": self.port,
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "shared_buffers": "64MB",
+            "max_connections": 100,
+        }
+        flags = " ".join(f"-c {name}='{value}'" for name, value in options.items())
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-l", str(self.folder / "log"), "-w", "-o", flags, "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-m", mode, "-w", "stop")
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://rolltap@127.0.0.1:{self.port}/{database}"
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder)
+
+    def _run(self, name: str, *arguments: str) -> None:
+        command = [program(name), *arguments]
+        done = subprocess.run(command, user=self._user, cwd="/", capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.fail(f"{name} ended with {done.returncode}: {done.stdout[-500:]} {done.stderr[-500:]}")
+
+
+class RedisServer:
+    """A private Redis in a temporary folder, on a free port; settings as Redis names them."""
+
+    def __init__(self, **settings: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rolltap-redis-"))
+        self.port = free_port()
+        self._settings = {"appendonly": "yes", "appendfsync": "always", "save": ""} | settings
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        pairs = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.folder)} | self._settings
+        flags = [part for name, value in pairs.items() for part in (f"--{name}", value)]
+        self._process = subprocess.Popen([program("redis-server"), *flags], stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if b"Ready to accept connections" in line:
+                return
+        pytest.fail("redis-server did not start")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.communicate()
+            self._process = None
+
+    def remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture(scope="session")
+def postgres_server_url() -> Iterator[str]:
+    """A server's maintenance database."""
+    if given := os.environ.get("ROLLTAP_TEST_POSTGRES"):
+        yield given
+        return
+    server = PostgresServer()
+    server.start()
+    yield server.url()
+    server.remove()
+
+
+@pytest.fixture
+async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
+    """A database of this test's own."""
+    import asyncpg
+
+    name = f"test_{uuid.uuid4().hex}"
+    maintenance = await asyncpg.connect(postgres_server_url)
+    await maintenance.execute(f"CREATE DATABASE {name}")
+    yield f"{postgres_server_url.rsplit('/', 1)[0]}/{name}"
+    await maintenance.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await maintenance.close()
+
+
+@pytest.fixture
+async def private_postgres() -> AsyncIterator[PostgresServer]:
+    """A running server of this test's own, to be stopped and started at will."""
+    server = await asyncio.to_thread(PostgresServer)
+    await asyncio.to_thread(server.start)
+    yield server
+    await asyncio.to_thread(server.remove)
+
+
+@pytest.fixture
+async def private_redis() -> AsyncIterator[RedisServer]:
+    """A running Redis of this test's own, to be killed and started at will."""
+    server = RedisServer()
+    await asyncio.to_thread(server.start)
+    yield server
+    await asyncio.to_thread(server.remove)

@@ -1,0 +1,521 @@
+"""What every call log must do: one suite over memory, SQLite and Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import asyncpg
+import numpy as np
+import pytest
+
+from rolltap.calllog.base import CallLog, CallRow, RequestParts
+from rolltap.calllog.database import Database
+from rolltap.calllog.facts import same_fact
+from rolltap.calllog.open import open_call_log
+from rolltap.calllog.redis import IngestWriter
+from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.writers import SharedWriters
+from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
+from rolltap.ids import new_id
+from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, VersionSpan
+
+from ..unit.calllog.making import a_completion, a_session, an_intent, append, ids
+
+STORES = ("memory", "sqlite", "postgres", "redis")
+LASTING = ("sqlite", "postgres", "redis")
+
+
+@dataclass(frozen=True)
+class Store:
+    """A place for a log. With an ingest stream, what clashes is refused after it was acknowledged."""
+
+    url: str
+    ingest: str | None = None
+
+    def open(self, *, writable: bool = True) -> CallLog:
+        return open_call_log(self.url, writable=writable, ingest=self.ingest if writable else None)
+
+    async def refuses(self, log: CallLog, append: Awaitable[None], name: str, caplog: pytest.LogCaptureFixture) -> None:
+        """Awaits `append`, which must be refused with words that have `name` in them."""
+        if self.ingest is None:
+            with pytest.raises(RecordCorrupt, match=name):
+                await append
+            return
+        caplog.clear()
+        await append
+        await log.abort_orphans(["process"], at=0.0)
+        assert any("refused" in text and name in text for text in caplog.messages)
+
+
+def make_store(request: pytest.FixtureRequest, folder: Path) -> Store:
+    match request.param:
+        case "memory":
+            return Store("memory:")
+        case "sqlite":
+            return Store(f"sqlite:///{folder}/log.db")
+        case "postgres":
+            return Store(request.getfixturevalue("postgres_url"))
+        case _:
+            redis = request.getfixturevalue("private_redis")
+            return Store(request.getfixturevalue("postgres_url"), redis.url)
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return make_store(request, tmp_path)
+
+
+@pytest.fixture(params=LASTING)
+def lasting_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return make_store(request, tmp_path)
+
+
+@pytest.fixture
+async def log(store: Store) -> AsyncIterator[CallLog]:
+    opened = store.open()
+    await opened.start()
+    yield opened
+    await opened.close()
+
+
+async def test_a_session_is_found_by_id_and_by_key_until_and_after_it_is_closed(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    assert await log.session(session.id) == session
+    assert await log.session_by_key(session.key_hash) == session
+    await log.close_session(session.id, 77.25)
+    await log.close_session(session.id, 99.0)
+    assert await log.session_by_key(session.key_hash) == replace(session, closed_at=77.25)
+    await log.open_session(session)
+    assert (await log.session(session.id)) == replace(session, closed_at=77.25)
+
+
+async def test_unknown_sessions_and_calls_are_told_apart_from_empty_ones(log: CallLog):
+    assert await log.session("nobody") is None
+    assert await log.session_by_key("nothing") is None
+    assert list(await log.rows("nobody")) == []
+    with pytest.raises(NotFound, match="nobody"):
+        await log.close_session("nobody", 1.0)
+    with pytest.raises(NotFound, match="nocall"):
+        await log.request("nocall")
+
+
+async def test_two_sessions_never_share_an_id_or_a_key(store: Store, log: CallLog, caplog: pytest.LogCaptureFixture):
+    session = a_session()
+    await log.open_session(session)
+    await store.refuses(log, log.open_session(replace(session, policy="other")), session.id, caplog)
+    await store.refuses(log, log.open_session(a_session(key_hash=session.key_hash)), "key", caplog)
+    assert [one.id for one in await log.sessions()] == [session.id]
+
+
+async def test_sessions_come_in_pages_newest_first_and_all_of_them_oldest_first(log: CallLog):
+    opened = [a_session() for _ in range(7)]
+    await asyncio.gather(*map(log.open_session, opened))
+    first = await log.sessions(limit=3)
+    second = await log.sessions(limit=3, before=first[-1].id)
+    assert [*first, *second] == opened[:0:-1]
+    assert [session async for session in log.all_sessions()] == opened
+
+
+async def test_everything_of_a_call_comes_back_as_it_was_given(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    parent = await append(log, session)
+    call_id = new_id()
+    intent = an_intent(
+        session,
+        id=call_id,
+        new_ids=np.arange(5000, dtype=np.int32),
+        request=RequestParts(b"\x00\xff head", (b"", b"small", b"x" * 5000), 1, {"tools": b"y" * 9000, "system": b"s"}),
+        parent_id=parent.id,
+        shared=4,
+        break_=Break(BreakReason.HISTORY_EDITED, call_id, parent.id, 4, 2),
+        kind=CallKind.SUMMARY,
+        agent="sub/agent ü",
+        body_hash="ab" * 32,
+        sampling_asked={"temperature": 0.7, "stop": ["a", "\u0000"], "seed": None, "logit_bias": {"5": -1}},
+        sampling_sent={"max_tokens": 10},
+        hints={"session-id": "x\ny"},
+        lineage=b"\x93opaque" * 40,
+    )
+    await log.append_intent(intent)
+    completion = a_completion(
+        call_id,
+        outcome=Outcome.COMPLETED,
+        finish=Finish.TOOL_CALLS,
+        output_ids=np.array([7, -1, 2**31 - 1, -(2**31)], np.int32),
+        logprobs=np.array([-0.0, np.nan, -np.inf, 1e-42], np.float32),
+        versions=(VersionSpan(3, 0, 1), VersionSpan(4, 1, 4)),
+        flaw=Flaw.LOGPROBS_NOT_FINITE,
+        message='{"role":"assistant","content":"é"}'.encode(),
+        usage={"prompt": 10, "output": 4},
+        error="none to speak of",
+        engine="main",
+        logprobs_mode="processed",
+        extras={"experts": np.arange(24, dtype=np.int16).reshape(4, 3, 2), "entropy": np.ones(4, np.float64)},
+    )
+    await log.append_completion(completion)
+    await log.append_delivery(call_id, False)
+    first, row = await log.rows(session.id)
+    assert same_fact(row.intent, intent)
+    assert row.completion is not None
+    assert same_fact(row.completion, completion)
+    assert row.delivered is False
+    assert first.delivered is None
+    np.testing.assert_array_equal(row.prompt_ids, [1, 2, 3, 4, *range(5000)])
+    assert row.call().prompt_ids.dtype == np.int32
+
+
+async def test_a_row_appended_again_changes_nothing_and_a_different_one_is_refused(
+    store: Store, log: CallLog, caplog: pytest.LogCaptureFixture
+):
+    session = a_session()
+    await log.open_session(session)
+    intent = an_intent(session, new_ids=np.arange(300, dtype=np.int32))
+    done = a_completion(intent.id, logprobs=np.array([np.nan, -1], np.float32))
+    await asyncio.gather(log.append_intent(intent), log.append_intent(replace(intent)))
+    await asyncio.gather(log.append_completion(done), log.append_completion(replace(done)))
+    for _ in range(2):
+        await log.append_delivery(intent.id, True)
+        await log.append_intent(intent)
+        await log.append_completion(done)
+    await store.refuses(log, log.append_intent(replace(intent, new_ids=ids(1))), intent.id, caplog)
+    await store.refuses(log, log.append_intent(replace(intent, request=RequestParts(b"other"))), intent.id, caplog)
+    await store.refuses(log, log.append_completion(replace(done, output_ids=ids(4, 6))), intent.id, caplog)
+    await store.refuses(log, log.append_delivery(intent.id, False), intent.id, caplog)
+    (row,) = await log.rows(session.id)
+    assert same_fact(row.intent, intent)
+    assert same_fact(row.completion, done)
+    assert row.delivered is True
+
+
+async def test_what_is_wrong_with_one_row_does_not_touch_those_written_with_it(
+    store: Store, log: CallLog, caplog: pytest.LogCaptureFixture
+):
+    session = a_session()
+    await log.open_session(session)
+    taken = await append(log, session)
+    good = [an_intent(session) for _ in range(5)]
+    clash = store.refuses(log, log.append_intent(replace(taken, new_ids=ids(9))), taken.id, caplog)
+    await asyncio.gather(clash, *(log.append_intent(intent) for intent in good))
+    rows = await log.rows(session.id)
+    assert [row.intent.id for row in rows] == [taken.id, *(intent.id for intent in good)]
+    assert rows[0].intent.new_ids.tolist() == [1, 2, 3]
+
+
+async def test_prompts_are_rebuilt_along_chains_branches_and_edits(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    root = await append(log, session, new_ids=ids(1, 2, 3), output_ids=ids(4, 5))
+    child = await append(log, session, parent_id=root.id, shared=5, new_ids=ids(6), output_ids=ids(7))
+    twin = await append(log, session, parent_id=root.id, shared=5, new_ids=ids(8, 9), output_ids=ids(10))
+    edit = await append(log, session, parent_id=child.id, shared=2, new_ids=ids(11), output_ids=ids())
+    grandchild = await append(log, session, parent_id=child.id, shared=7, new_ids=ids(12))
+    alone = await append(log, session, new_ids=ids(13))
+    prompts = {row.intent.id: row.prompt_ids.tolist() for row in await log.rows(session.id)}
+    assert prompts == {
+        root.id: [1, 2, 3],
+        child.id: [1, 2, 3, 4, 5, 6],
+        twin.id: [1, 2, 3, 4, 5, 8, 9],
+        edit.id: [1, 2, 11],
+        grandchild.id: [1, 2, 3, 4, 5, 6, 7, 12],
+        alone.id: [13],
+    }
+    assert list(prompts) == [root.id, child.id, twin.id, edit.id, grandchild.id, alone.id]
+
+
+async def test_a_conversation_of_thousands_of_calls_is_rebuilt_whole_and_in_part(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    parent, length, pending = None, 0, []
+    for turn in range(2000):
+        intent = an_intent(session, parent_id=parent, shared=length, new_ids=ids(turn))
+        pending += [log.append_intent(intent), log.append_completion(a_completion(intent.id))]
+        parent, length = intent.id, length + 3
+    await asyncio.gather(*pending)
+    rows = await log.rows(session.id)
+    assert len(rows) == 2000
+    expected = [token for turn in range(2000) for token in (turn, 4, 5)]
+    assert all(row.prompt_ids.tolist() == expected[: 3 * turn + 1] for turn, row in enumerate(rows))
+    newer = await log.rows(session.id, known={row.intent.id for row in rows[:1995]})
+    assert [row.intent.id for row in newer] == [row.intent.id for row in rows[1995:]]
+    assert [row.prompt_ids.tolist() for row in newer] == [row.prompt_ids.tolist() for row in rows[1995:]]
+
+
+async def test_a_reader_that_knows_all_calls_gets_none(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    intent = await append(log, session)
+    assert list(await log.rows(session.id, known=[intent.id])) == []
+
+
+async def test_a_parent_comes_before_its_children_whatever_their_ids(log: CallLog):
+    """Proxies on machines with different clocks make ids that don't sort by time."""
+    session = a_session()
+    await log.open_session(session)
+    early, late = new_id(), new_id()
+    await append(log, session, id=late, new_ids=ids(1), output_ids=ids(2))
+    await append(log, session, id=early, parent_id=late, shared=2, new_ids=ids(3))
+    rows = await log.rows(session.id)
+    assert [(row.intent.id, row.prompt_ids.tolist()) for row in rows] == [(late, [1]), (early, [1, 2, 3])]
+    (newer,) = await log.rows(session.id, known=[late])
+    assert (newer.intent.id, newer.prompt_ids.tolist()) == (early, [1, 2, 3])
+
+
+async def test_calls_of_other_sessions_stay_apart(log: CallLog):
+    one, other = a_session(), a_session()
+    await log.open_session(one)
+    await log.open_session(other)
+    calls = {session.id: [await append(log, session) for _ in range(3)] for session in (one, other)}
+    for session_id, intents in calls.items():
+        assert [row.intent.id for row in await log.rows(session_id)] == [intent.id for intent in intents]
+
+
+async def test_the_calls_of_several_sessions_are_read_at_once_as_each_by_itself(log: CallLog):
+    one, other, empty = a_session(), a_session(), a_session()
+    for session in (one, other, empty):
+        await log.open_session(session)
+    for session in (one, other):
+        root = await append(log, session, new_ids=ids(1, 2), output_ids=ids(3))
+        await append(log, session, parent_id=root.id, shared=3, new_ids=ids(4), output_ids=ids(5))
+    wanted = [other.id, "nobody", empty.id, one.id]
+    found = await log.calls(wanted)
+    assert found.keys() == {one.id, other.id, empty.id}
+    for session_id, (session, calls) in found.items():
+        assert session == await log.session(session_id)
+        alone = [row.call() for row in await log.rows(session_id)]
+        assert [(call.id, call.prompt_ids.tolist(), call.output_ids.tolist()) for call in calls] == [
+            (call.id, call.prompt_ids.tolist(), call.output_ids.tolist()) for call in alone
+        ]
+    await log.append_intent(an_intent(one, parent_id=root.id))  # which is of the other session
+    with pytest.raises(RecordCorrupt, match="is not in the log"):
+        await log.calls([one.id, other.id])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"parent_id": "missing", "shared": 1}, "missing"), ({"shared": 4}, "shares 4"), ({"shared": -1}, "shares -1")],
+)
+async def test_a_call_that_does_not_fit_its_parent_is_reported(log: CallLog, changes: dict[str, object], message: str):
+    session = a_session()
+    await log.open_session(session)
+    root = await append(log, session, new_ids=ids(1), output_ids=ids(2))
+    intent = an_intent(session, **({"parent_id": root.id} | changes))
+    await log.append_intent(intent)
+    with pytest.raises(RecordCorrupt, match=message) as raised:
+        await log.rows(session.id)
+    assert intent.id in str(raised.value)
+
+
+async def test_a_request_is_put_together_from_its_ancestors(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    items = [f'{{"turn":{turn}}}'.encode() * (1 + turn * 200) for turn in range(6)]
+    tools = b'{"name":"tool"}' * 500
+    root = await append(log, session, request=RequestParts(b"head 0", tuple(items[:2]), 0, {"tools": tools}))
+    child = await append(
+        log,
+        session,
+        parent_id=root.id,
+        shared=5,
+        request=RequestParts(b"head 1", tuple(items[2:5]), 2, {"tools": tools}),
+    )
+    edit = await append(
+        log, session, parent_id=child.id, shared=1, request=RequestParts(b"head 2", (items[5],), 1, {"tools": b""})
+    )
+    assert await log.request(root.id) == RequestParts(b"head 0", tuple(items[:2]), 0, {"tools": tools})
+    assert await log.request(child.id) == RequestParts(b"head 1", tuple(items[:5]), 0, {"tools": tools})
+    assert await log.request(edit.id) == RequestParts(b"head 2", (items[0], items[5]), 0, {"tools": b""})
+
+
+async def test_a_request_that_shares_more_than_its_parent_has_is_reported(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    root = await append(log, session)
+    call = await append(log, session, parent_id=root.id, request=RequestParts(b"", (), 3))
+    with pytest.raises(RecordCorrupt, match="shares 3 items"):
+        await log.request(call.id)
+
+
+@pytest.fixture
+async def sweeper(store: Store, log: CallLog) -> AsyncIterator[CallLog]:
+    """A log that may take the processes that wrote through `log` for dead: on Postgres, a peer without patience."""
+    if not store.url.startswith("postgresql"):
+        yield log
+        return
+    database, ingest = Database(store.url), store.ingest
+    through = (lambda writer: IngestWriter(ingest, writer)) if ingest else (lambda writer: writer)
+    peer = SqlCallLog(database, writers=SharedWriters(database, gone_s=-1.0), through=through)
+    await peer.start()
+    yield peer
+    await peer.close()
+
+
+async def test_orphans_of_other_processes_are_aborted_once(log: CallLog, sweeper: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    done = await append(log, session, process="dead")
+    orphans = [an_intent(session, process="dead") for _ in range(3)]
+    living = an_intent(session, process="living")
+    for intent in (*orphans, living):
+        await log.append_intent(intent)
+    assert await sweeper.abort_orphans(["living", "other"], at=9.5) == 3
+    assert await sweeper.abort_orphans(["living", "other"], at=10.5) == 0
+    rows = {row.intent.id: row for row in await log.rows(session.id)}
+    assert rows[living.id].completion is None
+    assert rows[done.id].call().outcome is Outcome.COMPLETED
+    for orphan in orphans:
+        completion = rows[orphan.id].completion
+        assert completion is not None
+        assert (completion.outcome, completion.finish, completion.finished_at) == (Outcome.ABORTED, Finish.ABORT, 9.5)
+        assert not rows[orphan.id].call().trainable
+
+
+async def test_the_completion_of_a_process_taken_for_dead_replaces_the_presumption(log: CallLog, sweeper: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    intent = an_intent(session, process="paused")
+    await log.append_intent(intent)
+    await sweeper.abort_orphans([], at=1.0)
+    done = a_completion(intent.id)
+    await log.append_completion(done)
+    await log.append_completion(done)
+    await sweeper.abort_orphans([], at=2.0)
+    (row,) = await log.rows(session.id)
+    assert same_fact(row.completion, done)
+
+
+async def test_text_that_no_database_can_hold_is_refused_alone(lasting_store: Store):
+    log = lasting_store.open()
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    bad = [
+        an_intent(session, agent="a\0b"),
+        an_intent(session, agent="\ud800"),
+        an_intent(session, hints={"a": "\ud800"}),
+    ]
+    good = an_intent(session)
+    results = await asyncio.gather(*map(log.append_intent, [*bad, good]), return_exceptions=True)
+    assert [type(result) for result in results] == [RecordCorrupt] * 3 + [type(None)]
+    assert [row.intent.id for row in await log.rows(session.id)] == [good.id]
+    await log.close()
+
+
+async def test_a_call_whose_caller_was_cancelled_is_written_all_the_same(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    intent = an_intent(session)
+    append_task = asyncio.create_task(log.append_intent(intent))
+    await asyncio.sleep(0)
+    append_task.cancel()
+    await append(log, session)
+    assert intent.id in [row.intent.id for row in await log.rows(session.id)]
+
+
+async def test_the_log_is_the_same_after_it_was_closed_and_opened_again(lasting_store: Store):
+    log = lasting_store.open()
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    root = await append(log, session)
+    child = await append(log, session, parent_id=root.id, shared=5)
+    told = asyncio.create_task(log.append_delivery(child.id, True))
+    await asyncio.sleep(0)
+    await log.close()
+    await told
+    with pytest.raises(StoreUnavailable):
+        await log.append_intent(an_intent(session))
+    again = lasting_store.open()
+    await again.start()
+    assert await again.session_by_key(session.key_hash) == session
+    rows = await again.rows(session.id)
+    assert [row.prompt_ids.tolist() for row in rows] == [[1, 2, 3], [1, 2, 3, 4, 5, 1, 2, 3]]
+    assert [row.delivered for row in rows] == [None, True]
+    await again.close()
+
+
+async def test_a_log_opened_for_reading_sees_what_is_written_and_writes_nothing(lasting_store: Store):
+    log, reader = lasting_store.open(), lasting_store.open(writable=False)
+    await log.start()
+    await reader.start()
+    session = a_session()
+    await log.open_session(session)
+    await append(log, session)
+    assert len(await log.rows(session.id)) == 1
+    assert len(await reader.rows(session.id)) == 1
+    with pytest.raises(ConfigError, match="reading only"):
+        await reader.open_session(a_session())
+    await reader.close()
+    await log.close()
+
+
+def test_an_unknown_kind_of_store_is_answered_with_the_known_ones():
+    with pytest.raises(ConfigError, match="memory, sqlite, postgresql"):
+        open_call_log("mysql://somewhere/db")
+
+
+async def test_several_proxies_write_one_session_on_postgres(postgres_url: str):
+    """Any proxy serves any session: their groups interleave, their clocks differ, nothing is lost or refused."""
+    logs = [open_call_log(postgres_url) for _ in range(3)]
+    await asyncio.gather(*(log.start() for log in logs))
+    session = a_session()
+    await logs[0].open_session(session)
+    root = await append(logs[0], session)
+    seen: dict[str, CallRow] = {}
+
+    async def proxy(number: int) -> list[str]:
+        log, written = logs[number], []
+        request = RequestParts(b"", (), 0, {"tools": b"a tool that all declare" * 100})
+        for turn in range(20):
+            skewed = f"{(number * 7 + turn * 3) % 10}{new_id()}"
+            call = await append(
+                log, session, id=skewed, parent_id=root.id, shared=5, new_ids=ids(turn), request=request
+            )
+            await log.append_delivery(call.id, True)
+            written.append(call.id)
+        return written
+
+    async def follower() -> None:
+        while len(seen) < 61:
+            seen.update((row.intent.id, row) for row in await logs[0].rows(session.id, known=seen) if row.completion)
+
+    written, _ = await asyncio.gather(asyncio.gather(*map(proxy, range(3))), follower())
+    assert set(seen) == {root.id}.union(*written)
+    assert all(row.prompt_ids[:5].tolist() == [1, 2, 3, 4, 5] for call_id, row in seen.items() if call_id != root.id)
+    await asyncio.gather(*(log.close() for log in logs))
+
+
+async def test_a_proxys_orphans_are_aborted_by_its_peers_on_postgres(postgres_url: str):
+    databases = [Database(postgres_url) for _ in range(2)]
+    crashed, peer = (SqlCallLog(one, writers=SharedWriters(one, beat_s=0.05, gone_s=0.5)) for one in databases)
+    await crashed.start()
+    await peer.start()
+    session = a_session()
+    await peer.open_session(session)
+    orphan, living = an_intent(session, process="crashed"), an_intent(session, process="peer")
+    await crashed.append_intent(orphan)
+    await peer.append_intent(living)
+    assert await peer.abort_orphans(["peer"], at=1.0) == 0
+    await crashed.close()
+    while (rows := {row.intent.id: row for row in await peer.rows(session.id)})[orphan.id].completion is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert rows[orphan.id].call().outcome is Outcome.ABORTED
+    assert rows[living.id].completion is None
+    await peer.close()
+
+
+async def test_compressed_columns_are_not_compressed_again_on_postgres(postgres_url: str):
+    log = open_call_log(postgres_url)
+    await log.start()
+    connection = await asyncpg.connect(postgres_url)
+    stored = await connection.fetch(
+        "SELECT attname, attstorage FROM pg_attribute WHERE attrelid = 'call_intents'::regclass AND attnum > 0"
+    )
+    external = {row["attname"] for row in stored if row["attstorage"] == b"e"}
+    assert external == {"detail", "part_hashes", "lineage", "new_ids", "request"}
+    await connection.close()
+    await log.close()

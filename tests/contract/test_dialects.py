@@ -1,0 +1,324 @@
+"""What every dialect promises, over the registry: one conversation, one reply, one set of errors.
+
+The golden files hold a request of each dialect that says the same (`conversation.<dialect>.json`) and what is written
+for one scripted reply (`reply.<dialect>.json`, `stream.<dialect>.sse`). After a deliberate change of a wire form,
+`UPDATE_GOLDEN=1 pytest tests/contract/test_dialects.py` writes them anew, to be read in the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rolltap.errors import (
+    BodyTooLarge,
+    ContextOverflow,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    RateLimited,
+    RolltapError,
+    SessionClosed,
+    StoreUnavailable,
+    Unauthenticated,
+)
+from rolltap.proxy.chat import (
+    ChatRequest,
+    Choice,
+    Message,
+    Reasoning,
+    ReasoningDelta,
+    ReplyEnded,
+    ReplyEvent,
+    ReplyStarted,
+    Text,
+    TextDelta,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallStarted,
+    Usage,
+)
+from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest
+from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects.base import Dialect, WireRequest
+from rolltap.proxy.dialects.reading import rebuild
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "dialects"
+CHAT = ["openai_chat", "openai_responses", "anthropic", "gemini"]
+
+CALL_ID = "01jd0000000000000001"
+HANDLE = f"call_{CALL_ID}zzabcdefghjkmn"
+FIRST, SECOND = f"call_{CALL_ID}00pqrstvwxyz01", f"call_{CALL_ID}01pqrstvwxyz02"
+STARTED = ReplyStarted(CALL_ID, 1_700_000_000, "gardener", 40, HANDLE)
+REPLY = Message(
+    "assistant",
+    (Reasoning("Write, then\nclose."), Text("Noted: 三 radishes.")),
+    (ToolCall(FIRST, "look", '{"place": "shed"}'), ToolCall(SECOND, "look", "{}")),
+    handle=HANDLE,
+)
+LOGPROBS = (TokenLogprob("Noted", -0.25, (("Noted", -0.25), ("Not", -1.5))), TokenLogprob(":", -0.5))
+ENDED = ReplyEnded(
+    (Choice(REPLY, "tool_calls", logprobs=LOGPROBS),), Usage(prompt=40, output=12, cached=30, reasoning=5)
+)
+EVENTS: list[ReplyEvent] = [
+    STARTED,
+    ReasoningDelta("Write, "),
+    ReasoningDelta("then\nclose."),
+    TextDelta("Noted: "),
+    TextDelta("三 radishes."),
+    ToolCallStarted(0, FIRST, "look"),
+    ToolCallDelta(0, '{"place": '),
+    ToolCallDelta(0, '"shed"}'),
+    ToolCallEnded(0),
+    ToolCallStarted(1, SECOND, "look"),
+    ToolCallDelta(1, "{}"),
+    ToolCallEnded(1),
+    ENDED,
+]
+
+
+def request(name: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> WireRequest:
+    """A request of the dialect, as the agent plane hands it over."""
+    body = body if body is not None else (GOLDEN / f"conversation.{name}.json").read_bytes()
+    if name == "gemini":
+        path = "/v1beta/models/gardener:streamGenerateContent"
+        return WireRequest(path, {"model": "gardener"}, {"alt": "sse"}, headers or {}, body)
+    return WireRequest(DIALECTS[name].routes[0].path, {}, {}, headers or {}, body)
+
+
+def parsed(name: str) -> ChatRequest:
+    return DIALECTS[name].parse(request(name))
+
+
+def meaning(message: Message) -> tuple[Any, ...]:
+    """What must not depend on the protocol."""
+    return (
+        "system" if message.role == "developer" else message.role,
+        message.text,
+        message.reasoning,
+        [part for part in message.parts if not isinstance(part, Text | Reasoning)],
+        [(call.id, call.name, canonical_arguments(call.arguments), call.kind) for call in message.tool_calls],
+        message.tool_call_id,
+        message.name,
+    )
+
+
+@pytest.fixture(params=list(DIALECTS))
+def dialect(request: pytest.FixtureRequest) -> Dialect:
+    return DIALECTS[request.param]
+
+
+@pytest.mark.parametrize("name", CHAT)
+def test_the_same_conversation_is_the_same_messages_in_every_dialect(name: str) -> None:
+    reference, other = parsed("openai_chat"), parsed(name)
+    assert [meaning(message) for message in other.messages] == [meaning(message) for message in reference.messages]
+    assert [message_digest(m) for m in other.messages] == [message_digest(m) for m in reference.messages]
+    assert other.tools == reference.tools
+    assert other.tool_choice == reference.tool_choice
+    assert (other.model, other.stream) == ("gardener", True)
+    assert other.sampling.temperature == 0.5
+    assert other.sampling.max_tokens == 256
+
+
+@pytest.mark.parametrize("name", ["openai_responses", "anthropic", "gemini"])
+def test_what_the_client_echoes_comes_back_as_a_handle(name: str) -> None:
+    turn = next(message for message in parsed(name).messages if message.role == "assistant")
+    handles = [turn.handle, *(part.handle for part in turn.parts if isinstance(part, Reasoning))]
+    assert any("call_01jd0000000000000000zzabcdefghjkmn" in (handle or "") for handle in handles)
+
+
+def test_history_items_are_the_bytes_that_came(dialect: Dialect) -> None:
+    wire = request(dialect.name)
+    chat = dialect.parse(wire)
+    assert chat.items
+    assert all(item in wire.body for item in chat.items)
+    assert all(part in wire.body for part in chat.fixed.values())
+    kept = json.loads(wire.body).keys() - chat.fixed.keys() - {dialect.items_field}
+    assert kept <= json.loads(chat.head).keys()
+
+
+@pytest.mark.parametrize("name", CHAT)
+def test_a_repeated_history_is_the_same_objects(name: str) -> None:
+    first, again = parsed(name), parsed(name)
+    assert all(a is b for a, b in zip(first.messages, again.messages, strict=True))
+    assert all(a is b for a, b in zip(first.items, again.items, strict=True))
+    assert all(a is b for a, b in zip(first.tools, again.tools, strict=True))
+
+
+def test_a_recorded_request_can_be_read_again(dialect: Dialect) -> None:
+    chat = dialect.parse(request(dialect.name))
+    again = dialect.parse(request(dialect.name, rebuild(dialect.items_field, chat.head, chat.items, chat.fixed)))
+    assert again.messages == chat.messages
+    assert again.tools == chat.tools
+    assert again.sampling == chat.sampling
+
+
+def golden(path: Path, data: bytes) -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_bytes(data)
+    assert data == path.read_bytes()
+
+
+def test_a_whole_reply_is_the_golden_one(dialect: Dialect) -> None:
+    body = dialect.reply(dialect.parse(request(dialect.name)), STARTED, ENDED)
+    pretty = json.dumps(json.loads(body), indent=1, ensure_ascii=False).encode() + b"\n"
+    golden(GOLDEN / f"reply.{dialect.name}.json", pretty)
+
+
+def test_a_streamed_reply_is_the_golden_one(dialect: Dialect) -> None:
+    writer = dialect.writer(dialect.parse(request(dialect.name)))
+    assert writer.content_type.startswith("text/event-stream")
+    golden(GOLDEN / f"stream.{dialect.name}.sse", b"".join(writer.write(event) for event in EVENTS))
+
+
+def test_nothing_that_ends_a_stream_comes_before_its_end(dialect: Dialect) -> None:
+    """The terminal event is withheld until the call is durable; what comes before must not look final."""
+    writer = dialect.writer(dialect.parse(request(dialect.name)))
+    before = b"".join(writer.write(event) for event in EVENTS[:-1])
+    for final in (b"[DONE]", b"response.completed", b"message_stop", b"message_delta", b'"finishReason"', b'"usage":{'):
+        if final == b'"usage":{' and dialect.name == "anthropic":
+            continue  # message_start has the prompt's count
+        assert final not in before
+    for choice in [json.loads(line[6:]) for line in before.splitlines() if line.startswith(b"data: {")]:
+        assert all(entry.get("finish_reason") is None for entry in choice.get("choices", []))
+
+
+def test_keep_alives_do_not_change_what_is_read(dialect: Dialect) -> None:
+    def read(frames: bytes) -> list[Any]:
+        events = [json.loads(line[6:]) for line in frames.splitlines() if line.startswith(b"data: {")]
+        ignored = ("response.in_progress", "ping")
+        kept = [event for event in events if event.get("type") not in ignored]
+        for event in kept:
+            event.pop("sequence_number", None)
+        return kept
+
+    plain, patient = (dialect.writer(dialect.parse(request(dialect.name))) for _ in range(2))
+    straight = b"".join(plain.write(event) for event in EVENTS)
+    waiting = b"".join(patient.keep_alive() + patient.write(event) for event in EVENTS)
+    assert read(waiting) == read(straight)
+
+
+def test_gemini_never_writes_a_comment() -> None:
+    writer = DIALECTS["gemini"].writer(parsed("gemini"))
+    frames = b"".join(writer.keep_alive() + writer.write(event) for event in EVENTS)
+    assert not any(line.startswith(b":") for line in frames.splitlines())
+
+
+ERRORS = [
+    (InvalidRequest("messages[0].role: what?", param="messages[0].role"), 400),
+    (Unauthenticated("no key"), 401),
+    (Forbidden("not yours"), 403),
+    (NotFound("no such model", param="model"), 404),
+    (SessionClosed("closed"), 409),
+    (BodyTooLarge("too large"), 413),
+    (ContextOverflow("too long", tokens=900, limit=512), 400),
+    (RateLimited("slow down"), 429),
+    (RateLimited("slow down", retry_after=2.5), 429),
+    (EngineError("broken"), 502),
+    (EngineUnavailable("away"), 503),
+    (EngineTimeout("late"), 504),
+    (StoreUnavailable("away", retry_after=7), 503),
+    (RolltapError("a bug"), 500),
+]
+
+
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: getattr(value, "code", value))
+def test_errors_have_the_dialects_shape(dialect: Dialect, error: RolltapError, status: int) -> None:
+    reply = dialect.error(error)
+    body = json.loads(reply.body)["error"]
+    assert reply.status == status
+    assert reply.headers["content-type"] == "application/json"
+    assert body["message"]
+    if isinstance(error, ContextOverflow):
+        assert "900" in body["message"]
+        assert "512" in body["message"]
+    else:
+        assert body["message"] == error.message
+    if status == 429:
+        assert int(reply.headers["retry-after"]) >= (error.retry_after or 1)
+    if dialect.name == "anthropic":
+        assert json.loads(reply.body)["type"] == "error"
+        assert body["type"].endswith("error") or body["type"] == "request_too_large"
+    elif dialect.name == "gemini":
+        assert body["code"] == status
+        assert body["status"].isupper()
+    else:
+        assert body.keys() == {"message", "type", "param", "code"}
+        assert body["param"] == error.param or isinstance(error, ContextOverflow)
+
+
+BAD_BODIES = {
+    "empty": b"",
+    "not json": b"{",
+    "a list": b"[]",
+    "a number": b"7",
+    "no fields": b"{}",
+    "bytes that are not text": b'{"model": "\xff"}',
+    "lone surrogate": b'{"model": "m\\ud800", "messages": []}',
+    "ten thousand deep": b'{"model":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+    "nine hundred deep": b'{"model":' + b"[" * 900 + b"]" * 900 + b"}",
+    "an endless number": b'{"model": "m", "temperature": 1e999}',
+    "a byte-order mark": b"\xef\xbb\xbf{}",
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
+def test_a_body_that_is_no_request_is_refused(dialect: Dialect, body: bytes) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        dialect.parse(request(dialect.name, body))
+    assert dialect.error(raised.value).status == 400
+
+
+def test_a_field_that_nobody_knows_is_refused_by_name(dialect: Dialect) -> None:
+    body = json.loads(request(dialect.name).body) | {"api_base": "http://elsewhere"}
+    with pytest.raises(InvalidRequest, match="api_base") as raised:
+        dialect.parse(request(dialect.name, json.dumps(body).encode()))
+    assert raised.value.param == "api_base"
+
+
+def test_models_are_listed_and_found(dialect: Dialect) -> None:
+    listed = json.loads(dialect.models(["gardener", "judge"], None))
+    entries = listed.get("data") or listed["models"]
+    assert [(entry.get("id") or entry["name"]).removeprefix("models/") for entry in entries] == ["gardener", "judge"]
+    assert b"judge" in dialect.models(["gardener", "judge"], "judge")
+    with pytest.raises(NotFound, match="served: gardener, judge"):
+        dialect.models(["gardener", "judge"], "cook")
+
+
+def test_routes_do_not_collide() -> None:
+    routes = [(route.method, route.path) for dialect in DIALECTS.values() for route in dialect.routes]
+    assert len(set(routes)) == len(routes)
+
+
+def test_the_key_is_read_from_where_the_protocol_puts_it() -> None:
+    def key(name: str, headers: dict[str, str], query: dict[str, str] | None = None) -> str | None:
+        return DIALECTS[name].key(WireRequest("/", {}, query or {}, headers, b""))
+
+    for name in DIALECTS:
+        assert key(name, {"authorization": "Bearer sk-1"}) == "sk-1"
+        assert key(name, {"authorization": "Basic sk-1"}) is None
+        assert key(name, {}) is None
+    assert key("anthropic", {"x-api-key": "sk-2"}) == "sk-2"
+    assert key("gemini", {"x-goog-api-key": "sk-3"}) == "sk-3"
+    assert key("gemini", {}, {"key": "sk-4"}) == "sk-4"
+
+
+def test_counted_tokens_have_a_form_where_there_is_a_route_for_it() -> None:
+    assert json.loads(DIALECTS["anthropic"].token_count(7)) == {"input_tokens": 7}
+    assert json.loads(DIALECTS["gemini"].token_count(7)) == {"totalTokens": 7}
+
+
+def test_a_request_is_immutable() -> None:
+    with pytest.raises(AttributeError):
+        parsed("openai_chat").model = "other"  # type: ignore[misc]
+    assert msgspec.structs.replace(parsed("openai_chat"), model="other").model == "other"

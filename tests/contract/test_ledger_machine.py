@@ -1,0 +1,319 @@
+"""Trainers that die, lag and come back, on clocks that jump, over every database.
+
+The machine holds what each trainer's weights were made of, in memory and in its last durable checkpoint, and drives the
+ledger by the rules of `rolltap.ledger.leases`. Whatever happens: no group is in the weights twice, none that is
+acknowledged is missing from them, none comes in parts, and in the end every group has been trained, died or gone stale.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from rolltap.calllog.database import Database
+from rolltap.errors import LeaseLost
+from rolltap.ledger.claims import LeaseRequest
+from rolltap.ledger.replay import ReplayFilter
+from rolltap.ledger.schema import metadata
+from rolltap.types import Group, GroupStatus, Lease
+
+from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty
+
+T = TypeVar("T")
+
+NAMES = ("one", "two")
+TTL = 60.0
+LONG = 600.0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A step, and the groups that made it, in order."""
+
+    step: int = 0
+    groups: tuple[str, ...] = ()
+
+
+@dataclass
+class Trainer:
+    """One trainer's memory and disk. `up` is False between its death and its rewind."""
+
+    name: str
+    memory: Weights = Weights()
+    durable: Weights = Weights()
+    held: list[Lease] = field(default_factory=list)
+    acknowledged: list[tuple[Lease, int]] = field(default_factory=list)  # of dead processes too, for late retries
+    abandoned: list[Lease] = field(default_factory=list)
+    up: bool = True
+
+
+class Runner:
+    """A database and the event loop that it lives in."""
+
+    def __init__(self, loop: asyncio.Runner, database: Database) -> None:
+        self.loop = loop
+        self.database = database
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run(work)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def runner(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str
+) -> Iterator[Runner]:
+    folder: Path = tmp_path_factory.mktemp("machine")
+    with asyncio.Runner() as loop:
+        context = database_url(request.param, folder, postgres_server_url)
+        database = Database(loop.run(context.__aenter__()))
+        loop.run(database.start(metadata))
+        yield Runner(loop, database)
+        loop.run(database.close())
+        loop.run(context.__aexit__(None, None, None))
+
+
+trainers = st.sampled_from(NAMES)
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self, runner: Runner) -> None:
+        super().__init__()
+        self.run = runner
+        self.trainers = {name: Trainer(name) for name in NAMES}
+        self.sizes: dict[str, int] = {}
+        self.version = 0
+
+    @initialize()
+    def begin(self) -> None:
+        self.run(empty(self.run.database))
+        self.world = World(self.run.database, clock=StillClock())
+        self.run(self.world.ledger.policies.register("policy"))
+
+    @property
+    def ledger(self) -> Any:
+        return self.world.ledger.trainers
+
+    @rule(n=st.integers(1, 3), behind=st.integers(0, 2))
+    def a_group_is_complete(self, n: int, behind: int) -> None:
+        group = self.run(self.world.complete(n, max(0, self.version - behind)))
+        self.sizes[group.id] = n
+
+    @rule(name=trainers, groups=st.integers(1, 3), staleness=st.sampled_from([None, 0, 1]))
+    def lease(self, name: str, groups: int, staleness: int | None) -> None:
+        trainer = self.trainers[name]
+        if trainer.up:
+            request = LeaseRequest(name, "policy", groups, staleness, ttl=TTL, batch=100)
+            lease = self.run(self.ledger.lease(request))
+            self.whole(lease)
+            if lease.groups:
+                trainer.held.append(lease)
+
+    @rule(name=trainers, n=st.integers(1, 2))
+    def a_group_is_complete_and_leased(self, name: str, n: int) -> None:
+        self.a_group_is_complete(n, 0)
+        self.lease(name, 2, None)
+
+    @rule(name=trainers)
+    def train_and_start_again(self, name: str) -> None:
+        """Dies with its update in memory only."""
+        self.train(name, dies=False)
+        self.start_again(name)
+
+    @rule(names=st.permutations(NAMES))
+    def a_slow_trainer_is_overtaken(self, names: list[str]) -> None:
+        """Its leases run out, another one takes the groups and trains them first."""
+        self.world.clock.ahead += TTL + 1
+        self.lease(names[1], 3, None)
+        self.train(names[1], dies=False)
+        self.train(names[0], dies=False)
+
+    @rule(name=trainers)
+    def look_again_at_what_was_trained(self, name: str) -> None:
+        """Replay is another thing than training: it changes nothing here."""
+        trainer = self.trainers[name]
+        if trainer.up:
+            replay = self.run(self.ledger.replay(LeaseRequest(name, "policy", 2, ttl=TTL), ReplayFilter()))
+            self.whole(replay)
+            if replay.groups:
+                self.run(self.ledger.acknowledge(replay.id, replay.token, trainer.memory.step))
+
+    @rule(name=trainers, dies=st.booleans())
+    def train(self, name: str, dies: bool) -> None:
+        """Acknowledges, then applies; or dies between the two."""
+        trainer = self.trainers[name]
+        if not trainer.up or not trainer.held:
+            return
+        step, kept = trainer.memory.step + 1, []
+        for lease in trainer.held:
+            try:
+                count = self.run(self.ledger.acknowledge(lease.id, lease.token, step))
+            except LeaseLost:
+                trainer.abandoned.append(lease)
+                continue
+            assert count == len(lease.groups)
+            trainer.acknowledged.append((lease, step))
+            kept.append(lease)
+        trainer.held = []
+        if dies:
+            self.die(trainer)
+        elif kept:
+            trained = tuple(group.group.id for lease in kept for group in lease.groups)
+            trainer.memory = Weights(step, trainer.memory.groups + trained)
+
+    @rule(name=trainers)
+    def checkpoint(self, name: str) -> None:
+        trainer = self.trainers[name]
+        if trainer.up:
+            trainer.durable = trainer.memory
+
+    @rule(name=trainers)
+    def die_at_any_time(self, name: str) -> None:
+        if self.trainers[name].up:
+            self.die(self.trainers[name])
+
+    @rule(name=trainers)
+    def start_again(self, name: str) -> None:
+        """From the checkpoint. A trainer that is up does so too: its supervisor may replace it."""
+        trainer = self.trainers[name]
+        if trainer.up:
+            self.die(trainer)
+        self.run(self.ledger.rewind(name, trainer.durable.step))
+        trainer.memory, trainer.up = trainer.durable, True
+
+    @rule(name=trainers, step=st.integers(1, 9))
+    def a_dead_process_acknowledges_late(self, name: str, step: int) -> None:
+        """A packet that was on its way: before the rewind it may still count, after it never."""
+        trainer = self.trainers[name]
+        for lease in trainer.abandoned:
+            late = max(step, self.seen(trainer))
+            try:
+                self.run(self.ledger.acknowledge(lease.id, lease.token, late))
+            except LeaseLost:
+                continue
+            assert not trainer.up
+            trainer.acknowledged.append((lease, late))
+
+    @rule(name=trainers)
+    def an_acknowledgement_is_repeated(self, name: str) -> None:
+        """The reply was lost, the request is sent again: the same, or refused where it was taken back."""
+        for lease, step in self.trainers[name].acknowledged:
+            found = self.result(self.ledger.acknowledge(lease.id, lease.token, step))
+            assert found == len(lease.groups) or "rewound" in str(found)
+
+    @rule(name=trainers, refuse=st.booleans())
+    def give_back(self, name: str, refuse: bool) -> None:
+        trainer = self.trainers[name]
+        for lease in trainer.held:
+            try:
+                if refuse:
+                    self.run(self.ledger.refuse(lease.id, lease.token, "not finite"))
+                else:
+                    self.run(self.ledger.release(lease.id, lease.token))
+            except LeaseLost:
+                continue
+        trainer.abandoned += trainer.held
+        trainer.held = []
+
+    @rule(name=trainers)
+    def extend(self, name: str) -> None:
+        for lease in self.trainers[name].held:
+            found = self.result(self.ledger.extend(lease.id, lease.token, TTL))
+            assert found == TTL or "expired" in str(found)
+
+    @rule(seconds=st.sampled_from([-LONG, -1.0, TTL / 2, TTL + 1, LONG]))
+    def the_clock_jumps(self, seconds: float) -> None:
+        self.world.clock.ahead += seconds
+
+    @rule()
+    def the_server_sweeps(self) -> None:
+        self.run(self.world.ledger.sweep())
+
+    @rule()
+    def the_server_starts_again(self) -> None:
+        """The ledger's process holds nothing: another one on the same rows goes on."""
+        again = World(self.run.database, clock=self.world.clock)
+        again.versions = self.world.versions
+        self.world = again
+
+    @rule()
+    def weights_are_pushed(self) -> None:
+        self.version += 1
+        self.run(self.world.ledger.policies.set_version("policy", self.version))
+
+    @invariant()
+    def nothing_is_trained_twice_or_lost(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        inside = Counter(group for trainer in self.trainers.values() for group in trainer.memory.groups)
+        assert not [group for group, times in inside.items() if times > 1]
+        known = {group.id: group for group in self.groups()}
+        promised = {id for id, group in known.items() if group.status is GroupStatus.ACKNOWLEDGED}
+        assert set(inside) <= promised, "a group in the weights can be leased again"
+        undecided = {
+            group.group.id
+            for trainer in self.trainers.values()
+            if not trainer.up
+            for lease, _ in trainer.acknowledged
+            for group in lease.groups
+        }
+        assert promised - set(inside) <= undecided, "an acknowledged group is in nobody's weights"
+        assert all(len(group.rollouts) == self.sizes[id] for id, group in known.items())
+
+    def teardown(self) -> None:
+        """Everybody comes back and trains what there is: nothing is left over."""
+        if not hasattr(self, "world"):
+            return
+        for name, trainer in self.trainers.items():
+            self.die(trainer)
+            self.run(self.ledger.rewind(name, trainer.durable.step))
+            trainer.memory, trainer.up = trainer.durable, True
+        last = self.trainers[NAMES[0]]
+        self.lease(last.name, 3, None)
+        while last.held:
+            self.train(last.name, dies=False)
+            self.lease(last.name, 3, None)
+        self.nothing_is_trained_twice_or_lost()
+        inside = {group for trainer in self.trainers.values() for group in trainer.memory.groups}
+        left = {group.status for group in self.groups() if group.id not in inside}
+        assert left <= {GroupStatus.DEAD, GroupStatus.STALE}
+
+    def whole(self, lease: Lease) -> None:
+        for group in lease.groups:
+            assert len(group.rollouts) == len(group.group.rollouts) == self.sizes[group.group.id]
+            assert all(record.trajectory.segments for record in group.rollouts)
+
+    def result(self, work: Coroutine[Any, Any, T]) -> T | str:
+        """What `work` returns, or the reason why the lease is lost."""
+        try:
+            return self.run(work)
+        except LeaseLost as error:
+            return error.message
+
+    def die(self, trainer: Trainer) -> None:
+        trainer.abandoned += trainer.held
+        trainer.held, trainer.memory, trainer.up = [], trainer.durable, False
+
+    def seen(self, trainer: Trainer) -> int:
+        return max((step for _, step in trainer.acknowledged), default=0)
+
+    def groups(self) -> list[Group]:
+        return list(self.run(self.world.ledger.groups.list(limit=1000)))
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_nothing_is_trained_twice_lost_or_split(runner: Runner, examples: int) -> None:
+    run_state_machine_as_test(
+        lambda: Machine(runner),  # type: ignore[arg-type]
+        settings=settings(
+            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        ),
+    )

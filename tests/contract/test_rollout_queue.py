@@ -1,0 +1,244 @@
+"""Submitted tasks and the claims of nodes on their rollouts, over every database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from rolltap.calllog.database import Database
+from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, NotFound
+from rolltap.ids import new_id
+from rolltap.ledger.claims import LeaseRequest
+from rolltap.ledger.nodes import Assigned, NodeRequest
+from rolltap.ledger.rewards import NewReward
+from rolltap.ledger.rollouts import Ending
+from rolltap.ledger.rules import GroupRule
+from rolltap.ledger.schema import metadata
+from rolltap.ledger.submissions import SubmissionSpec
+from rolltap.types import GroupStatus, RolloutStatus, Task
+
+from ..unit.ledger.world import KINDS, World, database_url, empty
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
+async def database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str
+) -> AsyncIterator[Database]:
+    folder: Path = tmp_path_factory.mktemp("queue")
+    async with database_url(request.param, folder, postgres_server_url) as url:
+        opened = Database(url)
+        await opened.start(metadata)
+        yield opened
+        await opened.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def world(database: Database) -> World:
+    await empty(database)
+    world = World(database, infra_retries=1)
+    await world.ledger.policies.register("policy")
+    return world
+
+
+def spec(tasks: int = 2, n: int = 2, **more: object) -> SubmissionSpec:
+    return SubmissionSpec("policy", n, tuple(Task(f"t{number}", "do it") for number in range(tasks)), **more)  # type: ignore[arg-type]
+
+
+async def lease(world: World, node: str = "n1", capacity: int = 10, **more: str) -> Sequence[Assigned]:
+    return await world.ledger.nodes.lease(NodeRequest(node, capacity, 15.0, **more))
+
+
+async def run(world: World, given: Assigned, status: RolloutStatus = RolloutStatus.SUCCEEDED) -> None:
+    """Takes a rollout to its end, as a node does."""
+    session = new_id()
+    world.versions[session] = (0,)
+    begun = await world.ledger.rollouts.start(given.rollout_id, session, node_token=given.token)
+    attempt = begun.rollout.attempt
+    await world.ledger.rewards.append(NewReward(given.rollout_id, 1.0, attempt=attempt))
+    await world.ledger.rollouts.finish(given.rollout_id, Ending(status, attempt, node_token=given.token))
+
+
+async def test_a_submission_is_queued_leased_and_run_to_its_end(world: World) -> None:
+    queued = await world.ledger.submissions.submit(spec(), submission_id="s")
+    assert (queued.tasks, queued.queued, queued.ended) == (2, 2, False)
+    given = await lease(world)
+    assert sorted(one.task.id for one in given) == ["t0", "t0", "t1", "t1"]
+    assert await lease(world, "n2") == ()
+    assert not await world.ledger.nodes.anything_waits()
+    for one in given:
+        await run(world, one)
+    ended = await world.ledger.submissions.get("s")
+    assert ended.ended
+    assert ended.rollouts == {"succeeded": 4}
+    assert ended.groups == {"complete": 2}
+    assert ended.reward_mean == 1.0
+    assert len((await world.ledger.trainers.lease(LeaseRequest("trainer", "policy", 2))).groups) == 2
+
+
+async def test_the_same_id_again_is_the_same_submission(world: World) -> None:
+    first = await world.ledger.submissions.submit(spec(), submission_id="s")
+    assert await world.ledger.submissions.submit(spec(), submission_id="s") == first
+    with pytest.raises(LedgerError, match="other tasks"):
+        await world.ledger.submissions.submit(spec(n=3), submission_id="s")
+
+
+async def test_what_cannot_be_submitted(world: World) -> None:
+    with pytest.raises(InvalidRequest, match="two tasks have the id"):
+        SubmissionSpec("policy", 1, (Task("t", "a"), Task("t", "b")))
+    with pytest.raises(InvalidRequest, match="1 to 10000 tasks"):
+        SubmissionSpec("policy", 1, ())
+    with pytest.raises(LedgerError, match="known: policy"):
+        await world.ledger.submissions.submit(SubmissionSpec("other", 1, (Task("t", "a"),)))
+    with pytest.raises(NotFound):
+        await world.ledger.submissions.get("nothing")
+
+
+async def test_two_nodes_never_get_the_same_rollout(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=8, n=4))
+    given: list[Assigned] = []
+    while came := await asyncio.gather(*(lease(world, f"n{node}", 3) for node in range(6))):
+        if not any(came):
+            break
+        given += [one for part in came for one in part]
+    assert len({one.rollout_id for one in given}) == len(given) == 32
+
+
+async def test_the_rollouts_of_a_group_that_its_own_runner_opened_are_not_given_out(world: World) -> None:
+    await world.open(2)
+    assert await lease(world) == ()
+
+
+async def test_the_greater_priority_goes_first(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=1, n=2), submission_id="low")
+    (early,) = await lease(world, capacity=1)
+    await world.ledger.submissions.submit(SubmissionSpec("policy", 1, (Task("urgent", "x"),), priority=5))
+    assert [early.task.id, *(one.task.id for one in await lease(world))] == ["t0", "urgent", "t0"]
+
+
+async def test_a_node_may_ask_for_one_submission_only(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=1), submission_id="a")
+    await world.ledger.submissions.submit(SubmissionSpec("policy", 1, (Task("mine", "x"),)), submission_id="b")
+    assert [one.task.id for one in await lease(world, submission="b")] == ["mine"]
+
+
+async def test_groups_wait_in_the_queue_while_the_trainers_have_no_room(world: World) -> None:
+    await world.ledger.trainers.lease(LeaseRequest("trainer", "policy", 1, max_staleness=0))  # room for one group
+    await world.ledger.submissions.submit(spec(tasks=3, n=1), submission_id="s")
+    (only,) = await lease(world)
+    await run(world, only)
+    assert await lease(world) == ()
+    assert await world.ledger.nodes.anything_waits()
+    claimed = await world.ledger.trainers.lease(LeaseRequest("trainer", "policy", 1, max_staleness=0))
+    await world.ledger.trainers.acknowledge(claimed.id, claimed.token, 1)
+    assert len(await lease(world)) == 1
+    assert (await world.ledger.submissions.get("s")).queued == 1
+
+
+async def test_a_dead_nodes_rollout_goes_to_another_and_the_dead_ones_key_and_results_are_refused(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=1, n=1))
+    (zombie,) = await lease(world, "dead")
+    begun = await world.ledger.rollouts.start(zombie.rollout_id, "first", node_token=zombie.token)
+    world.clock.ahead = 16.0
+    assert await world.ledger.nodes.heartbeat([zombie.token], 15.0) == []
+    await world.ledger.sweep()
+    assert "first" in world.closed
+    (heir,) = await lease(world, "alive")
+    assert heir.rollout_id == zombie.rollout_id
+    with pytest.raises(LeaseLost):
+        await world.ledger.rollouts.start(zombie.rollout_id, "late", node_token=zombie.token)
+    done = Ending(RolloutStatus.SUCCEEDED, begun.rollout.attempt, node_token=zombie.token)
+    with pytest.raises(LeaseLost):
+        await world.ledger.rollouts.finish(zombie.rollout_id, done)
+    await run(world, heir)
+    with pytest.raises(LedgerError, match="attempt 2"):
+        await world.ledger.rollouts.finish(zombie.rollout_id, done)
+    with pytest.raises(LedgerError, match="attempt 2"):
+        await world.ledger.rewards.append(NewReward(zombie.rollout_id, 9.0, attempt=1))
+    (reward,) = (await world.ledger.rollouts.get(zombie.rollout_id)).rewards
+    assert reward.value == 1.0
+
+
+async def test_a_rollout_under_which_too_many_nodes_died_is_lost(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=1, n=2), submission_id="s")
+    for time in (1, 2):
+        given = await lease(world, f"n{time}", 1)
+        world.clock.ahead = 16.0 * time
+        await world.ledger.sweep()
+    lost = await world.ledger.rollouts.get(given[0].rollout_id)
+    assert lost.status is RolloutStatus.LOST
+    assert lost.reason == "2 nodes died under it, the last one was n2"
+    (left,) = await lease(world)
+    await run(world, left)
+    ended = await world.ledger.submissions.get("s")
+    assert ended.rollouts == {"lost": 1, "succeeded": 1}
+    assert ended.groups == {"complete": 1}
+
+
+async def test_a_heartbeat_keeps_a_claim(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=1, n=1))
+    (given,) = await lease(world)
+    for beat in range(1, 4):
+        world.clock.ahead = 10.0 * beat
+        assert await world.ledger.nodes.heartbeat([given.token], 15.0) == [given.rollout_id]
+        await world.ledger.sweep()
+    await run(world, given)
+
+
+async def test_a_node_that_leaves_gives_back_without_a_failure_counted(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=1, n=1))
+    for _ in range(4):  # more often than infra_retries
+        (given,) = await lease(world)
+        await world.ledger.rollouts.start(given.rollout_id, new_id(), node_token=given.token)
+        assert await world.ledger.nodes.release("n1") == 1
+    (given,) = await lease(world)
+    await run(world, given)
+    assert (await world.ledger.rollouts.get(given.rollout_id)).attempt == 5
+
+
+async def test_cancelling_ends_what_is_under_way_and_keeps_what_is_complete(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=3, n=1), submission_id="s")
+    done, running = await lease(world, capacity=2)
+    await run(world, done)
+    await world.ledger.rollouts.start(running.rollout_id, "open", node_token=running.token)
+    cancelled = await world.ledger.submissions.cancel("s")
+    assert cancelled.ended
+    assert cancelled.groups == {"complete": 1, "dropped": 1}
+    assert cancelled.rollouts == {"succeeded": 1, "cancelled": 1}
+    assert "open" in world.closed
+    assert await lease(world) == ()
+    assert await world.ledger.nodes.heartbeat([running.token], 15.0) == []
+    assert await world.ledger.submissions.cancel("s") == cancelled
+
+
+async def test_enough_usable_rollouts_end_a_group_early(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=1, n=4, rule=GroupRule(usable=2)), submission_id="s")
+    given = await lease(world)
+    for one in given[:2]:
+        await run(world, one)
+    ended = await world.ledger.submissions.get("s")
+    assert ended.ended
+    assert ended.rollouts == {"succeeded": 2, "cancelled": 2}
+    (group,) = await world.ledger.submissions.groups("s")
+    assert group.status is GroupStatus.COMPLETE
+
+
+async def test_a_group_that_replaces_one_without_variance_is_given_out_too(world: World) -> None:
+    rule = GroupRule(zero_variance="replace")
+    await world.ledger.submissions.submit(spec(tasks=1, n=2, rule=rule), submission_id="s")
+    for given in await lease(world):
+        await run(world, given)
+    assert len(await lease(world)) == 2
+    assert not (await world.ledger.submissions.get("s")).ended
+
+
+async def test_a_waiting_node_gets_what_is_submitted(world: World) -> None:
+    waiting = asyncio.create_task(world.ledger.nodes.lease(NodeRequest("n1", 1, 15.0), wait=10.0))
+    await asyncio.sleep(0)
+    await world.ledger.submissions.submit(spec(tasks=1, n=1))
+    assert len(await asyncio.wait_for(waiting, 5.0)) == 1

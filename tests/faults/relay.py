@@ -1,0 +1,60 @@
+"""A TCP relay between two processes, that can be made slow or cut what passes into small pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Relay:
+    """`delay_s` is added to every piece that comes back from the target, `piece` the bytes that pass at a time."""
+
+    host: str
+    port: int
+    piece: int = 65_536
+    delay_s: float = 0.0
+    own_port: int = 0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        there_reader, there_writer = await asyncio.open_connection(self.host, self.port)
+        self._writers.append(there_writer)
+        for task in (self._pass(reader, there_writer, back=False), self._pass(there_reader, writer, back=True)):
+            running = asyncio.create_task(task)
+            self._tasks.add(running)
+            running.add_done_callback(self._tasks.discard)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, back: bool) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(self.piece if back else 65_536):
+                if back and self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def end(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # transports close in the loop's next turn
+
+
+@asynccontextmanager
+async def relayed(host: str, port: int, *, piece: int = 65_536) -> AsyncIterator[Relay]:
+    """A relay to `host:port` on a free port of the loopback."""
+    relay = Relay(host, port, piece)
+    server = await asyncio.start_server(relay.accept, "127.0.0.1", 0)
+    relay.own_port = server.sockets[0].getsockname()[1]
+    try:
+        yield relay
+    finally:
+        server.close()
+        await relay.end()

@@ -1,0 +1,179 @@
+"""The ingest stream: Redis killed, flushed or misconfigured, Postgres away, proxies that die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from rolltap.calllog.commit import Entry
+from rolltap.calllog.database import Database
+from rolltap.calllog.facts import Fact
+from rolltap.calllog.open import open_call_log
+from rolltap.calllog.redis import STREAM, IngestWriter
+from rolltap.calllog.sql import SqlCallLog
+from rolltap.errors import ConfigError, StoreUnavailable
+from rolltap.types import Outcome
+
+from ..unit.calllog.making import a_completion, a_session, an_intent
+from .load import DRAINED_WITHIN_S, Load, emptied
+
+
+async def test_redis_killed_and_started_again_under_load_loses_nothing(postgres_url: str, private_redis: Any):
+    log = open_call_log(postgres_url, ingest=private_redis.url)
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    load = Load(log, session)
+    load.start(8)
+    for _ in range(3):
+        await load.reach(200)
+        await asyncio.to_thread(private_redis.kill)
+        await load.reach(100)
+        await asyncio.to_thread(private_redis.start)
+    await load.reach(200)
+    await load.end()
+    assert await emptied(log) < DRAINED_WITHIN_S
+    await load.check()
+    assert load.refused == 0
+    await log.close()
+
+
+async def test_redis_flushed_under_load_loses_nothing(postgres_url: str, private_redis: Any):
+    log = open_call_log(postgres_url, ingest=private_redis.url)
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    load = Load(log, session)
+    load.start(8)
+    vandal = Redis.from_url(private_redis.url)
+    for _ in range(5):
+        await load.reach(100)
+        await vandal.flushall()
+    await load.reach(100)
+    await load.end()
+    assert await emptied(log) < DRAINED_WITHIN_S
+    await load.check()
+    await vandal.aclose()
+    await log.close()
+
+
+async def test_calls_are_acknowledged_while_postgres_is_away(private_postgres: Any, private_redis: Any):
+    log = open_call_log(private_postgres.url(), ingest=private_redis.url)
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    load = Load(log, session)
+    load.start(4)
+    await load.reach(100)
+    await asyncio.to_thread(private_postgres.stop, "immediate")
+    await load.reach(100)
+    assert await log.session_by_key(session.key_hash) == session
+    await asyncio.to_thread(private_postgres.start)
+    await load.end()
+    assert await emptied(log) < DRAINED_WITHIN_S
+    await load.check()
+    assert load.refused == 0
+    await log.close()
+
+
+class AwayStore:
+    """A store that never answers a write."""
+
+    waiting = 0
+    spool = None
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def settled(self) -> None: ...
+
+    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
+        raise StoreUnavailable("away")
+
+
+async def test_what_a_dead_proxy_left_in_the_stream_is_drained_by_the_next(postgres_url: str, private_redis: Any):
+    dead = IngestWriter(private_redis.url, AwayStore())
+    await dead.start()
+    session = a_session()
+    intent = an_intent(session)
+    facts: list[Fact] = [session, intent, a_completion(intent.id)]
+    for fact in facts:
+        await dead.write([Entry(fact)])
+    await dead.close()
+    log = open_call_log(postgres_url, ingest=private_redis.url)
+    await log.start()
+    assert await log.session(session.id) == session
+    assert await log.abort_orphans([], at=1.0) == 0
+    (row,) = await log.rows(session.id)
+    assert row.call().outcome is Outcome.COMPLETED
+    await log.close()
+    client = Redis.from_url(private_redis.url)
+    assert await client.xlen(STREAM) == 0
+    await client.aclose()
+
+
+async def test_peers_take_over_what_a_proxy_took_and_never_wrote(postgres_url: str, private_redis: Any):
+    stuck = IngestWriter(private_redis.url, AwayStore())
+    database = Database(postgres_url)
+    log = SqlCallLog(database, through=lambda store: IngestWriter(private_redis.url, store, claim_s=0.2))
+    await log.start()
+    await stuck.start()
+    session = a_session()
+    intent = an_intent(session)
+    await log.open_session(session)
+    for number in range(40):  # whichever of both takes each of them
+        await log.append_intent(intent if number == 20 else an_intent(session))
+    assert len(await log.rows(session.id)) == 40
+    await stuck.close()
+    await log.close()
+
+
+async def test_a_full_redis_is_passed_by(postgres_url: str, private_redis: Any):
+    log = open_call_log(postgres_url, ingest=private_redis.url)
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    client = Redis.from_url(private_redis.url)
+    await client.config_set("maxmemory", 1)
+    load = Load(log, session)
+    load.start(2)
+    await load.reach(20)
+    await load.end()
+    await load.check()
+    assert load.refused == 0
+    await client.aclose()
+    await log.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("appendfsync", "everysec"), ("appendonly", "no"), ("maxmemory-policy", "allkeys-lru")]
+)
+async def test_a_redis_that_can_lose_calls_is_refused_at_start(
+    postgres_url: str, private_redis: Any, setting: str, value: str
+):
+    client = Redis.from_url(private_redis.url)
+    await client.config_set(setting, value)
+    await client.aclose()
+    log = open_call_log(postgres_url, ingest=private_redis.url)
+    with pytest.raises(ConfigError, match=f"CONFIG SET {setting}"):
+        await log.start()
+
+
+async def test_a_redis_that_can_not_be_reached_stops_the_start(postgres_url: str):
+    log = open_call_log(postgres_url, ingest="redis://127.0.0.1:1/0")
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):
+        await log.start()
+
+
+@pytest.mark.parametrize(
+    ("url", "ingest", "words"),
+    [("sqlite:///x.db", "redis://host", "before Postgres"), ("postgresql://h/d", "kafka://host", "not a Redis URL")],
+)
+def test_an_ingest_that_makes_no_sense_is_refused(url: str, ingest: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        open_call_log(url, ingest=ingest)

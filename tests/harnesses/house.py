@@ -1,0 +1,112 @@
+"""A whole rolltap in the test's event loop: scripted engine, proxy on SQLite, three planes; and harnesses in sandboxes.
+
+Each run has a session of its own and a place of its own. Sandboxes have no network but the proxy, so a harness that
+needs the outside world fails here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rolltap.engine.scripted import Entry, Script, ScriptedEngine
+from rolltap.engine.tiny import FOLDER
+from rolltap.harnesses.base import Command, Exit, Harness, Job, Limits, Place
+from rolltap.harnesses.client import AdminClient, OpenedSession
+from rolltap.harnesses.install import Installation
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
+from rolltap.harnesses.sources import Files
+from rolltap.proxy.app import Rolltap
+from rolltap.proxy.server import bind, serve
+from rolltap.settings import Settings, load_settings
+
+POLICY = "tiny"
+FIRST_FILES = {"a.txt": "x\n"}
+
+
+@dataclass
+class Run:
+    """What a harness did under one session. `calls` are the admin plane's, `asked` the engine's own journal."""
+
+    session: OpenedSession
+    exits: list[Exit] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[Entry] = field(default_factory=list)
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class House:
+    def __init__(self, app: Rolltap, engine: ScriptedEngine, client: AdminClient, places: Path) -> None:
+        self.app = app
+        self.engine = engine
+        self.client = client
+        self.places = places
+
+    async def open(self) -> OpenedSession:
+        return await self.client.open_session(policy=POLICY)
+
+    @asynccontextmanager
+    async def place(self, installation: Installation) -> AsyncIterator[Place]:
+        runtime = BubblewrapRuntime(self.places, installation.bins, installation.needs)
+        place = await runtime.prepare(Files(FIRST_FILES))
+        try:
+            yield place
+        finally:
+            await place.close()
+
+    async def launch(self, place: Place, harness: Harness, job: Job, session: OpenedSession, *, timeout: float) -> Exit:
+        """Runs `job` in `place` under `session`."""
+        launch = harness.launch(replace(job, endpoint=place.endpoint(job.endpoint)))
+        assert isinstance(launch, Command)
+        return await place.run(launch, job.limits, timeout, reach=session.endpoint.base_url)
+
+    def job(self, place: Place, session: OpenedSession, prompt: str, **more: Any) -> Job:
+        return Job(session.endpoint, prompt, place.workdir, place.home, Limits(), **more)
+
+    async def read(self, run: Run) -> Run:
+        """Fills in what the record and the engine's journal hold of the run's session."""
+        session_id = run.session.session_id
+        run.calls = (await self.client.get(f"/sessions/{session_id}"))["calls"]
+        run.report = await self.client.get(f"/sessions/{session_id}/trajectory")
+        run.asked = [entry for entry in self.engine.journal.entries if entry.session == session_id]
+        return run
+
+
+@asynccontextmanager
+async def house(script: Script, folder: Path, **policy: Any) -> AsyncIterator[House]:
+    """Everything up, with an engine that follows `script`; `policy` are more of the policy's settings."""
+    async with ScriptedEngine(script, FOLDER) as engine:
+        settings = load_settings(None, **house_settings(folder, engine.url, **policy))
+        async with Rolltap.running(settings) as app, serving(app, settings) as admin:
+            kept = app.settings.keys
+            async with AdminClient(admin, kept.admin) as client:
+                yield House(app, engine, client, folder / "places")
+
+
+def house_settings(folder: Path, engine_url: str, **policy: Any) -> Mapping[str, Any]:
+    model = {"engine": "main", "model": "scripted", "tokenizer": str(FOLDER), "family": "qwen3"}
+    return {
+        "data": folder / "data",
+        "engines": {"main": {"url": engine_url}},
+        "policies": {POLICY: {**model, **policy}},
+    }
+
+
+@asynccontextmanager
+async def serving(app: Rolltap, settings: Settings) -> AsyncIterator[str]:
+    """The planes on free ports; yields the admin plane's URL."""
+    sockets = {plane: bind("127.0.0.1", 0) for plane in ("agent", "trainer", "admin")}
+    ports = {plane: listener.getsockname()[1] for plane, listener in sockets.items()}
+    app.set_base_url(f"http://127.0.0.1:{ports['agent']}")
+    stop = asyncio.Event()
+    running = asyncio.create_task(serve({plane: (app.planes[plane], sockets[plane]) for plane in sockets}, stop))
+    try:
+        yield f"http://127.0.0.1:{ports['admin']}"
+    finally:
+        stop.set()
+        await running

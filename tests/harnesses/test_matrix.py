@@ -1,0 +1,102 @@
+"""Real releases of real harnesses through the proxy: every call in the right session, every turn bridged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rolltap.harnesses.base import Ending, Harness
+from rolltap.harnesses.install import Installation
+from rolltap.harnesses.registry import get_harness
+
+from .house import House, Run, house
+from .matrix import KNOWN_BREAKS, Cell
+from .scenarios import SCENARIOS, TOOLS, Scenario
+
+TIMEOUT_S = 120.0
+
+RUNS = [
+    ("codex", "openai_responses"),
+    ("claude-code", "anthropic"),
+    ("pi", "openai_chat"),
+    ("pi", "openai_responses"),
+    ("pi", "anthropic"),
+    ("pi", "gemini"),
+    ("qwen-code", "openai_chat"),
+    ("gemini-cli", "gemini"),
+    ("opencode", "openai_chat"),
+    ("copilot-cli", "openai_chat"),
+    ("mini-swe-agent", "openai_chat"),
+    ("openai-agents", "openai_responses"),
+]
+CELLS = [
+    pytest.param(name, dialect, scenario, id=f"{name}-{dialect}-{scenario.name}")
+    for name, dialect in RUNS
+    for scenario in SCENARIOS.values()
+    if TOOLS[name].agent is not None or not scenario.needs_agent
+    if TOOLS[name].compacts_at or not scenario.compacts
+    if name not in ("mini-swe-agent", "openai-agents") or len(scenario.prompts) == 1  # they can't resume
+]
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("name", "dialect", "scenario"), CELLS)
+async def test_a_harness_does_not_notice(
+    name: str,
+    dialect: str,
+    scenario: Scenario,
+    release: Callable[[str], Installation],
+    cells: list[Cell],
+    tmp_path: Path,
+) -> None:
+    harness, tools = get_harness(name, dialect=dialect), TOOLS[name]
+    installation = release(name)
+    async with house(scenario.script(tools), tmp_path) as home:
+        run = await through(home, harness, installation, scenario)
+    cell = Cell.of(name, dialect, scenario.name, run)
+    cells.append(cell)
+    told = "\n".join(exit_.output[-2000:] for exit_ in run.exits)
+    if scenario.kill:
+        assert [call["outcome"] for call in run.calls][-1] == "aborted"
+        assert run.asked[-1].outcome == "cancelled"
+        return
+    assert [exit_.ending for exit_ in run.exits] == [Ending.DONE] * len(scenario.prompts), told
+    assert run.files == scenario.makes, told
+    failed = [call for call in run.calls if call["outcome"] not in ("completed", "superseded")]
+    assert len(failed) == scenario.failed_calls, told
+    if scenario.compacts:
+        assert "compaction" in cell.breaks, told
+        return
+    breaks, _ = KNOWN_BREAKS.get((name, scenario.name), (scenario.breaks, ""))
+    assert cell.breaks == breaks, told
+    assert cell.bridged == cell.main - 1 - sum(breaks.values())
+    assert len(run.asked) >= len(run.calls), "every recorded call was the engine's"
+    assert not [entry for entry in run.asked if entry.extends is False and not breaks]
+
+
+async def through(home: House, harness: Harness, installation: Installation, scenario: Scenario) -> Run:
+    """Runs the scenario's prompts in one place under one session, and reads what was recorded."""
+    session = await home.open()
+    if scenario.compacts:
+        session = replace(session, endpoint=replace(session.endpoint, context=TOOLS[harness.name].compacts_at))
+    run = Run(session)
+    async with home.place(installation) as place:
+        for number, prompt in enumerate(scenario.prompts):
+            job = home.job(place, session, prompt, resume=number > 0)
+            launched = asyncio.create_task(home.launch(place, harness, job, session, timeout=TIMEOUT_S))
+            if scenario.kill:
+                await home.engine.journal.until(lambda entries: any(len(entry.output) > 5 for entry in entries))
+                launched.cancel()
+                await asyncio.wait({launched})
+                await home.engine.journal.until(lambda entries: all(e.outcome != "running" for e in entries))
+            else:
+                run.exits.append(await launched)
+        run.files = {
+            path: (place.folder / path).read_text() for path in scenario.makes if (place.folder / path).exists()
+        }
+    return await home.read(run)

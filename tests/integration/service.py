@@ -1,0 +1,115 @@
+"""`rolltap engine --script` and `rolltap serve` as real processes, for tests that kill things."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rolltap.engine.tiny import FOLDER
+from rolltap.harnesses.client import AdminClient
+
+from ..conftest import free_port
+
+POLICY = "tiny"
+SCRIPT = 'otherwise = { say = "Hello." }\n'
+ASK = (
+    'import json, os, urllib.request as u; b = os.environ["OPENAI_BASE_URL"]; k = os.environ["OPENAI_API_KEY"]; '
+    'r = u.Request(b + "/chat/completions", json.dumps({"model": os.environ["OPENAI_MODEL"], '
+    '"messages": [{"role": "user", "content": "hi"}]}).encode(), '
+    '{"Authorization": "Bearer " + k, "Content-Type": "application/json"}); print(u.urlopen(r).status)'
+)
+"""An agent in one line: it asks once."""
+
+
+def rolltap(*arguments: str, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """The command in a process group of its own; what it prints goes to `log`."""
+    command = [str(Path(sys.executable).parent / "rolltap"), *arguments]
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **env}, start_new_session=True
+        )
+
+
+async def end(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
+    """Signals the process, if it still runs, and waits for it."""
+    if process.poll() is None:
+        process.send_signal(number)
+    return await asyncio.to_thread(process.wait, 30)
+
+
+async def until(found: Callable[[], Awaitable[Any]], wanted: Any) -> None:
+    """Asks again until `found` gives what is wanted; the test's own time-out ends it."""
+    while await found() != wanted:  # noqa: ASYNC110  the event is another process's
+        await asyncio.sleep(0.1)
+
+
+@dataclass
+class Service:
+    """A server and its engine, each in a process of its own."""
+
+    folder: Path
+    admin_url: str
+    trainer_url: str
+    env: dict[str, str]
+
+    def command(self, *arguments: str, log: str = "command.log") -> subprocess.Popen[bytes]:
+        """A `rolltap` command that finds this server."""
+        return rolltap(*arguments, env=self.env, log=self.folder / log)
+
+    async def run(self, *arguments: str) -> tuple[int, str]:
+        """A `rolltap` command brought to its end: its exit status and what it printed."""
+        log = f"run-{len(list(self.folder.iterdir()))}.log"
+        status = await asyncio.to_thread(self.command(*arguments, log=log).wait, 100)
+        return status, (self.folder / log).read_text()
+
+    def client(self) -> AdminClient:
+        return AdminClient(self.admin_url, self.env["ROLLTAP_ADMIN_KEY"])
+
+
+@asynccontextmanager
+async def service(folder: Path, script: Path | None = None) -> AsyncIterator[Service]:
+    """A server on SQLite in `folder`, with an engine that follows `script` or always says hello."""
+    engine_port, admin_port, trainer_port = free_port(), free_port(), free_port()
+    if script is None:
+        script = folder / "script.toml"
+        script.write_text(SCRIPT)
+    config = folder / "rolltap.toml"
+    config.write_text(
+        f'data = "{folder / "data"}"\n[listen]\nagent_port = 0\n'
+        f"trainer_port = {trainer_port}\nadmin_port = {admin_port}\n"
+        f'[engines.main]\nurl = "http://127.0.0.1:{engine_port}"\n'
+        f'[policies.{POLICY}]\nengine = "main"\nmodel = "scripted"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
+    )
+    engine = rolltap("engine", "--script", str(script), "--port", str(engine_port), env={}, log=folder / "engine.log")
+    server = rolltap("serve", "--config", str(config), env={}, log=folder / "serve.log")
+    try:
+        for port, process in ((engine_port, engine), (admin_port, server)):
+            await _until_up(f"http://127.0.0.1:{port}", process)
+        url = f"http://127.0.0.1:{admin_port}"
+        keys = tomllib.loads((folder / "data" / "keys.toml").read_text())
+        env = {"ROLLTAP_ADMIN_URL": url, "ROLLTAP_ADMIN_KEY": keys["admin"], "ROLLTAP_TRAINER_KEY": keys["trainer"]}
+        yield Service(folder, url, f"http://127.0.0.1:{trainer_port}", {**env, "COLUMNS": "160"})
+    finally:
+        await asyncio.gather(end(server), end(engine))
+
+
+async def _until_up(url: str, process: subprocess.Popen[bytes]) -> None:
+    async with aiohttp.ClientSession() as http:
+        while process.poll() is None:
+            try:
+                async with http.get(url):
+                    return
+            except aiohttp.ClientConnectionError:
+                await asyncio.sleep(0.1)
+    raise AssertionError(f"{process.args} ended with {process.returncode}")

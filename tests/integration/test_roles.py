@@ -1,0 +1,131 @@
+"""Several policies in one rollout, each in a role: from the submission to what a trainer leases."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rolltap.engine.scripted import Script, ScriptedEngine, Turn
+from rolltap.engine.tiny import FOLDER
+from rolltap.errors import InvalidRequest, TaskInvalid
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.node import NodeAgent, NodeSettings
+from rolltap.harnesses.specs import Defaults, check
+from rolltap.ledger.claims import LeaseRequest
+from rolltap.proxy.app import Rolltap
+from rolltap.settings import load_settings
+from rolltap.types import GroupStatus, Lease, Task
+from rolltap.wire import pack, unpack
+
+from ..harnesses.house import POLICY, house_settings, serving
+
+ROLES = {"referee": "frozen", "solver": POLICY, "critic": POLICY}
+DEBATE = """
+import json, os, urllib.request as u
+def ask(model, text):
+    body = {"model": model, "messages": [{"role": "system", "content": model}, {"role": "user", "content": text}]}
+    headers = {"Authorization": "Bearer " + os.environ["ROLLTAP_KEY"], "Content-Type": "application/json"}
+    url = os.environ["ROLLTAP_BASE_URL"] + "/v1/"
+    if text:
+        return json.load(u.urlopen(u.Request(url + "chat/completions", json.dumps(body).encode(), headers)))
+    return [model["id"] for model in json.load(u.urlopen(u.Request(url + "models", headers=headers)))["data"]]
+assert os.environ["ROLLTAP_ROLES"] == "referee solver critic", os.environ["ROLLTAP_ROLES"]
+assert os.environ["ROLLTAP_MODEL"] == "solver"
+assert ask("", "") == ["referee", "solver", "critic", "tiny", "frozen"]
+for role in ("referee", "solver", "critic"):
+    assert ask(role, "begin")["model"] == role
+"""
+
+
+def by_role(folder: Path) -> dict[str, float]:
+    """The evaluator of these tests."""
+    return {"rollout": 1.0, "role:solver": 0.25, "role:critic": 0.75}
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[tuple[Rolltap, AdminClient]]:
+    async with ScriptedEngine(Script(otherwise=Turn(say="Hello.")), FOLDER) as engine:
+        asked: dict[str, Any] = dict(house_settings(tmp_path, engine.url))
+        tiny = asked["policies"][POLICY]
+        asked["policies"] = {POLICY: tiny, "frozen": {**tiny, "trainable": False}, "other": tiny}
+        settings = load_settings(None, **asked)
+        async with (
+            Rolltap.running(settings, check_task=check) as app,
+            serving(app, settings) as admin,
+            AdminClient(admin, app.settings.keys.admin) as client,
+        ):
+            yield app, client
+
+
+def debate(evaluator: dict[str, str] | None = None) -> Task:
+    scored = evaluator or {"kind": "python", "callable": f"{__name__}:by_role"}
+    return Task("debate", "", {"harness": "command", "argv": [sys.executable, "-c", DEBATE], "evaluator": scored})
+
+
+async def test_each_role_is_played_recorded_and_rewarded_under_its_name(
+    home: tuple[Rolltap, AdminClient], tmp_path: Path
+) -> None:
+    app, client = home
+    told = await client.submit(
+        [debate()], policy=ROLES, n=2, rule={"scopes": ["rollout", "role:solver"]}, submission_id="s"
+    )
+    assert (told["policy"], told["roles"]) == (POLICY, ROLES)
+    again = await client.submit(
+        [debate()], policy=ROLES, n=2, rule={"scopes": ["rollout", "role:solver"]}, submission_id="s"
+    )
+    assert again == told
+    node = NodeAgent(client, NodeSettings("n", wait=0.1), Defaults(runtime="process", places=tmp_path / "places"))
+    await node.run(asyncio.Event(), until_idle=True)
+    (group,) = await client.submission_groups("s")
+    assert group["status"] == "complete", group
+    assert group["roles"] == ROLES
+    rewards = [(one["scope"], one["value"]) for one in group["rollouts"][0]["rewards"]]
+    assert sorted(rewards) == [("role:critic", 0.75), ("role:solver", 0.25), ("rollout", 1.0)]
+    session_id = group["rollouts"][0]["session_id"]
+    rows = await app.call_log.rows(session_id)
+    assert [(row.intent.policy, row.intent.agent, row.intent.kind) for row in rows] == [
+        ("frozen", "referee", "auxiliary"),
+        (POLICY, "", "main"),
+        (POLICY, "critic", "main"),
+    ]
+    given = await app.ledger.trainers.lease(LeaseRequest("t", POLICY, 1))
+    (leased,) = unpack(pack(given), Lease).groups  # as a trainer gets it
+    assert (leased.group.status, leased.group.roles) == (GroupStatus.LEASED, ROLES)
+    segments = {one.agent: one.loss_mask.any() for one in leased.rollouts[0].trajectory.segments}
+    assert segments == {"referee": False, "": True, "critic": True}
+
+
+async def test_a_cast_that_cannot_play_is_refused_when_it_is_submitted(home: tuple[Rolltap, AdminClient]) -> None:
+    _, client = home
+    for policy, told in (
+        ({"solver": "tiny", "judge": "gone"}, "'judge': no policy 'gone'; served: tiny, frozen, other"),
+        ({"solver": "tiny", "critic": "other"}, "tiny and other are both trainable"),
+        ({"a b": "tiny"}, "no name for a role"),
+        ({}, "1 to 16 roles"),
+    ):
+        for ask in (client.submit([debate()], policy=policy, n=1), client.open_group(debate(), policy=policy, n=1)):
+            with pytest.raises(InvalidRequest, match=told):
+                await ask
+    with pytest.raises(InvalidRequest, match="no role for 'role:poet'"):
+        await client.submit([debate()], policy=ROLES, n=1, rule={"scopes": ["role:poet"]})
+    with pytest.raises(TaskInvalid, match="no policy 'gone'; known: frozen, other, tiny"):
+        await client.submit([debate({"kind": "llm_judge", "policy": "gone"})], policy=POLICY, n=1)
+    assert (await client.get("/tasks"))["submissions"] == []
+
+
+async def test_a_role_is_of_its_own_rollout_only(home: tuple[Rolltap, AdminClient]) -> None:
+    _, client = home
+    session = await client.open_session(policy=POLICY)
+    body = {"model": "solver", "messages": [{"role": "user", "content": "hi"}]}
+    headers = {"Authorization": f"Bearer {session.endpoint.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{session.endpoint.v1}/chat/completions", json=body) as reply,
+    ):
+        assert reply.status == 404, await reply.text()

@@ -1,0 +1,147 @@
+"""The runner against a real server: groups become complete, with their rewards, and ready to be trained on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
+from rolltap.harnesses.base import Limits
+from rolltap.harnesses.command import AnyCommand
+from rolltap.harnesses.evaluators.python_check import PythonCheck
+from rolltap.harnesses.evaluators.session_completed import SessionCompleted
+from rolltap.harnesses.lifecycle import Assignment, Progress, Stage
+from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
+from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
+from rolltap.harnesses.runtimes.process import ProcessRuntime
+from rolltap.harnesses.runtimes.thread import ThreadRuntime
+from rolltap.harnesses.sources import Files
+from rolltap.types import Task
+
+from ..harnesses.house import POLICY, House, house
+
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+CURL = (
+    'import json, os, urllib.request as u; b = os.environ["OPENAI_BASE_URL"]; k = os.environ["OPENAI_API_KEY"]; '
+    'r = u.Request(b + "/chat/completions", json.dumps({"model": os.environ["OPENAI_MODEL"], '
+    '"messages": [{"role": "user", "content": "hi"}]}).encode(), '
+    '{"Authorization": "Bearer " + k, "Content-Type": "application/json"}); print(u.urlopen(r).status)'
+)
+"""An agent in one line: it asks once."""
+
+
+def bash(command: str) -> Turn:
+    return Turn(call=(ToolUse(tool="bash", arguments={"command": command}),))
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    script = Script(
+        rules=(Rule(when="Copy", turns=(bash("cp a.txt b.txt"), bash(SUBMIT))),), otherwise=Turn(say="Hello.")
+    )
+    async with house(script, tmp_path) as running:
+        yield running
+
+
+async def test_a_group_of_mini_swe_agents_becomes_ready_to_train(home: House, tmp_path: Path) -> None:
+    check = PythonCheck(lambda folder: float((folder / "b.txt").read_text() == "hello"))
+    task = Task("copy", "Copy a.txt to b.txt.", tags=("easy",))
+    runtime = ThreadRuntime(tmp_path / "places")
+    assignment = Assignment(task, Files({"a.txt": "hello"}), MiniSweAgentInProcess(), runtime, check)
+    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=4)
+    assert group.rewards == (1.0,) * 4
+    kept = await home.client.get(f"/groups/{group.group_id}")
+    assert kept["status"] == "complete"
+    assert [rollout["status"] for rollout in kept["rollouts"]] == ["succeeded"] * 4
+    assert [reward["value"] for rollout in kept["rollouts"] for reward in rollout["rewards"]] == [1.0] * 4
+    for rollout in kept["rollouts"]:
+        session = await home.client.get(f"/sessions/{rollout['session_id']}")
+        assert session["closed_at"] is not None
+        assert [call["outcome"] for call in session["calls"]] == ["completed", "completed"]
+        assert session["calls"][1]["break"] is None
+
+
+@pytest.mark.parametrize("kind", [ProcessRuntime, BubblewrapRuntime])
+async def test_an_agent_of_ones_own_reaches_its_session_from_every_runtime(
+    home: House, tmp_path: Path, kind: type[ProcessRuntime | BubblewrapRuntime]
+) -> None:
+    agent = AnyCommand(("/usr/bin/python3", "-c", CURL))
+    assignment = Assignment(Task("ask", "hi"), Files({}), agent, kind(tmp_path / "places"), SessionCompleted())
+    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=2)
+    assert [rollout.status for rollout in group.rollouts] == ["succeeded"] * 2, group
+    sessions = [await home.client.get(f"/sessions/{rollout.session_id}") for rollout in group.rollouts]
+    assert [len(session["calls"]) for session in sessions] == [1, 1]
+
+
+async def test_what_a_harness_did_before_its_time_was_up_is_kept(home: House, tmp_path: Path) -> None:
+    agent = AnyCommand(("/bin/sh", "-c", f"/usr/bin/python3 -c '{CURL}'; sleep 60"))
+    limits = Limits(agent_s=2.0)
+    runtime = ProcessRuntime(tmp_path / "places")
+    assignment = Assignment(Task("slow", "hi"), Files({}), agent, runtime, SessionCompleted(), limits)
+    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=1)
+    (rollout,) = group.rollouts
+    kept = await home.client.get(f"/rollouts/{rollout.rollout_id}")
+    assert (kept["status"], kept["scoring"]) == ("timed_out", "masked")
+    session = await home.client.get(f"/sessions/{rollout.session_id}")
+    assert [call["outcome"] for call in session["calls"]] == ["completed"]
+
+
+KEEPS_ASKING = f"""
+import json, os, urllib.error
+ask = lambda messages: json.load(u.urlopen(u.Request(b + "/chat/completions", json.dumps(
+    {{"model": os.environ["OPENAI_MODEL"], "messages": messages}}).encode(),
+    {{"Authorization": "Bearer " + k, "Content-Type": "application/json"}})))["choices"][0]["message"]
+{"; ".join(CURL.split("; ")[:3])}
+history, refused = [{{"role": "user", "content": "hi"}}], []
+for turn in range(8):
+    try:
+        history += [ask(history), {{"role": "user", "content": f"and {{turn}}?"}}]
+    except urllib.error.HTTPError as error:
+        refused.append(error.code)
+print(refused)
+raise SystemExit(1)
+"""
+"""An agent that knows no cap."""
+
+
+async def test_the_cap_of_turns_is_held_by_the_proxy_and_lowered_while_training(home: House, tmp_path: Path) -> None:
+    agent, runtime = AnyCommand(("/usr/bin/python3", "-c", KEEPS_ASKING)), ProcessRuntime(tmp_path / "places")
+
+    async def run(turns: int) -> list[str]:
+        limits = Limits(turns=turns)
+        assignment = Assignment(Task("talk", "hi"), Files({}), agent, runtime, SessionCompleted(), limits)
+        (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=1)
+        (rollout,) = group.rollouts
+        assert rollout.status == ("succeeded" if turns else "failed"), rollout.reason
+        session = await home.client.get(f"/sessions/{rollout.session_id}")
+        return [call["outcome"] for call in session["calls"]]
+
+    assert await run(0) == ["completed"] * 8
+    assert await run(3) == ["completed"] * 3 + ["refused"] * 5
+    await home.client.cap_turns(POLICY, 2)
+    assert await run(3) == ["completed"] * 2 + ["refused"] * 6
+    await home.client.cap_turns(POLICY, 0)
+    assert await run(4) == ["completed"] * 4 + ["refused"] * 4
+
+
+async def test_a_group_that_an_operator_cancels(home: House, tmp_path: Path) -> None:
+    agent = AnyCommand(("/bin/sleep", "0.5"))
+    runtime = ProcessRuntime(tmp_path / "places")
+    assignment = Assignment(Task("cancel", "hi"), Files({}), agent, runtime, SessionCompleted())
+    runs = asyncio.Event()
+
+    def progress(step: Progress) -> None:
+        if step.stage is Stage.RUN:
+            runs.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(run_groups(home.client, [assignment], policy=POLICY, n=2, progress=progress))
+        await runs.wait()
+        (open_group,) = (await home.client.get("/groups"))["groups"]
+        await home.client.cancel_group(open_group["id"])
+    (group,) = running.result()
+    assert [rollout.status for rollout in group.rollouts] == ["cancelled"] * 2

@@ -1,0 +1,162 @@
+"""Sessions move between stores by file, loss-free; a bad file changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from rolltap.calllog.archive import ArchiveWriter, read_archive
+from rolltap.calllog.base import RequestParts
+from rolltap.calllog.facts import same_fact
+from rolltap.calllog.moving import export_sessions, import_sessions
+from rolltap.calllog.open import open_call_log
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, prunings, sessions
+from rolltap.calllog.sql import SqlCallLog
+from rolltap.errors import ConfigError, NotFound, RecordCorrupt
+from rolltap.types import Break, BreakReason, Flaw, VersionSpan
+
+from .making import a_completion, a_session, an_intent, append, ids
+
+TABLES = (sessions, call_intents, call_completions, deliveries, prunings)
+LARGE = b'{"text": "%s"}' % (b"large " * 400)
+
+
+async def opened(url: str) -> SqlCallLog:
+    log = open_call_log(url)
+    assert isinstance(log, SqlCallLog)
+    await log.start()
+    return log
+
+
+async def contents(log: SqlCallLog) -> dict[str, list[Any]]:
+    """Every row of every table but when a part was last seen."""
+
+    def read(connection: sa.Connection) -> dict[str, list[Any]]:
+        queries = {table.name: sa.select(table) for table in TABLES}
+        queries["parts"] = sa.select(parts.c.hash, parts.c.data)
+        return {name: sorted(map(tuple, connection.execute(query)), key=repr) for name, query in queries.items()}
+
+    return await log.database.query(read)
+
+
+async def fill(log: SqlCallLog) -> None:
+    """Sessions of every kind: closed, open, without calls; calls with all there is, open, presumed aborted."""
+    rich, plain, empty = a_session(), a_session(rollout_id=None, tags={}), a_session()
+    for session in (rich, plain, empty):
+        await log.open_session(session)
+    request = RequestParts(b'{"model":"m"}', (LARGE, b"{}"), 0, {"tools": LARGE + b"x", "system": b"short"})
+    first = an_intent(
+        rich, request=request, lineage=b"\0\1", agent="sub", hints={"a": "ü"}, sampling_sent={"stop": ["a", 1.5]},
+        break_=Break(BreakReason.HISTORY_EDITED, "x", None, 3, None),
+    )  # fmt: skip
+    await log.append_intent(first)
+    nan = np.array([np.nan, -0.25], np.float32)
+    await log.append_completion(
+        a_completion(
+            first.id, logprobs=nan, flaw=Flaw.LOGPROBS_NOT_FINITE, versions=(VersionSpan(3, 0, 2),), message=LARGE,
+            usage={"prompt": 3}, extras={"top": np.arange(6, dtype=np.int64).reshape(2, 3)},
+        )
+    )  # fmt: skip
+    await log.append_delivery(first.id, False)
+    await append(log, rich, parent_id=first.id, shared=5, output_ids=ids(*range(300)))
+    await append(log, plain, request=RequestParts(b"{}", (LARGE,)))
+    await log.append_intent(an_intent(plain, process="another"))
+    await log.abort_orphans(["process"], at=9.0)
+    await log.append_intent(an_intent(plain))
+    await log.close_session(rich.id, 88.5)
+
+
+async def test_a_log_goes_to_postgres_and_back_unchanged(tmp_path: Path, postgres_url: str):
+    one = await opened(f"sqlite:///{tmp_path}/one.db")
+    await fill(one)
+    before = await contents(one)
+    assert all(before[name] for name in ("sessions", "parts", "call_intents", "call_completions", "deliveries"))
+    moved = await export_sessions(one.database, tmp_path / "one.rtlog")
+    assert (moved.sessions, moved.calls) == (3, 5)
+    middle = await opened(postgres_url)
+    assert (await import_sessions(middle.database, tmp_path / "one.rtlog")).new == 3
+    assert await contents(middle) == before
+    await export_sessions(middle.database, tmp_path / "middle.rtlog")
+    last = await opened(f"sqlite:///{tmp_path}/last.db")
+    await import_sessions(last.database, tmp_path / "middle.rtlog")
+    assert await contents(last) == before
+    async for session in one.all_sessions():
+        assert await last.session_by_key(session.key_hash) == session
+        for row, other in zip(await one.rows(session.id), await last.rows(session.id), strict=True):
+            assert same_fact(row, other)
+    for log in (one, middle, last):
+        await log.close()
+
+
+async def test_a_second_import_changes_nothing_and_a_later_one_brings_up_to_date(sql_log: SqlCallLog, tmp_path: Path):
+    source = await opened(f"sqlite:///{tmp_path}/source.db")
+    session = a_session()
+    await source.open_session(session)
+    first = await append(source, session)
+    await export_sessions(source.database, tmp_path / "1.rtlog")
+    assert (await import_sessions(sql_log.database, tmp_path / "1.rtlog")).new == 1
+    assert (await import_sessions(sql_log.database, tmp_path / "1.rtlog")).new == 0
+    await append(source, session, parent_id=first.id, shared=5)
+    await source.close_session(session.id, 77.0)
+    await export_sessions(source.database, tmp_path / "2.rtlog")
+    assert (await import_sessions(sql_log.database, tmp_path / "2.rtlog")).new == 1
+    assert await contents(sql_log) == await contents(source)
+    assert (await import_sessions(sql_log.database, tmp_path / "1.rtlog")).new == 0
+    await source.close()
+
+
+async def test_rows_that_clash_or_fail_their_checks_are_refused_whole(sql_log: SqlCallLog, tmp_path: Path):
+    session = a_session()
+    await sql_log.open_session(session)
+    intent = await append(sql_log, session)
+    await export_sessions(sql_log.database, tmp_path / "good.rtlog")
+    (block,) = read_archive(tmp_path / "good.rtlog")
+    block.session[1] = "another policy"
+    with ArchiveWriter(tmp_path / "clash.rtlog") as archive:
+        archive.add(block)
+    before = await contents(sql_log)
+    with pytest.raises(RecordCorrupt, match=f"{session.id} is in the store already, and differs"):
+        await import_sessions(sql_log.database, tmp_path / "clash.rtlog")
+    (block,) = read_archive(tmp_path / "good.rtlog")
+    block.session[:3] = "other", "policy", "other key"
+    block.intents[0][:2] = "other call", "other"
+    block.completions.clear()
+    block.deliveries.clear()
+    with ArchiveWriter(tmp_path / "bad.rtlog") as archive:
+        archive.add(block)
+    with pytest.raises(RecordCorrupt, match="other call"):
+        await import_sessions(sql_log.database, tmp_path / "bad.rtlog")
+    assert await contents(sql_log) == before
+    assert intent.id in str(before)
+
+
+async def test_a_damaged_file_is_told_from_a_whole_one(sql_log: SqlCallLog, tmp_path: Path):
+    for _ in range(3):
+        session = a_session()
+        await sql_log.open_session(session)
+        await append(sql_log, session, output_ids=np.arange(5000, dtype=np.int32))
+    path = tmp_path / "a.rtlog"
+    await export_sessions(sql_log.database, path)
+    data = path.read_bytes()
+    for length in (10, 40, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(RecordCorrupt, match=r"not a file|cut off|damaged"):
+            list(read_archive(path))
+    middle = len(data) // 2
+    path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    with pytest.raises(RecordCorrupt, match="damaged"):
+        list(read_archive(path))
+
+
+async def test_a_failed_export_leaves_nothing_behind(sql_log: SqlCallLog, tmp_path: Path):
+    path = tmp_path / "a.rtlog"
+    with pytest.raises(NotFound, match="nobody"):
+        await export_sessions(sql_log.database, path, only=["nobody"])
+    assert not list(tmp_path.glob("*rtlog*"))  # noqa: ASYNC240
+    await export_sessions(sql_log.database, path)
+    with pytest.raises(ConfigError, match="exists"):
+        await export_sessions(sql_log.database, path)

@@ -1,0 +1,255 @@
+"""The spool keeps what it acknowledged through any cut, and takes over and hands back without losing order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from rolltap.calllog.commit import Entry
+from rolltap.calllog.facts import Delivery, Fact
+from rolltap.calllog.spool import OPEN_SHARE, START, Spool
+from rolltap.calllog.spooling import SpoolingWriter
+from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
+
+from .making import a_completion, an_intent
+
+LIMIT = 100_000
+
+
+def opened(path: Path) -> Spool:
+    spool = Spool(path, LIMIT)
+    spool.open()
+    return spool
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "sub" / "spool"
+
+
+def test_records_survive_the_process(path: Path):
+    spool = opened(path)
+    spool.append([b"one", b"two"])
+    spool.append([b"three"])
+    spool.close()
+    again = opened(path)
+    assert again.count == 3
+    assert again.read()[0] == [b"one", b"two", b"three"]
+    again.append([b"four"])
+    assert again.read()[0][3:] == [b"four"]
+    again.close()
+
+
+def test_what_was_cleared_never_comes_back(path: Path):
+    spool = opened(path)
+    spool.append([b"a" * 20, b"b" * 20, b"c" * 20])
+    spool.clear()
+    spool.append([b"d" * 20])
+    spool.close()
+    again = opened(path)
+    assert again.read()[0] == [b"d" * 20]
+    again.close()
+
+
+def test_a_write_that_was_cut_off_anywhere_leaves_the_records_before_it(path: Path):
+    spool = opened(path)
+    spool.append([b"first", b"second"])
+    _, end = spool.read()
+    spool.append([b"the last one"])
+    spool.close()
+    whole = path.read_bytes()
+    _, last = len(whole), end + 8 + len(b"the last one")
+    for cut in range(end, last):
+        path.write_bytes(whole[:cut] + b"\0" * (len(whole) - cut))
+        again = opened(path)
+        assert again.read()[0] == [b"first", b"second"]
+        again.append([b"next"])
+        assert again.read()[0] == [b"first", b"second", b"next"]
+        again.close()
+
+
+def test_it_takes_its_room_at_once(path: Path):
+    spool = opened(path)
+    assert path.stat().st_blocks * 512 >= LIMIT
+    assert spool.room(for_new_calls=False) == LIMIT - START
+    assert spool.room(for_new_calls=True) == int(LIMIT * OPEN_SHARE) - START
+    spool.close()
+
+
+def test_one_process_uses_it_at_a_time(path: Path):
+    spool = opened(path)
+    with pytest.raises(ConfigError, match="in use by another process; give each its own `data` folder"):
+        opened(path)
+    spool.close()
+
+
+def test_another_file_is_not_taken_for_a_spool(path: Path):
+    path.parent.mkdir()
+    path.write_bytes(b"something else entirely" * 10)
+    with pytest.raises(RecordCorrupt, match="not a spool"):
+        opened(path)
+    assert path.read_bytes().startswith(b"something else")
+
+
+class Store:
+    """A store that can be taken away."""
+
+    waiting = 0
+    spool = None
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def settled(self) -> None: ...
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+        self.away = False
+        self.refuses: set[str] = set()
+
+    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
+        for entry in entries:
+            assert isinstance(entry.value, Delivery)
+            if entry.value.call_id in self.refuses:
+                entry.failure = RecordCorrupt("refused")
+            else:
+                self.facts.append(entry.value)
+
+
+@pytest.fixture
+async def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+async def writer(store: Store, path: Path) -> AsyncIterator[SpoolingWriter]:
+    writer = SpoolingWriter(store, Spool(path, LIMIT), probe_s=0.01)
+    await writer.start()
+    yield writer
+    await writer.close()
+
+
+async def write(writer: SpoolingWriter, *call_ids: str) -> list[Entry[Fact]]:
+    entries: list[Entry[Fact]] = [Entry(Delivery(call_id, True)) for call_id in call_ids]
+    await writer.write(entries)
+    return entries
+
+
+def names(store: Store) -> list[str]:
+    return [fact.call_id for fact in store.facts if isinstance(fact, Delivery)]
+
+
+async def test_nothing_is_spooled_while_the_store_is_there(store: Store, writer: SpoolingWriter):
+    await write(writer, "a", "b")
+    assert names(store) == ["a", "b"]
+    assert writer.waiting == 0
+    await writer.settled()
+
+
+async def test_the_spool_takes_over_and_is_drained_in_order(store: Store, writer: SpoolingWriter):
+    await write(writer, "a")
+    store.away = True
+    for call_id in "bcd":
+        assert [entry.failure for entry in await write(writer, call_id)] == [None]
+    assert writer.waiting == 3
+    with pytest.raises(StoreUnavailable, match="away"):
+        await writer.settled()
+    store.away = False
+    await write(writer, "e")
+    while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
+        await asyncio.sleep(0.005)
+    await write(writer, "f")
+    assert sorted(names(store)) == list("abcdef")
+    assert [name for name in names(store) if name in "bcd"] == list("bcd")
+
+
+async def test_a_full_spool_refuses_new_calls_and_still_takes_the_ends_of_open_ones(store: Store, path: Path):
+    writer = SpoolingWriter(store, Spool(path, LIMIT), probe_s=60)
+    await writer.start()
+    store.away = True
+    taken = 0
+    while True:
+        entry: Entry[Fact] = Entry(an_intent("session"))
+        await writer.write([entry])
+        if entry.failure is not None:
+            break
+        taken += 1
+    assert taken > 100
+    assert isinstance(entry.failure, StoreUnavailable)
+    assert entry.failure.retry_after
+    ends: list[Entry[Fact]] = [Entry(a_completion(f"{number}")) for number in range(30)]
+    await writer.write(ends)
+    assert all(end.failure is None for end in ends)
+    await writer.close()
+
+
+async def test_what_a_killed_process_spooled_goes_to_the_store_at_the_next_start(store: Store, path: Path):
+    spool = opened(path)
+    killed = SpoolingWriter(store, spool, probe_s=60)
+    store.away = True
+    await write(killed, "a", "b")
+    spool.close()
+    store.away = False
+    writer = SpoolingWriter(store, Spool(path, LIMIT))
+    await writer.start()
+    assert names(store) == ["a", "b"]
+    await writer.close()
+
+
+async def test_what_the_store_refuses_from_the_spool_is_kept_and_reported(
+    store: Store, writer: SpoolingWriter, path: Path, caplog: pytest.LogCaptureFixture
+):
+    store.away = True
+    await write(writer, "good", "bad", "fine")
+    store.refuses.add("bad")
+    store.away = False
+    while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
+        await asyncio.sleep(0.005)
+    assert names(store) == ["good", "fine"]
+    assert b"bad" in path.with_name("spool.refused").read_bytes()
+    assert "call bad" in caplog.text
+
+
+def damage(path: Path, word: bytes) -> None:
+    at = path.read_bytes().index(word)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"?")
+
+
+async def test_a_spool_that_the_disk_damages_is_kept_and_reported(
+    store: Store, writer: SpoolingWriter, path: Path, caplog: pytest.LogCaptureFixture
+):
+    store.away = True
+    await write(writer, "good", "damaged", "lost")
+    damage(path, b"damaged")
+    store.away = False
+    while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
+        await asyncio.sleep(0.005)
+    assert names(store) == ["good"]
+    assert "2 facts of the spool can't be read" in caplog.text
+    (copy,) = path.parent.glob("spool.damaged*")
+    assert b"lost" in copy.read_bytes()
+
+
+class HangingStore(Store):
+    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_store_that_hangs_is_away(path: Path):
+    writer = SpoolingWriter(HangingStore(), Spool(path, LIMIT), stall_s=0.02)
+    await writer.start()
+    (entry,) = await write(writer, "a")
+    assert entry.failure is None
+    assert writer.waiting == 1
+    await writer.close()
+    kept = opened(path)
+    assert kept.count == 1
+    kept.close()

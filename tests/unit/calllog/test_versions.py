@@ -1,0 +1,132 @@
+"""Databases of an older schema, with data in them, come up to ours; newer ones are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+import rolltap.ledger.schema  # noqa: F401  declares the ledger's tables on the same metadata
+from rolltap.calllog import versions
+from rolltap.calllog.base import CallLog
+from rolltap.calllog.database import Database
+from rolltap.calllog.open import open_call_log
+from rolltap.calllog.schema import VERSION, metadata
+from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.verify import verify
+from rolltap.errors import ConfigError
+
+from .making import a_completion, a_session, append
+
+SESSION, FIRST, SECOND = "01k0000000aaaaaaaaaa", "01k0000000bbbbbbbbbb", "01k0000000cccccccccc"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return request.getfixturevalue("postgres_url") if request.param == "postgres" else f"sqlite:///{tmp_path}/it.db"
+
+
+async def of_schema_1(url: str) -> None:
+    """A database as the first release made it, with a session of two calls, the second still open."""
+    database = Database(url)
+    await database.start()
+    text = (Path(__file__).parent / f"schema_1.{database.dialect_name}.sql").read_text(encoding="utf-8")
+    statements = [one for one in text.split(";\n") if one.strip()]
+
+    def make(connection: sa.Connection) -> None:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+    await database.transact(make)
+    await database.close()
+
+
+async def opened(url: str, *, writable: bool = True) -> SqlCallLog:
+    log: CallLog = open_call_log(url, writable=writable)
+    await log.start()
+    assert isinstance(log, SqlCallLog)
+    return log
+
+
+async def set_version(url: str, version: str) -> None:
+    database = Database(url)
+    await database.start()
+    await database.transact(
+        lambda connection: connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{version}'")
+    )
+    await database.close()
+
+
+async def test_a_database_of_the_first_schema_is_migrated_with_its_data(url: str):
+    await of_schema_1(url)
+    log = await opened(url)
+    assert await log.database.query(versions.version_of) == VERSION
+    session = await log.session_by_key("hash-one")
+    assert session is not None
+    assert (session.id, session.tags, session.closed_at) == (SESSION, {"tag": "välue"}, 77.25)
+    first, second = await log.rows(SESSION)
+    assert (first.intent.id, first.delivered, second.intent.id, second.completion) == (FIRST, True, SECOND, None)
+    assert second.prompt_ids.tolist() == [*range(40), 4, 5, 7, 8]
+    assert (await verify(log.database)).problems == []
+    await append(log, a_session())
+    await log.append_completion(a_completion(SECOND))
+    assert len(await log.rows(SESSION, known={FIRST})) == 1
+    await log.close()
+
+
+async def test_the_migrated_tables_are_the_declared_ones(url: str):
+    await of_schema_1(url)
+    log = await opened(url)
+
+    def differences(connection: sa.Connection) -> list[object]:
+        return compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata)
+
+    assert await log.database.query(differences) == []
+    await log.close()
+
+
+async def test_a_new_database_has_the_last_version_and_needs_no_step(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "alembic" else True)
+    for _ in range(2):
+        log = await opened(url)
+        assert await log.database.query(versions.version_of) == VERSION
+        await log.close()
+
+
+async def test_a_newer_database_is_refused_with_one_line(url: str):
+    await (await opened(url)).close()
+    await set_version(url, "9999")
+    for writable in (True, False):
+        with pytest.raises(ConfigError, match=rf"has schema 9999, .* up to {VERSION}: use a newer rolltap") as refused:
+            await opened(url, writable=writable)
+        assert "\n" not in str(refused.value)
+
+
+async def test_an_older_database_is_not_read_before_it_is_upgraded(url: str):
+    await of_schema_1(url)
+    with pytest.raises(ConfigError, match="rolltap log upgrade"):
+        await opened(url, writable=False)
+    await (await opened(url)).close()
+    await (await opened(url, writable=False)).close()
+
+
+async def test_without_alembic_an_older_database_stays_as_it_is(url: str, monkeypatch: pytest.MonkeyPatch):
+    await of_schema_1(url)
+    with monkeypatch.context() as without:
+        find = importlib.util.find_spec
+        without.setattr(importlib.util, "find_spec", lambda name: None if name == "alembic" else find(name))
+        with pytest.raises(ConfigError, match=r"rolltap\[postgres\]"):
+            await opened(url)
+    database = Database(url)
+    await database.start()
+    assert await database.query(versions.version_of) == versions.FIRST
+    await database.close()
+
+
+def test_the_declared_version_is_the_last_step():
+    assert ScriptDirectory(str(versions.MIGRATIONS)).get_heads() == [VERSION]

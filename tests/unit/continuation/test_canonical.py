@@ -1,0 +1,58 @@
+"""What counts as the same message, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from rolltap.proxy.chat import Message, Reasoning, Text, ToolCall
+from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest, reasoning_agrees
+
+
+def assistant(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Message:
+    parts = ((Reasoning(reasoning),) if reasoning else ()) + ((Text(text),) if text else ())
+    return Message("assistant", parts, tuple(ToolCall(f"id{i}", n, a) for i, (n, a) in enumerate(calls)))
+
+
+SAME = [
+    (assistant("", ("bash", '{"a": 1, "b": [true]}')), assistant("", ("bash", '{"b":[true],"a":1.0}'))),
+    (assistant("", ("bash", '{"t": "\\u00e9"}')), assistant("", ("bash", '{"t":"é"}'))),
+    (assistant("done"), assistant("  done\n")),
+    (assistant("done", reasoning="because"), assistant("done")),
+    (Message("assistant"), Message("assistant", (Text(""),))),
+    (Message("user", (Text("ab"),)), Message("user", (Text("a"), Text("b")))),
+    (Message("system", (Text("s"),)), Message("developer", (Text("s"),))),
+    (
+        Message("tool", (Text("out"),), tool_call_id="x"),
+        Message("tool", (Text("out"),), tool_call_id="y"),
+    ),
+]
+
+DIFFERENT = [
+    (assistant("", ("bash", '{"a": true}')), assistant("", ("bash", '{"a": "true"}'))),
+    (assistant("", ("bash", '{"a": 1}')), assistant("", ("sh", '{"a": 1}'))),
+    (assistant("", ("bash", "{}"), ("bash", "{}")), assistant("", ("bash", "{}"))),
+    (assistant("done"), assistant("Done")),
+    (Message("user", (Text("a"),)), Message("user", (Text("a "),))),
+    (Message("user", (Text("a"),)), Message("system", (Text("a"),))),
+    (assistant("a", ("b", "{}")), assistant("ab", ("", "{}"))),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_same_in_meaning(one: Message, other: Message) -> None:
+    assert message_digest(one) == message_digest(other)
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_an_edit_is_an_edit(one: Message, other: Message) -> None:
+    assert message_digest(one) != message_digest(other)
+
+
+def test_arguments_that_are_not_json_stay_text() -> None:
+    assert canonical_arguments(' {"a": ') == '{"a":'
+
+
+def test_thinking_may_be_dropped_or_trimmed_but_not_changed() -> None:
+    assert reasoning_agrees("", "why")
+    assert reasoning_agrees(" why\n", "why")
+    assert not reasoning_agrees("how", "why")

@@ -1,0 +1,157 @@
+"""The prompt of a call begins with exactly what its parent's engine saw and sampled, or a break says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rolltap.proxy.chat import Message, Reasoning, Text, Tool, ToolCall
+from rolltap.types import BreakReason, Outcome
+
+TURN = '<tool_call>\n{"name":  "bash", "arguments": {"command": "ls",   "n": 1.0}}\n</tool_call><|im_end|>'
+
+
+def user(text: str) -> Message:
+    return Message("user", (Text(text),))
+
+
+def tool_result(call: ToolCall, text: str) -> Message:
+    return Message("tool", (Text(text),), tool_call_id=call.id)
+
+
+def extends(plan: Any, node: Any) -> bool:
+    context = node.context_ids()
+    return plan.break_ is None and np.array_equal(plan.prompt_ids[: len(context)], context)
+
+
+def test_a_re_serialised_echo_still_gets_the_sampled_tokens(world: Any) -> None:
+    first = world.call(user("list"), output=TURN)
+    call = first.reply.tool_calls[0]
+    echo = Message("assistant", (), (ToolCall("other-id", "bash", '{"n":1,"command":"ls"}'),))
+    plan = world.plan(world.request(user("list"), echo, tool_result(call, "a.txt")))
+    assert extends(plan, first)
+    assert plan.parent is first
+    text = world.tokenizer.decode(plan.prompt_ids[plan.shared :].tolist())
+    assert text == "\n<|im_start|>user\n<tool_response>\na.txt\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_changed_argument_is_an_edit_and_keeps_the_tokens_before_it(world: Any) -> None:
+    first = world.call(user("list"), output=TURN)
+    second = world.call(
+        user("list"), first.reply, tool_result(first.reply.tool_calls[0], "a.txt"), output="It is a.txt<|im_end|>"
+    )
+    edited = Message("assistant", (Text("It is b.txt"),))
+    echo = (user("list"), first.reply, tool_result(first.reply.tool_calls[0], "a.txt"), edited, user("sure?"))
+    plan = world.plan(world.request(*echo))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.HISTORY_EDITED
+    assert plan.break_.message_index == 3
+    assert plan.parent is first
+    assert plan.shared == len(first.context_ids())
+    assert len(second.prompt_ids) > plan.shared
+
+
+def test_an_identical_request_is_a_sibling_with_the_same_prompt(world: Any) -> None:
+    first = world.call(user("list"), output=TURN)
+    messages = (user("list"), first.reply, tool_result(first.reply.tool_calls[0], "a"))
+    second = world.call(*messages, output="one<|im_end|>")
+    plan = world.plan(world.request(*messages))
+    assert plan.parent is first
+    assert plan.break_ is None
+    np.testing.assert_array_equal(plan.prompt_ids, second.prompt_ids)
+
+
+def test_changed_tools_are_named(world: Any) -> None:
+    first = world.call(user("list"), output="ok<|im_end|>")
+    other = (Tool("other", "Another.", {"type": "object", "properties": {}}),)
+    plan = world.plan(world.request(user("list"), first.reply, user("more"), tools=other))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.TOOLS_CHANGED
+
+
+def test_changed_system_text_is_named(world: Any) -> None:
+    first = world.call(Message("system", (Text("a"),)), user("list"), output="ok<|im_end|>")
+    plan = world.plan(world.request(Message("system", (Text("b"),)), user("list"), first.reply, user("more")))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.SYSTEM_CHANGED
+
+
+def test_another_conversation_is_named(world: Any) -> None:
+    world.call(user("list"), output="ok<|im_end|>")
+    plan = world.plan(world.request(user("a quite different matter")))
+    assert plan.parent is None
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.NEW_CONVERSATION
+
+
+def test_a_summary_that_returns_is_a_compaction(world: Any) -> None:
+    summary = "The user wanted a listing of the folder, and it held a.txt."
+    first = world.call(user("list"), output="ok<|im_end|>")
+    world.call(user("list"), first.reply, user("sum it up"), output=summary + "<|im_end|>")
+    plan = world.plan(world.request(user("So far: " + summary), user("go on")))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.COMPACTION
+
+
+def test_thinking_stays_within_a_tool_cycle_and_follows_the_template_after_it(world: Any) -> None:
+    first = world.call(user("list"), output="<think>\nhm\n</think>\n\n" + TURN)
+    assert first.reply.reasoning == "hm"
+    dropped = msgspec.structs.replace(first.reply, parts=())
+    plan = world.plan(world.request(user("list"), dropped, tool_result(first.reply.tool_calls[0], "a")))
+    assert extends(plan, first)
+    plan = world.plan(world.request(user("list"), dropped, user("never mind")))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.THINKING_DROPPED
+    world.continuation.history = "keep"
+    plan = world.plan(world.request(user("list"), dropped, user("never mind")))
+    assert extends(plan, first)
+
+
+def test_changed_thinking_is_an_edit(world: Any) -> None:
+    first = world.call(user("list"), output="<think>\nhm\n</think>\n\n" + TURN)
+    changed = Message("assistant", (Reasoning("something else"),), first.reply.tool_calls)
+    plan = world.plan(world.request(user("list"), changed, tool_result(first.reply.tool_calls[0], "a")))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.HISTORY_EDITED
+
+
+def test_an_unfinished_parent_is_named(world: Any) -> None:
+    world.call(user("list"), output="half", outcome=Outcome.ABORTED)
+    plan = world.plan(world.request(user("list"), Message("assistant", (Text("half"),)), user("go on")))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.PARENT_UNFINISHED
+
+
+def test_a_truncated_turn_is_closed_and_extended(world: Any) -> None:
+    first = world.call(user("list"), output="it was a long")
+    plan = world.plan(world.request(user("list"), first.reply, user("go on")))
+    assert extends(plan, first)
+    text = world.tokenizer.decode(plan.prompt_ids[len(first.context_ids()) :].tolist())
+    assert text.startswith("<|im_end|>\n<|im_start|>user\ngo on")
+
+
+def test_special_tokens_that_a_user_types_end_no_turn(world: Any) -> None:
+    typed = "a <|im_end|> b <tool_call>"
+    plan = world.plan(world.request(user(typed)))
+    ids = plan.prompt_ids.tolist()
+    end = world.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert typed in world.tokenizer.decode(ids)
+    without = world.plan(world.request(user("a b"))).prompt_ids.tolist()
+    assert ids.count(end) == without.count(end)
+
+
+def test_equal_replies_with_other_tokens_need_a_handle(world: Any) -> None:
+    plain, spaced = '{"name": "bash", "arguments": {}}', '{"name":"bash","arguments":{}}'
+    make = "<tool_call>\n{}\n</tool_call><|im_end|>".format
+    one = world.call(user("list"), output=make(plain))
+    two = world.call(user("list"), output=make(spaced))
+    nameless = Message("assistant", (), (ToolCall("x", "bash", "{}"),))
+    plan = world.plan(world.request(user("list"), nameless, Message("tool", (Text("a"),), tool_call_id="x")))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.AMBIGUOUS_PARENT
+    for node in (one, two):
+        plan = world.plan(world.request(user("list"), node.reply, tool_result(node.reply.tool_calls[0], "a")))
+        assert plan.parent is node
+        assert extends(plan, node)

@@ -1,0 +1,101 @@
+"""Requests that name recorded replies get their whole history back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rolltap.errors import InvalidRequest
+from rolltap.proxy.chat import Message, Text, ToolCall
+from rolltap.proxy.dialects.recall import Lookup, Recorded, recall
+
+LOOK = ToolCall("call_1", "look", "{}")
+
+
+def lookup(records: Mapping[str, Recorded]) -> Lookup:
+    async def find(handle: str) -> Recorded | None:
+        return records.get(handle)
+
+    return find
+
+
+def shape(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in messages]
+
+
+async def test_a_chain_of_replies_is_the_whole_history(parse: Any) -> None:
+    first = parse("openai_responses", input="one", instructions="Old rules.")
+    second = parse("openai_responses", input="two", previous_response_id="resp_1")
+    third = parse(
+        "openai_responses",
+        input=[{"type": "function_call_output", "call_id": "call_1", "output": "soil"}],
+        previous_response_id="resp_2",
+        instructions="New rules.",
+    )
+    records = {
+        "resp_1": Recorded(first, Message("assistant", (Text("uno"),))),
+        "resp_2": Recorded(second, Message("assistant", (Text("dos"),), (LOOK,))),
+    }
+    whole = await recall(third, lookup(records))
+    assert shape(whole.messages) == [
+        ("system", "New rules."),
+        ("user", "one"),
+        ("assistant", "uno"),
+        ("user", "two"),
+        ("assistant", "dos"),
+        ("tool", "soil"),
+    ]
+    assert whole.messages[-1].name == "look"
+    assert (whole.previous, whole.recalls) == (None, False)
+
+
+async def test_references_are_replaced_by_the_replies_they_name(parse: Any) -> None:
+    items = [
+        {"role": "user", "content": "look"},
+        {"type": "item_reference", "id": "rs_1"},
+        {"type": "item_reference", "id": "fc_1"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "soil"},
+    ]
+    reply = Message("assistant", (Text("uno"),), (LOOK,))
+    chat = parse("openai_responses", input=items)
+    whole = await recall(chat, lookup({"rs_1": Recorded(chat, reply)}))
+    assert whole.messages[1] is reply
+    assert shape(whole.messages) == [("user", "look"), ("assistant", "uno"), ("tool", "soil")]
+
+
+async def test_what_names_nothing_is_its_own_history(parse: Any) -> None:
+    chat = parse("openai_responses")
+    assert await recall(chat, lookup({})) is chat
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_9"}, "previous_response_id"),
+        ({"input": [{"type": "item_reference", "id": "msg_9"}]}, "input"),
+    ],
+)
+async def test_an_unknown_name_is_refused(parse: Any, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        await recall(parse("openai_responses", **fields), lookup({}))
+    assert raised.value.param == param
+
+
+async def test_a_result_must_answer_a_recorded_call(parse: Any) -> None:
+    result = {"type": "function_call_output", "call_id": "call_9", "output": "soil"}
+    chat = parse("openai_responses", input=[result], previous_response_id="resp_1")
+    records = {"resp_1": Recorded(parse("openai_responses"), Message("assistant", (Text("uno"),)))}
+    with pytest.raises(InvalidRequest, match="call_9"):
+        await recall(chat, lookup(records))
+
+
+async def test_a_long_chain_needs_no_recursion(parse: Any) -> None:
+    reply = Message("assistant", (Text("ok"),))
+    records: dict[str, Recorded] = {"resp_0": Recorded(parse("openai_responses"), reply)}
+    link: Any = parse("openai_responses", previous_response_id="resp_0")
+    for index in range(1, 3000):
+        records[f"resp_{index}"] = Recorded(link, reply)
+        link = parse("openai_responses", previous_response_id=f"resp_{index}")
+    assert len((await recall(link, lookup(records))).messages) == 6001

@@ -1,0 +1,445 @@
+"""The vendors' own Python clients read what the dialects write, and send it back so that it is known again.
+
+The clients run for real, over HTTP, against a server that holds nothing but the dialects and a scripted reply.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import uvicorn
+from google import genai
+from google.genai import errors as genai_errors
+from google.genai import types as genai_types
+from starlette.routing import compile_path
+
+from rolltap.errors import ContextOverflow, InvalidRequest, RateLimited, RolltapError
+from rolltap.proxy.agent_plane import wire_request
+from rolltap.proxy.chat import (
+    ChatRequest,
+    Choice,
+    Message,
+    Reasoning,
+    ReasoningDelta,
+    ReplyEnded,
+    ReplyEvent,
+    ReplyStarted,
+    Text,
+    TextDelta,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallStarted,
+    Usage,
+)
+from rolltap.proxy.continuation.canonical import message_digest, reasoning_agrees
+from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects.base import Dialect, Route, WireReply, WireRequest
+
+CALL_ID = "01jd0000000000000001"
+HANDLE = f"call_{CALL_ID}zzabcdefghjkmn"
+FIRST, SECOND = f"call_{CALL_ID}00pqrstvwxyz01", f"call_{CALL_ID}01pqrstvwxyz02"
+ARGUMENTS = '{\n  "place": "shed"\n}'
+REPLY = Message(
+    "assistant",
+    (Reasoning("Two places."), Text("I look.")),
+    (ToolCall(FIRST, "look", ARGUMENTS), ToolCall(SECOND, "look", "{}")),
+    handle=HANDLE,
+)
+USAGE = Usage(prompt=40, output=12, cached=30, reasoning=5)
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"place": {"type": "string"}}}
+
+
+def events(choice: Choice) -> Iterator[ReplyEvent]:
+    """A streamed reply that ends in `choice`, in small pieces."""
+    message = choice.message
+    yield ReplyStarted(CALL_ID, 1_700_000_000, "gardener", USAGE.prompt, HANDLE)
+    yield from (ReasoningDelta(character) for character in message.reasoning)
+    yield from (TextDelta(character) for character in message.text)
+    for position, call in enumerate(message.tool_calls):
+        yield ToolCallStarted(position, call.id, call.name, call.kind)
+        yield from (ToolCallDelta(position, character) for character in call.arguments)
+        yield ToolCallEnded(position)
+    yield ReplyEnded((choice,), USAGE)
+
+
+@dataclass
+class Server:
+    """An ASGI application that answers model calls with `choice`, or with `errors` while there are any."""
+
+    choice: Choice = field(default_factory=lambda: Choice(REPLY, "tool_calls"))
+    errors: list[RolltapError] = field(default_factory=list)
+    seen: list[ChatRequest] = field(default_factory=list)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        dialect, route, params = self._route(scope)
+        wire = wire_request(scope | {"path_params": params}, body)
+        assert dialect.key(wire) == "sk-garden"
+        try:
+            reply = self._answer(dialect, route, wire)
+        except RolltapError as error:
+            reply = dialect.error(error)
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    def _answer(self, dialect: Dialect, route: Route, wire: WireRequest) -> WireReply:
+        content = {"content-type": "application/json"}
+        if route.action in ("models", "model"):
+            return WireReply(200, dialect.models(["gardener"], wire.path_params.get("model")), content)
+        chat = dialect.parse(wire)
+        self.seen.append(chat)
+        if self.errors:
+            raise self.errors.pop(0)
+        if route.action == "count_tokens":
+            return WireReply(200, dialect.token_count(40), content)
+        if chat.stream:
+            writer = dialect.writer(chat)
+            frames = b"".join(writer.keep_alive() + writer.write(event) for event in events(self.choice))
+            return WireReply(200, frames, {"content-type": writer.content_type})
+        started, *_, ended = events(self.choice)
+        assert isinstance(started, ReplyStarted)
+        assert isinstance(ended, ReplyEnded)
+        return WireReply(200, dialect.reply(chat, started, ended), content)
+
+    def _route(self, scope: Any) -> tuple[Dialect, Route, dict[str, str]]:
+        for dialect in DIALECTS.values():
+            for route in dialect.routes:
+                match = compile_path(route.path)[0].match(scope["path"])
+                if match and route.method == scope["method"]:
+                    return dialect, route, match.groupdict()
+        raise AssertionError(f"no dialect serves {scope['method']} {scope['path']}")
+
+
+class Switch:
+    """Hands requests to the server of the test that runs."""
+
+    current: Server
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.current(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def switch() -> Switch:
+    return Switch()
+
+
+@pytest.fixture(scope="module")
+def url(switch: Switch) -> Iterator[str]:
+    """Where the dialects are served, on a free port. The socket listens before the server runs."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(switch, lifespan="off", log_level="error", ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def server(switch: Switch) -> Server:
+    switch.current = Server()
+    return switch.current
+
+
+@pytest.fixture
+def openai_client(url: str, server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(api_key="sk-garden", base_url=f"{url}/v1", max_retries=1) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_client(url: str, server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(api_key="sk-garden", base_url=url, max_retries=1) as client:
+        yield client
+
+
+@pytest.fixture
+def gemini_client(url: str, server: Server) -> Iterator[genai.Client]:
+    with genai.Client(api_key="sk-garden", http_options=genai_types.HttpOptions(base_url=url)) as client:
+        yield client
+
+
+def assert_known_again(echoed: Message, *, thinking: bool = True) -> None:
+    """The echoed turn is the recorded one: equal in meaning, and naming its call."""
+    assert message_digest(echoed) == message_digest(REPLY)
+    assert reasoning_agrees(echoed.reasoning, REPLY.reasoning)
+    assert not thinking or echoed.reasoning == REPLY.reasoning
+    assert [call.id for call in echoed.tool_calls] == [FIRST, SECOND]
+
+
+CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+
+
+def test_openai_chat_whole(server: Server, openai_client: openai.OpenAI) -> None:
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    reply = openai_client.chat.completions.create(model="gardener", messages=history, tools=CHAT_TOOLS)
+    message = reply.choices[0].message
+    assert (message.content, reply.choices[0].finish_reason) == ("I look.", "tool_calls")
+    assert [call.function.arguments for call in message.tool_calls or [] if call.type == "function"] == [
+        ARGUMENTS,
+        "{}",
+    ]
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens_details is not None
+    assert (reply.usage.total_tokens, reply.usage.prompt_tokens_details.cached_tokens) == (52, 30)
+    results: list[Any] = [{"role": "tool", "tool_call_id": id, "content": "soil"} for id in (FIRST, SECOND)]
+    echo: Any = [*history, message, *results]
+    openai_client.chat.completions.create(model="gardener", messages=echo, tools=CHAT_TOOLS)
+    assert_known_again(server.seen[1].messages[1])
+    assert [entry.name for entry in server.seen[1].messages[2:]] == ["look", "look"]
+
+
+def test_openai_chat_stream(server: Server, openai_client: openai.OpenAI) -> None:
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    options: Any = {"include_usage": True}
+    with openai_client.chat.completions.stream(
+        model="gardener", messages=history, tools=CHAT_TOOLS, stream_options=options
+    ) as stream:
+        final = stream.get_final_completion()
+    message = final.choices[0].message
+    assert (message.content, final.choices[0].finish_reason) == ("I look.", "tool_calls")
+    assert final.usage is not None
+    assert final.usage.completion_tokens == 12
+    echo: Any = message.model_dump(exclude_none=True)
+    openai_client.chat.completions.create(model="gardener", messages=[*history, echo], tools=CHAT_TOOLS)
+    assert_known_again(server.seen[1].messages[1])
+
+
+def test_openai_chat_gives_the_log_probs_that_were_asked_for(server: Server, openai_client: openai.OpenAI) -> None:
+    entries = (TokenLogprob("I", -0.5, (("I", -0.5), ("We", -2.0))), TokenLogprob(" look.", -0.125))
+    server.choice = Choice(Message("assistant", (Text("I look."),)), "stop", logprobs=entries)
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    reply = openai_client.chat.completions.create(model="m", messages=history, logprobs=True, top_logprobs=2)
+    assert server.seen[0].sampling.top_logprobs == 2
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert [(entry.token, entry.logprob) for entry in logprobs.content or []] == [("I", -0.5), (" look.", -0.125)]
+    assert [top.token for top in (logprobs.content or [])[0].top_logprobs] == ["I", "We"]
+
+
+def test_openai_chat_errors(server: Server, openai_client: openai.OpenAI) -> None:
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        openai_client.chat.completions.create(model="m", messages=history, extra_body={"functions": []})
+    assert (refused.value.param, refused.value.code) == ("functions", "invalid_request")
+    server.errors = [ContextOverflow("too long", tokens=900, limit=512)]
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens") as overflow:
+        openai_client.chat.completions.create(model="m", messages=history)
+    assert overflow.value.code == "context_length_exceeded"
+    server.errors = [RateLimited("wait", retry_after=0.01)]
+    assert openai_client.chat.completions.create(model="m", messages=history).choices
+
+
+def test_openai_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic) -> None:
+    assert [model.id for model in openai_client.models.list()] == ["gardener"]
+    assert openai_client.models.retrieve("gardener").owned_by == "rolltap"
+    assert [model.display_name for model in anthropic_client.models.list()] == ["gardener"]
+    with pytest.raises(openai.NotFoundError, match="served: gardener"):
+        openai_client.models.retrieve("cook")
+
+
+RESPONSES_TOOLS: Any = [{"type": "function", "name": "look", "parameters": SCHEMA, "strict": False}]
+
+
+def test_openai_responses_whole(server: Server, openai_client: openai.OpenAI) -> None:
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    reply = openai_client.responses.create(
+        model="gardener", input=history, tools=RESPONSES_TOOLS, include=["reasoning.encrypted_content"]
+    )
+    assert [item.type for item in reply.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert reply.output_text == "I look."
+    assert reply.usage is not None
+    assert (reply.usage.input_tokens, reply.usage.input_tokens_details.cached_tokens) == (40, 30)
+    results: list[Any] = [{"type": "function_call_output", "call_id": id, "output": "soil"} for id in (FIRST, SECOND)]
+    echo: Any = [*history, *reply.output, *results]
+    openai_client.responses.create(model="gardener", input=echo, tools=RESPONSES_TOOLS)
+    echoed = server.seen[1].messages[1]
+    assert_known_again(echoed)
+    assert HANDLE in (echoed.handle or "")
+    assert [part.handle for part in echoed.parts if isinstance(part, Reasoning)] == [HANDLE]
+    openai_client.responses.create(model="gardener", input="Go on.", previous_response_id=reply.id)
+    assert server.seen[2].previous == reply.id
+    assert HANDLE in reply.id
+
+
+def test_openai_responses_stream(server: Server, openai_client: openai.OpenAI) -> None:
+    with openai_client.responses.stream(model="gardener", input="Look.", tools=RESPONSES_TOOLS) as stream:
+        numbers = [event.sequence_number for event in stream]
+        final = stream.get_final_response()
+    assert numbers == list(range(len(numbers)))
+    assert (final.status, final.output_text) == ("completed", "I look.")
+    calls = [item for item in final.output if item.type == "function_call"]
+    assert [(call.call_id, call.arguments) for call in calls] == [(FIRST, ARGUMENTS), (SECOND, "{}")]
+    echo: list[Any] = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in final.output]
+    openai_client.responses.create(model="gardener", input=[{"role": "user", "content": "Look."}, *echo])
+    assert_known_again(server.seen[1].messages[1])
+
+
+def test_openai_responses_that_hit_the_limit_are_incomplete(server: Server, openai_client: openai.OpenAI) -> None:
+    server.choice = Choice(Message("assistant", (Text("I lo"),)), "length")
+    reply = openai_client.responses.create(model="m", input="Look.")
+    assert (reply.status, reply.incomplete_details and reply.incomplete_details.reason) == (
+        "incomplete",
+        "max_output_tokens",
+    )
+    last = list(openai_client.responses.create(model="m", input="Look.", stream=True))[-1]
+    assert last.type == "response.incomplete"
+
+
+def test_openai_completions(openai_client: openai.OpenAI) -> None:
+    assert openai_client.completions.create(model="m", prompt="Look.").choices[0].text == "I look."
+    chunks = list(openai_client.completions.create(model="m", prompt="Look.", stream=True))
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "I look."
+
+
+ANTHROPIC_TOOLS: Any = [{"name": "look", "input_schema": SCHEMA}]
+
+
+def test_anthropic_whole(server: Server, anthropic_client: anthropic.Anthropic) -> None:
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    reply = anthropic_client.messages.create(
+        model="gardener", max_tokens=99, messages=history, tools=ANTHROPIC_TOOLS, system="Be brief."
+    )
+    assert [block.type for block in reply.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert reply.stop_reason == "tool_use"
+    assert (reply.usage.input_tokens, reply.usage.cache_read_input_tokens, reply.usage.output_tokens) == (10, 30, 12)
+    results = [{"type": "tool_result", "tool_use_id": id, "content": "soil"} for id in (FIRST, SECOND)]
+    echo: list[Any] = [*history, {"role": "assistant", "content": reply.content}, {"role": "user", "content": results}]
+    anthropic_client.messages.create(model="gardener", max_tokens=99, messages=echo, system="Be brief.")
+    assert [message.role for message in server.seen[1].messages] == ["system", "user", "assistant", "tool", "tool"]
+    echoed = server.seen[1].messages[2]
+    assert_known_again(echoed)
+    assert [part.handle for part in echoed.parts if isinstance(part, Reasoning)] == [HANDLE]
+
+
+def test_anthropic_stream(server: Server, anthropic_client: anthropic.Anthropic) -> None:
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    with anthropic_client.messages.stream(
+        model="gardener", max_tokens=99, messages=history, tools=ANTHROPIC_TOOLS
+    ) as stream:
+        assert "".join(stream.text_stream) == "I look."
+        final = stream.get_final_message()
+    assert final.stop_reason == "tool_use"
+    assert (final.usage.output_tokens, final.usage.cache_read_input_tokens) == (12, 30)
+    assert [block.input for block in final.content if block.type == "tool_use"] == [{"place": "shed"}, {}]
+    results = [{"type": "tool_result", "tool_use_id": id, "content": "soil"} for id in (FIRST, SECOND)]
+    echo: list[Any] = [*history, {"role": "assistant", "content": final.content}, {"role": "user", "content": results}]
+    anthropic_client.messages.create(model="gardener", max_tokens=99, messages=echo)
+    assert_known_again(server.seen[1].messages[1])
+
+
+def test_anthropic_counts_tokens_and_tells_a_stop_sequence(
+    server: Server, anthropic_client: anthropic.Anthropic
+) -> None:
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    assert anthropic_client.messages.count_tokens(model="m", messages=history).input_tokens == 40
+    server.choice = Choice(Message("assistant", (Text("I look"),)), "stop", stop=".")
+    reply = anthropic_client.messages.create(model="m", max_tokens=9, messages=history, stop_sequences=["."])
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", ".")
+
+
+def test_anthropic_errors(server: Server, anthropic_client: anthropic.Anthropic) -> None:
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    server.errors = [ContextOverflow("too long", tokens=900, limit=512)]
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 900 tokens > 512 maximum"):
+        anthropic_client.messages.create(model="m", max_tokens=9, messages=history)
+    server.errors = [InvalidRequest("tools: no", param="tools")] * 2
+    with pytest.raises(anthropic.BadRequestError, match="tools: no"):
+        anthropic_client.messages.create(model="m", max_tokens=9, messages=history)
+    server.errors = [RateLimited("wait", retry_after=0.01)]
+    assert anthropic_client.messages.create(model="m", max_tokens=9, messages=history).content
+
+
+def gemini_config(**settings: Any) -> genai_types.GenerateContentConfig:
+    declared = genai_types.FunctionDeclaration(name="look", parameters_json_schema=SCHEMA)
+    return genai_types.GenerateContentConfig(
+        system_instruction="Be brief.",
+        tools=[genai_types.Tool(function_declarations=[declared])],
+        thinking_config=genai_types.ThinkingConfig(include_thoughts=True),
+        **settings,
+    )
+
+
+def user(*parts: genai_types.Part) -> genai_types.Content:
+    return genai_types.Content(role="user", parts=list(parts))
+
+
+def test_gemini_whole(server: Server, gemini_client: genai.Client) -> None:
+    question = user(genai_types.Part(text="Look."))
+    reply = gemini_client.models.generate_content(model="gardener", contents=[question], config=gemini_config())
+    assert reply.text == "I look."
+    assert [(call.id, call.args) for call in reply.function_calls or []] == [(FIRST, {"place": "shed"}), (SECOND, {})]
+    assert reply.usage_metadata is not None
+    assert reply.usage_metadata.thoughts_token_count == 5
+    assert reply.usage_metadata.total_token_count == 52
+    assert reply.candidates
+    assert reply.candidates[0].content is not None
+    results = [
+        genai_types.Part(
+            function_response=genai_types.FunctionResponse(id=id, name="look", response={"output": "soil"})
+        )
+        for id in (FIRST, SECOND)
+    ]
+    contents: list[Any] = [question, reply.candidates[0].content, user(*results)]
+    gemini_client.models.generate_content(model="gardener", contents=contents, config=gemini_config())
+    assert [message.role for message in server.seen[1].messages] == ["system", "user", "assistant", "tool", "tool"]
+    echoed = server.seen[1].messages[2]
+    assert_known_again(echoed)
+    assert echoed.handle == HANDLE
+    assert server.seen[1].messages[3].text == "soil"
+
+
+def test_gemini_stream(server: Server, gemini_client: genai.Client) -> None:
+    chunks = list(
+        gemini_client.models.generate_content_stream(model="gardener", contents="Look.", config=gemini_config())
+    )
+    contents = [chunk.candidates[0].content for chunk in chunks if chunk.candidates]
+    parts = [part for content in contents if content is not None for part in content.parts or []]
+    assert "".join(part.text or "" for part in parts if not part.thought) == "I look."
+    assert "".join(part.text or "" for part in parts if part.thought) == "Two places."
+    assert chunks[-1].candidates
+    assert chunks[-1].candidates[0].finish_reason == genai_types.FinishReason.STOP
+    echo = genai_types.Content(role="model", parts=parts)
+    gemini_client.models.generate_content(
+        model="gardener", contents=[user(genai_types.Part(text="Look.")), echo, user(genai_types.Part(text="And?"))]
+    )
+    assert_known_again(server.seen[1].messages[1])
+
+
+def test_gemini_without_thoughts_sends_none(server: Server, gemini_client: genai.Client) -> None:
+    reply = gemini_client.models.generate_content(model="gardener", contents="Look.")
+    assert reply.candidates
+    assert reply.candidates[0].content is not None
+    assert not any(part.thought for part in reply.candidates[0].content.parts or [])
+    assert server.seen[0].sampling.thinking is None
+
+
+def test_gemini_counts_lists_and_refuses(server: Server, gemini_client: genai.Client) -> None:
+    assert gemini_client.models.count_tokens(model="gardener", contents="Look.").total_tokens == 40
+    assert [model.name for model in gemini_client.models.list()] == ["models/gardener"]
+    server.errors = [ContextOverflow("too long", tokens=900, limit=512)]
+    with pytest.raises(genai_errors.ClientError, match=r"input token count \(900\) exceeds"):
+        gemini_client.models.generate_content(model="gardener", contents="Look.")
+    server.errors = [RateLimited("wait", retry_after=3)]
+    with pytest.raises(genai_errors.ClientError) as limited:
+        gemini_client.models.generate_content(model="gardener", contents="Look.")
+    assert (limited.value.code, limited.value.status) == (429, "RESOURCE_EXHAUSTED")
+    assert "3s" in json.dumps(limited.value.details)

@@ -1,0 +1,172 @@
+"""What the dialects stand on: the item cache, hints, arguments, probes, legacy completions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from rolltap.errors import InvalidRequest
+from rolltap.proxy.dialects.arguments import object_of, text_of
+from rolltap.proxy.dialects.hints import read_hints
+from rolltap.proxy.dialects.items import ItemCache
+from rolltap.proxy.dialects.probes import probe_routes
+from rolltap.proxy.dialects.reading import MAX_DEPTH, check_depth
+from rolltap.proxy.dialects.writing import encode
+
+
+def test_the_cache_keeps_the_latest_bytes_within_its_limit() -> None:
+    parsed: list[bytes] = []
+    cache = ItemCache(lambda raw: parsed.append(raw) or raw.upper(), limit=40)
+    for raw in (b"a" * 10, b"b" * 10, b"c" * 10, b"d" * 10):
+        cache.get(raw)
+    cache.get(b"a" * 10)
+    cache.get(b"e" * 10)
+    assert len(parsed) == 5
+    cache.get(b"a" * 10)
+    cache.get(b"b" * 10)
+    assert parsed[5:] == [b"b" * 10]
+    assert len(cache) == 4
+
+
+def test_the_cache_gives_back_the_first_copy() -> None:
+    cache = ItemCache(lambda raw: object())
+    first, value = cache.get(bytes(bytearray(b"item")))
+    again, same = cache.get(bytes(bytearray(b"item")))
+    assert first is again
+    assert value is same
+
+
+def test_an_item_too_large_to_keep_is_only_parsed() -> None:
+    cache = ItemCache(len, limit=40)
+    assert cache.get(b"x" * 11)[1] == 11
+    assert len(cache) == 0
+
+
+def test_a_refusal_is_not_kept_and_names_its_item() -> None:
+    def parse(raw: bytes) -> None:
+        raise InvalidRequest("text: no", param="text")
+
+    cache = ItemCache(parse)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as raised:
+            cache.all([msgspec.Raw(b"{}"), msgspec.Raw(b"7")], "messages")
+        assert raised.value.param == "messages[0].text"
+        assert raised.value.message == "messages[0].text: no"
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"session-id": "s", "thread-id": "s"}, ("s", None, None, None)),
+        (
+            {"session-id": "s", "thread-id": "t", "x-codex-parent-thread-id": "s", "x-openai-subagent": "collab_spawn"},
+            ("s", "t", "s", None),
+        ),
+        (
+            {"session-id": "s", "thread-id": "s", "x-codex-turn-metadata": '{"request_kind": "compaction", "n": [1]}'},
+            ("s", None, None, "summary"),
+        ),
+        ({"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}, ("s", "a", None, None)),
+        ({"x-session-id": "child", "x-parent-session-id": "s"}, ("child", "child", "s", None)),
+        ({"x-interaction-type": "conversation-subagent"}, (None, "conversation-subagent", None, None)),
+        ({"x-interaction-type": "conversation-compaction"}, (None, None, None, "summary")),
+        ({"session_id": "s"}, ("s", None, None, None)),
+        ({"x-codex-turn-metadata": "[" * 5000}, (None, None, None, None)),
+        ({}, (None, None, None, None)),
+    ],
+)
+def test_harness_headers(headers: dict[str, str], expected: tuple[Any, ...]) -> None:
+    hints = read_hints(headers)
+    assert (hints.conversation, hints.agent, hints.parent_agent, hints.kind) == expected
+
+
+def test_hints_in_the_body_come_after_those_in_headers() -> None:
+    user_id = json.dumps({"device_id": "d", "session_id": "s"})
+    assert read_hints({}, user_id=user_id).conversation == "s"
+    assert read_hints({}, user_id="user_abc").conversation is None
+    assert read_hints({}, cache_key="k").conversation == "k"
+    assert read_hints({"session-id": "s"}, cache_key="k").conversation == "s"
+
+
+@pytest.mark.parametrize(("count", "retry"), [("2", 2), ("-1", 0), ("x", 0), ("9" * 30, 0), ("²", 0)])
+def test_retries(count: str, retry: int) -> None:
+    assert read_hints({"x-stainless-retry-count": count}).retry == retry
+
+
+def test_hints_keep_no_secrets_and_no_long_values() -> None:
+    hints = read_hints({"authorization": "Bearer sk", "x-api-key": "sk", "user-agent": "u" * 10_000})
+    assert list(hints.raw) == ["user-agent"]
+    assert len(hints.raw["user-agent"]) == 2048
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(value=st.dictionaries(st.text(max_size=5), VALUES, max_size=3), indent=st.none() | st.integers(0, 2))
+def test_arguments_of_any_spacing_keep_their_meaning(value: dict[str, Any], indent: int | None) -> None:
+    written = encode(object_of(json.dumps(value, indent=indent)))
+    assert b"\n" not in written
+    assert json.loads(text_of(msgspec.Raw(written), "args")) == value
+
+
+@settings(deadline=None)
+@given(text=st.text().filter(lambda text: text.strip()))
+def test_text_that_is_no_object_survives_the_object(text: str) -> None:
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        assert text_of(msgspec.Raw(encode(object_of(text))), "args") == text
+
+
+def test_an_object_that_mentions_the_wrapper_is_its_own(parse: Any) -> None:
+    raw = b'{"__unparsedToolInput": {"raw": 7}}'
+    assert text_of(msgspec.Raw(raw), "args") == raw.decode()
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_depth_is_counted_exactly() -> None:
+    check_depth(nested(MAX_DEPTH), "here")
+    with pytest.raises(InvalidRequest, match="here: nested deeper than 64"):
+        check_depth(nested(MAX_DEPTH + 1), "here")
+    check_depth(7, "here")
+
+
+def test_probes_are_answered_at_the_root_and_under_a_session() -> None:
+    client = TestClient(Starlette(routes=probe_routes("", "/s/{session}")))
+    for prefix in ("", "/s/abc"):
+        assert client.head(f"{prefix}/").status_code == 200
+        assert client.head(f"{prefix}/api/hello").status_code == 200
+        assert client.post(f"{prefix}/api/show", json={"model": "m"}).status_code == 404
+        upgrade = client.get(f"{prefix}/v1/responses", headers={"upgrade": "websocket", "connection": "upgrade"})
+        assert upgrade.status_code == 426
+        assert upgrade.json()["error"]["code"] == "upgrade_required"
+
+
+def test_a_legacy_prompt_is_one_user_message(parse: Any, refusal: Any) -> None:
+    chat = parse("openai_completions", prompt=["hi"], logprobs=2)
+    assert [(message.role, message.text) for message in chat.messages] == [("user", "hi")]
+    assert (chat.sampling.max_tokens, chat.sampling.top_logprobs) == (16, 2)
+    for prompt in ([1, 2, 3], ["a", "b"], [[1]], 7):
+        assert refusal("openai_completions", prompt=prompt) == "prompt"
+    for fields in ({"echo": True}, {"best_of": 2}, {"suffix": "x"}, {"prompt": None}):
+        assert refusal("openai_completions", **fields) == next(iter(fields))

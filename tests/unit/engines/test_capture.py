@@ -1,0 +1,181 @@
+"""Chat upstreams: what they say, and the tokens behind it where they tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rolltap.engine.scripted import Fault, ScriptedEngine, ToolUse, Turn, logprob_of, say
+from rolltap.engine.tiny import FOLDER
+from rolltap.errors import ConfigError, EngineProtocolError, EngineRefused, EngineUnavailable
+from rolltap.proxy.chat import (
+    ChatRequest,
+    Image,
+    Message,
+    Reasoning,
+    Sampling,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from rolltap.proxy.engines import open_chat_engine
+from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine
+from rolltap.proxy.engines.chat_wire import body_of
+from rolltap.settings import EngineSettings
+
+BASH = Tool("bash", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
+SAMPLING = Sampling(max_tokens=200)
+TURN = Turn(think="hm", say="look", call=(ToolUse("bash", {"command": "ls"}), ToolUse("bash", {"command": "pwd"})))
+
+
+def chat_call(*messages: Message, sampling: Sampling = SAMPLING, **fields: Any) -> ChatCall:
+    chosen = messages or (Message("user", (Text("hello"),)),)
+    chat = ChatRequest("test", "m", chosen, (BASH,), **fields)
+    return ChatCall("call", "scripted", chat, sampling, session_id="s")
+
+
+def client(server: ScriptedEngine, http: aiohttp.ClientSession) -> ChatEngine:
+    return open_chat_engine("up", EngineSettings.model_validate({"kind": "openai_compatible", "url": server.url}), http)
+
+
+async def ask(server: ScriptedEngine, http: aiohttp.ClientSession, call: ChatCall | None = None) -> list[ChatChunk]:
+    return [chunk async for chunk in client(server, http).chat(call or chat_call())]
+
+
+def said(chunks: list[ChatChunk]) -> tuple[str, str, dict[int, tuple[str, str]]]:
+    calls: dict[int, tuple[str, str]] = {}
+    for piece in [piece for chunk in chunks for piece in chunk.tool_calls]:
+        name, arguments = calls.get(piece.position, ("", ""))
+        calls[piece.position] = (name + piece.name, arguments + piece.arguments)
+    return "".join(chunk.reasoning for chunk in chunks), "".join(chunk.text for chunk in chunks), calls
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+async def test_the_reply_and_its_tokens(wire: str, http: aiohttp.ClientSession):
+    async with ScriptedEngine(say(TURN), FOLDER, wire=wire) as server:
+        chunks = await ask(server, http)
+        (entry, *_) = [entry for entry in server.journal.entries if entry.output]
+    assert said(chunks) == ("hm", "look", {0: ("bash", '{"command": "ls"}'), 1: ("bash", '{"command": "pwd"}')})
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    assert ids == entry.output
+    assert [value for chunk in chunks for value in chunk.logprobs or ()] == [
+        logprob_of(token, at) for at, token in enumerate(ids)
+    ]
+    assert [chunk.prompt_ids for chunk in chunks if chunk.prompt_ids] == [entry.prompt_ids]
+    last = chunks[-1]
+    assert (last.finish, last.complete) == ("tool_calls", True)
+    assert last.usage is not None
+    assert (last.usage.prompt, last.usage.output) == (len(entry.prompt_ids), len(ids))
+
+
+async def test_an_upstream_without_ids_is_text_only(http: aiohttp.ClientSession):
+    async with ScriptedEngine(say(TURN), FOLDER, wire="openai") as server:
+        facts = await client(server, http).probe()
+        chunks = await ask(server, http)
+    assert said(chunks)[1] == "look"
+    assert all(not chunk.token_ids for chunk in chunks)
+    assert not chunks[-1].complete
+    assert "can't be trained" in facts.notes[0]
+
+
+async def test_the_way_to_ask_is_learned_once(http: aiohttp.ClientSession):
+    async with ScriptedEngine(say(TURN), FOLDER, wire="sglang") as server:
+        engine = client(server, http)
+        for _ in range(3):
+            chunks = [chunk async for chunk in engine.chat(chat_call())]
+            assert chunks[-1].complete
+        assert len(server.journal.entries) == 3
+
+
+async def test_continuity_is_seen_in_the_prompts_that_come_back(http: aiohttp.ClientSession):
+    """The upstream's template keeps thinking within a tool cycle and drops it at the next user message."""
+    turn = Turn(think="a", call=(ToolUse("bash", {"command": "ls"}),))
+    async with ScriptedEngine(say(turn, Turn(think="b", say="two"), "three"), FOLDER) as server:
+        history = [Message("user", (Text("hello"),))]
+        first = await ask(server, http, chat_call(*history))
+        history.append(Message("assistant", (Reasoning("a"),), (ToolCall("1", "bash", '{"command": "ls"}'),)))
+        history.append(Message("tool", (Text("x"),), tool_call_id="1"))
+        second = await ask(server, http, chat_call(*history))
+        history.append(Message("assistant", (Reasoning("b"), Text("two"))))
+        third = await ask(server, http, chat_call(*history, Message("user", (Text("go on"),))))
+        assert [entry.extends for entry in server.journal.entries] == [None, True, False]
+    prompts = [list(chunks[0].prompt_ids or ()) for chunks in (first, second, third)]
+    sampled = [token for chunk in first for token in chunk.token_ids]
+    assert prompts[1][: len(prompts[0]) + len(sampled)] == prompts[0] + sampled
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault(kind="cut", after=2, times=0), EngineUnavailable),
+        (Fault(kind="unfinished", after=2, times=0), EngineProtocolError),
+        (Fault(kind="garbage", after=2, times=0), EngineProtocolError),
+        (Fault(kind="status", status=400, times=0), EngineRefused),
+    ],
+)
+async def test_broken_replies_are_no_answers(http: aiohttp.ClientSession, fault: Fault, error: type[Exception]):
+    async with ScriptedEngine(say(Turn(say="hello", fault=fault)), FOLDER) as server:
+        with pytest.raises(error):
+            await ask(server, http)
+
+
+async def test_refusals_for_now_are_tried_again(http: aiohttp.ClientSession):
+    turn = Turn(say="hello", fault=Fault(kind="status", status=503, retry_after=0))
+    async with ScriptedEngine(say(turn), FOLDER) as server:
+        chunks = await ask(server, http)
+    assert len(chunks[0].attempts) == 1
+    assert said(chunks)[1] == "hello"
+
+
+def test_what_is_sent():
+    body = body_of(
+        chat_call(
+            Message("developer", (Text("be brief"),)),
+            Message("user", (Text("see"), Image("data:image/png;base64,AA==", "low"))),
+            Message(
+                "assistant",
+                (Reasoning("hm"),),
+                (ToolCall("1", "bash", '{"command":"ls"}'), ToolCall("2", "patch", "*** Begin", kind="custom")),
+            ),
+            Message("tool", (Text("a"),), tool_call_id="1"),
+            sampling=Sampling(temperature=0.5, stop=("END",), json_schema={}, thinking=False, max_tokens=7),
+            tool_choice=ToolChoice("named", ("bash",), parallel=False),
+        ),
+        "vllm",
+    )
+    assert [row["role"] for row in body["messages"]] == ["system", "user", "assistant", "tool"]
+    assert body["messages"][1]["content"] == [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}},
+    ]
+    assistant = body["messages"][2]
+    assert (assistant["content"], assistant["reasoning"]) == (None, "hm")
+    assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [
+        '{"command":"ls"}',
+        '{"input":"*** Begin"}',
+    ]
+    wanted = {
+        "temperature": 0.5,
+        "stop": ["END"],
+        "max_tokens": 7,
+        "response_format": {"type": "json_object"},
+        "tool_choice": {"type": "function", "function": {"name": "bash"}},
+        "parallel_tool_calls": False,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "return_token_ids": True,
+    }
+    assert body.items() >= wanted.items()
+    assert "top_p" not in body
+
+
+def test_the_plain_way_sends_nothing_but_the_standard():
+    body = body_of(chat_call(sampling=Sampling(thinking=True)), "none")
+    assert set(body) == {"model", "messages", "stream", "stream_options", "tools"}
+
+
+def test_token_engines_are_no_chat_upstreams(http: aiohttp.ClientSession):
+    with pytest.raises(ConfigError, match="known: openai_compatible"):
+        open_chat_engine("up", EngineSettings.model_validate({"kind": "vllm", "url": "http://x"}), http)

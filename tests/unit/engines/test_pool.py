@@ -1,0 +1,190 @@
+"""Replicas behind one name: sessions stay, new ones spread, the broken leave and come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, say
+from rolltap.engine.tiny import FOLDER
+from rolltap.errors import ConfigError, EngineError, EngineUnavailable
+from rolltap.proxy.engines import open_engine
+from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.pool import FAILURES, EnginePool
+from rolltap.proxy.engines.retries import Retries
+from rolltap.settings import EngineSettings
+
+
+def request(session: str = "", id: str = "call") -> SampleRequest:
+    return SampleRequest(id=id, model="m", prompt_ids=[1, 2], max_tokens=5, session_id=session)
+
+
+class Told:
+    """A replica that does as its switches say. `gate` holds its outputs until it is set."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.up = True
+        self.takes_weights = True
+        self.seen: list[str] = []
+        self.weights: list[tuple[str, int]] = []
+        self.state = "running"
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def probe(self) -> EngineFacts:
+        self._check()
+        return EngineFacts("told", f"http://{self.name}", ("m", self.name), 100, True, True, "processed")
+
+    async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        self.seen.append(request.session_id)
+        self._check()
+        await self.gate.wait()
+        yield SampleChunk([1], [-0.5], "stop")
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._check()
+        self.state = mode
+
+    async def resume(self) -> None:
+        self._check()
+        self.state = "running"
+
+    async def load_weights(self, path: str, version: int) -> None:
+        self._check()
+        if not self.takes_weights:
+            raise EngineError("no such folder")
+        self.weights.append((path, version))
+
+    async def close(self) -> None: ...
+
+    def _check(self) -> None:
+        if not self.up:
+            raise EngineUnavailable(f"{self.name} is down")
+
+
+@pytest.fixture
+def replicas() -> list[Told]:
+    return [Told("a"), Told("b"), Told("c")]
+
+
+@pytest.fixture
+async def pool(replicas: list[Told]) -> AsyncIterator[EnginePool]:
+    engines: list[Engine] = [*replicas]
+    pool = EnginePool("main", engines, retries=Retries(first_wait_s=0), probe_every_s=0.01)
+    yield pool
+    await pool.close()
+
+
+async def sample(pool: EnginePool, session: str = "") -> list[SampleChunk]:
+    return [chunk async for chunk in pool.sample(request(session))]
+
+
+async def until_all_serve(pool: EnginePool) -> None:
+    async with asyncio.timeout(5):
+        await asyncio.gather(*pool._tasks)
+    assert not any(replica.ejected for replica in pool.replicas)
+
+
+def settings(url: str) -> EngineSettings:
+    return EngineSettings.model_validate({"kind": "vllm", "url": url})
+
+
+async def test_a_session_stays_with_its_replica(pool: EnginePool, replicas: list[Told]):
+    for _ in range(3):
+        for session in "uvwxyz":
+            await sample(pool, session)
+    for session in "uvwxyz":
+        assert sorted(replica.seen.count(session) for replica in replicas) == [0, 0, 3]
+
+
+async def test_new_sessions_go_where_least_is_running(pool: EnginePool, replicas: list[Told]):
+    for replica in replicas:
+        replica.gate.clear()
+    tasks = [asyncio.create_task(sample(pool, f"s{at}")) for at in range(9)]
+    await asyncio.wait(tasks, timeout=0.01)
+    assert [len(replica.seen) for replica in replicas] == [3, 3, 3]
+    for replica in replicas:
+        replica.gate.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_call_moves_on_from_a_replica_that_is_down(pool: EnginePool, replicas: list[Told]):
+    await sample(pool, "s")
+    home = next(replica for replica in replicas if replica.seen)
+    home.up = False
+    chunks = await sample(pool, "s")
+    assert len(chunks[0].attempts) == 1
+    assert [replica.seen.count("s") for replica in replicas if replica is not home].count(1) == 1
+
+
+async def test_the_broken_are_ejected_and_come_back_with_the_weights(pool: EnginePool, replicas: list[Told]):
+    replicas[0].up = False
+    for at in range(20):
+        await sample(pool, f"s{at}")
+    assert len(replicas[0].seen) == FAILURES
+    assert pool.replicas[0].ejected
+    await pool.pause("keep")
+    await pool.load_weights("folder", 3)
+    assert replicas[0].weights == []
+    replicas[0].up = True
+    await until_all_serve(pool)
+    assert replicas[0].weights == [("folder", 3)]
+    assert replicas[0].state == "keep"
+    await pool.resume()
+    assert [replica.state for replica in replicas] == ["running"] * 3
+
+
+async def test_a_replica_that_does_not_take_the_weights_does_not_serve(pool: EnginePool, replicas: list[Told]):
+    replicas[1].takes_weights = False
+    await pool.load_weights("folder", 3)
+    assert [replica.ejected for replica in pool.replicas] == [False, True, False]
+    replicas[1].takes_weights = True
+    await until_all_serve(pool)
+    assert replicas[1].weights == [("folder", 3)]
+
+
+async def test_weights_that_nobody_takes_are_an_error_and_the_old_ones_serve(pool: EnginePool, replicas: list[Told]):
+    for replica in replicas:
+        replica.takes_weights = False
+    with pytest.raises(EngineError, match="no such folder"):
+        await pool.load_weights("folder", 3)
+    assert not any(replica.ejected for replica in pool.replicas)
+
+
+async def test_all_down(pool: EnginePool, replicas: list[Told]):
+    for replica in replicas:
+        replica.up = False
+    with pytest.raises(EngineUnavailable, match="none of its 3 replicas"):
+        await pool.probe()
+    with pytest.raises(EngineUnavailable, match="all of its 3 replicas are down"):
+        await sample(pool)
+
+
+async def test_the_pool_says_what_all_can_do(pool: EnginePool, replicas: list[Told]):
+    replicas[2].up = False
+    facts = await pool.probe()
+    assert facts.models == ("m",)
+    assert facts.url == "http://a,http://b"
+    assert facts.notes == ("1 of 3 replicas are down",)
+
+
+async def test_several_urls_make_a_pool(http: aiohttp.ClientSession, tmp_path: Path):
+    turn = Turn(ids=(1, 2), fault=Fault(kind="status", status=503, times=1))
+    async with ScriptedEngine(say(turn), FOLDER) as first, ScriptedEngine(say(turn), FOLDER) as second:
+        engine = open_engine("main", settings(f"{first.url}, {second.url}"), http)
+        chunks = [chunk async for chunk in engine.sample(request("s"))]
+        await engine.load_weights(str(tmp_path), 4)
+        assert {first.weights.version, second.weights.version} == {"4"}
+        assert sorted([len(first.journal.entries), len(second.journal.entries)])[0] >= 1
+        await engine.close()
+    assert [token for chunk in chunks for token in chunk.token_ids] == [1, 2]
+
+
+def test_settings_are_checked(http: aiohttp.ClientSession):
+    with pytest.raises(ConfigError, match="at least one server"):
+        open_engine("main", settings(" , "), http)

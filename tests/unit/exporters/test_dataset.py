@@ -1,0 +1,224 @@
+"""The pass that every format shares, as a user sees it: files, manifest, splits, selection, secrets, failures."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
+from rolltap.reconstructor.exporters.base import ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
+from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.exporters.sft import Sft
+
+from .world import World, lines, says, user
+
+
+def write(out: Path, items: list[ExportItem], format: str = "sft", query: Query | None = None, **options: Any) -> dict:
+    with DatasetWriter(out, exporter_named(format), query or Query(), **options) as writer:
+        for item in items:
+            writer.add([item])
+        return writer.finish()
+
+
+@pytest.fixture(scope="module")
+def many(world: World) -> list[ExportItem]:
+    """Forty tasks, each solved in its own words."""
+    return [world.solved(f"s{i:02d}", f"answer {i}").item(reward=i % 2, task=f"task-{i}") for i in range(40)]
+
+
+@pytest.mark.parametrize("format", sorted(EXPORTERS))
+def test_every_format_writes_what_its_manifest_says(format: str, many: list[ExportItem], tmp_path: Path):
+    exporter = exporter_named(format)
+    for container in exporter.containers:
+        out = tmp_path / container
+        manifest = write(out, many[:6], format, Query(container=container))
+        assert manifest == json.loads((out / "manifest.json").read_text())
+        assert manifest["token_faithful"] == exporter.faithful
+        names = {path.name for path in out.iterdir()}
+        assert names == {"manifest.json", *(file["path"] for file in manifest["files"])}
+        for file in manifest["files"]:
+            data = (out / file["path"]).read_bytes()
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"])
+        assert sum(file["rows"] for file in manifest["files"]) == manifest["rows"]
+    assert [path.name for path in tmp_path.iterdir()] == list(exporter.containers) or len(exporter.containers) > 1
+
+
+def test_the_same_query_gives_the_same_bytes(many: list[ExportItem], tmp_path: Path):
+    query = Query(splits={"train": 0.5, "test": 0.5})
+    first, second = (write(tmp_path / name, many, "trajectories", query) for name in ("a", "b"))
+    assert first == second
+
+
+def test_no_task_is_on_both_sides_of_a_split_and_none_moves_when_others_join(many: list[ExportItem], tmp_path: Path):
+    query = Query(splits={"train": 0.7, "test": 0.3}, seed=3)
+    twice = [*many, *(replace(item, session=replace(item.session, id=f"{item.session.id}b")) for item in many)]
+    write(tmp_path / "all", twice, "trajectories", replace(query, container="jsonl"))
+    write(tmp_path / "half", many[:20], "trajectories", replace(query, container="jsonl"))
+    sides = {
+        name: {split: {row["task_id"] for row in lines(tmp_path / name / f"{split}-00000-of-00001.jsonl")}
+               for split in ("train", "test")}
+        for name in ("all", "half")
+    }  # fmt: skip
+    assert sides["all"]["train"] | sides["all"]["test"] == {f"task-{i}" for i in range(40)}
+    assert not sides["all"]["train"] & sides["all"]["test"]
+    assert sides["half"]["test"] <= sides["all"]["test"]
+    assert 4 <= len(sides["all"]["test"]) <= 20
+
+
+def test_shards_are_cut_by_size_and_numbered(many: list[ExportItem], tmp_path: Path):
+    manifest = write(tmp_path / "out", many, "trajectories", Query(shard_mb=0.02, container="jsonl"))
+    files = manifest["files"]
+    assert len(files) > 3
+    assert [file["path"] for file in files] == [f"train-{i:05d}-of-{len(files):05d}.jsonl" for i in range(len(files))]
+
+
+def test_equal_conversations_are_one_row_unless_duplicates_are_wanted(world: World, tmp_path: Path):
+    items = [world.solved(f"d{i}").item(task="same") for i in range(3)]
+    manifest = write(tmp_path / "one", items)
+    assert (manifest["rows"], manifest["duplicates_left_out"]) == (1, 2)
+    assert write(tmp_path / "all", items, query=Query(duplicates=True))["rows"] == 3
+    assert write(tmp_path / "record", items, "trajectories")["rows"] == 3
+
+
+SECRETS = {
+    "configured": "open sesame 42",
+    "openai": "sk-" + "proj-abcdefghijklmnop1234",
+    "github": "ghp" + "_abcdefghijklmnopqrstuvwxyz0123456789",
+    "aws": "AKIA" + "ABCDEFGHIJKLMNOP",
+    "rolltap": "rt-" + "session-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghij0123456",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(SECRETS))
+@pytest.mark.parametrize("format", sorted(EXPORTERS))
+def test_no_secret_reaches_a_dataset(kind: str, format: str, world: World, tmp_path: Path):
+    secret = SECRETS[kind]
+    script = world.script("leaky")
+    script.ask([user(f"The key is {secret}, use it.")], says(f"I use {secret}."))
+    other = world.script("other")
+    other.ask([user(f"The key is {secret}, use it.")], says("I don't."))
+    group = [script.item(reward=1.0, task="t"), other.item(reward=0.0, task="t")]
+    container = exporter_named(format).containers[-1]
+    with DatasetWriter(
+        tmp_path / "out", exporter_named(format), Query(secrets=["open sesame 42"], container=container)
+    ) as w:
+        w.add(group)
+        manifest = w.finish()
+    for file in manifest["files"]:
+        path = tmp_path / "out" / file["path"]
+        text = str(pq.read_table(path).to_pylist()) if path.suffix == ".parquet" else path.read_text()
+        assert secret not in text
+    if exporter_named(format).faithful:
+        assert manifest["rows"] == 0
+        assert manifest["rows_with_secrets_left_out"] > 0
+    else:
+        assert manifest["rows"] > 0
+        assert manifest["secrets_redacted"] > 0
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ("reward>=1", 20),
+        ("reward=0 and task~task-1*", 5),
+        ("harness!=codex", 0),
+        ("date>=2026-02-25 and date<2026-02-26", 40),
+        ("date<2026-02-25T06:13:20", 0),
+        ("tag=files", 40),
+        ("tag!=files", 0),
+        ("tag.team=a", 0),
+        ("status=succeeded and scoring=scored", 40),
+        ("length<10", 0),
+        ("turns>=2 and version=0", 40),
+        ("session=s07", 1),
+    ],
+)
+def test_where_selects(where: str, kept: int, many: list[ExportItem]):
+    assert sum(parse_where([where]).keep(item) is not None for item in many) == kept
+
+
+def test_a_condition_on_segments_drops_segments(world: World):
+    item = world.with_subagent("s").item()
+    kept = parse_where(["agent=helper"]).keep(item)
+    assert kept is not None
+    assert [segment.agent for segment in kept.trajectory.segments] == ["helper"]
+
+
+@pytest.mark.parametrize(
+    ("where", "says_"),
+    [
+        ("rewards>1", "no field 'rewards'; known: agent"),
+        ("reward>many", "reward wants a number"),
+        ("task>=a", "task knows = != ~, not >="),
+        ("date=soon", "date wants an ISO date"),
+        ("just words", "can't read 'just words'"),
+    ],
+)
+def test_a_condition_that_cannot_be_read_is_named(where: str, says_: str):
+    with pytest.raises(DatasetError, match=says_):
+        parse_where([where])
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(many: list[ExportItem], tmp_path: Path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(DatasetError, match="not empty"):
+        write(tmp_path, many[:1])
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_nothing_is_left_behind_when_a_row_cannot_be_written(many: list[ExportItem], tmp_path: Path):
+    broken = replace(many[1], reward=object())  # type: ignore[arg-type]
+    with pytest.raises(DatasetError, match="of type object"):
+        write(tmp_path / "out", [many[0], broken])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem], tmp_path: Path):
+    class Full(Sft):
+        """A format whose second row the disk has no room for."""
+
+        def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+            yield from super().rows(group)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.raises(DatasetError, match="No space left on device"),
+        DatasetWriter(tmp_path / "out", Full(), Query()) as writer,
+    ):
+        writer.add([many[0]])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("csv", {}, "no format 'csv'; known: atif, harbor"),
+        ("sft", {"colour": "red"}, "sft has no option 'colour'; known: reasoning"),
+        ("sft", {"reasoning": "some"}, "want keep or drop"),
+        ("preference", {"margin": "wide"}, "want a float"),
+    ],
+)
+def test_unknown_formats_and_options_list_the_known_ones(name: str, options: dict[str, str], message: str):
+    with pytest.raises(DatasetError, match=message):
+        exporter_named(name, options)
+
+
+def test_splits_must_add_up():
+    with pytest.raises(DatasetError, match="add up to 1"):
+        Query(splits={"train": 0.5, "test": 0.6})
+
+
+def test_a_format_is_not_written_in_a_container_it_does_not_know(tmp_path: Path):
+    with pytest.raises(DatasetError, match="atif is written as jsonl, not parquet"):
+        DatasetWriter(tmp_path / "out", exporter_named("atif"), Query(container="parquet"))

@@ -1,0 +1,141 @@
+"""Foreign traces come in as sessions of text, and go out again as conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rolltap.calllog.base import CallRow
+from rolltap.calllog.database import Database
+from rolltap.calllog.sql import SqlCallLog
+from rolltap.cli.export import export
+from rolltap.cli.importing import import_
+from rolltap.reconstructor.exporters import exporter_named
+from rolltap.types import Flaw, Session
+
+from .world import TOOLS, World, lines, rows_of, says, system, tool, user
+
+CONVERSATION = [
+    system("You are an agent."),
+    user("List."),
+    says("I look.", ("c1", "bash", {"command": "ls"}), reasoning="hm"),
+    tool("c1", "a.txt"),
+    says("a.txt"),
+]
+
+
+def run(*args: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command("import")(import_)
+    app.command("export")(export)
+    result = CliRunner().invoke(app, list(args))
+    return result.exit_code, result.output
+
+
+def record(store: str) -> list[tuple[Session, list[CallRow]]]:
+    async def read() -> list[tuple[Session, list[CallRow]]]:
+        log = SqlCallLog(Database(store, writable=False))
+        await log.start()
+        found = [(session, list(await log.rows(session.id))) async for session in log.all_sessions()]
+        await log.close()
+        return found
+
+    return asyncio.run(read())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/rolltap.db"
+
+
+def with_tool_names(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as the record has them: every tool result names its tool."""
+    names = {call["id"]: call["function"]["name"] for m in messages for call in m.get("tool_calls", ())}
+    return [{**m, "name": names[m["tool_call_id"]]} if m["role"] == "tool" else m for m in messages]
+
+
+def traced(path: Path, documents: list[Any]) -> str:
+    path.write_text("\n".join(json.dumps(document) for document in documents))
+    return str(path)
+
+
+def conversations(store: str, out: Path) -> list[dict[str, Any]]:
+    code, output = run("export", str(out), "--format", "sft", "--store", store)
+    assert code == 0, output
+    return lines(out / "train-00000-of-00001.jsonl")
+
+
+def test_message_logs_come_back_as_they_went_in(store: str, tmp_path: Path):
+    other = [user("hi"), says("hello"), user("bye"), says("so long")]
+    documents = [
+        {"id": "one", "messages": CONVERSATION, "tools": TOOLS, "reward": 1},
+        {"id": "two", "messages": other, "tools": json.dumps(TOOLS), "tags": {"team": "a"}},
+    ]
+    code, output = run("import", traced(tmp_path / "log.jsonl", documents), "--store", store)
+    assert (code, output.strip()) == (0, "2 sessions imported")
+    rows = conversations(store, tmp_path / "out")
+    assert sorted((row["messages"] for row in rows), key=len) == [other, with_tool_names(CONVERSATION)]
+    assert [json.loads(row["tools"]) for row in rows] == [TOOLS, TOOLS]
+    sessions = {session.tags["imported"]: (session, calls) for session, calls in record(store)}
+    session, calls = sessions["one"]
+    assert session.closed_at is not None
+    assert session.tags["reward"] == "1"
+    assert sessions["two"][0].tags["team"] == "a"
+    assert [call.completion.flaw for call in calls if call.completion] == [Flaw.TOKENS_MISSING] * 2
+    assert calls[1].intent.parent_id == calls[0].intent.id
+
+
+def test_what_was_exported_as_atif_can_be_imported(world: World, store: str, tmp_path: Path):
+    item = world.solved("s").item(reward=0.5)
+    (document,) = rows_of(list(exporter_named("atif").rows([item])))
+    plain = json.loads(json.dumps(document, default=lambda array: array.tolist()))
+    code, output = run("import", traced(tmp_path / "atif.json", [plain]), "-f", "atif", "--store", store)
+    assert code == 0, output
+    (row,) = conversations(store, tmp_path / "out")
+    assert row["messages"] == with_tool_names([dict(m) for m in item.texts["s-0001"].conversation])
+    ((session, _),) = record(store)
+    assert (session.tags["harness"], session.tags["reward"]) == ("codex", "0.5")
+    assert session.created_at == item.texts["s-0000"].created_at
+
+
+def test_importing_again_changes_nothing(store: str, tmp_path: Path):
+    path = traced(tmp_path / "log.jsonl", [{"messages": CONVERSATION, "tools": TOOLS}])
+    run("import", path, "--store", store)
+    code, output = run("import", path, "--store", store)
+    assert (code, output.strip()) == (0, "0 sessions imported, 1 were there already")
+    assert len(record(store)) == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "format", "message"),
+    [
+        ({"messages": []}, "messages", "bad.jsonl:2: messages: want a list of chat messages"),
+        ({"messages": [{"content": "x"}]}, "messages", "bad.jsonl:2: messages: want objects with a role"),
+        ({"messages": [user("x"), {"role": "king", "content": "x"}, says("y")]}, "messages", "messages[1].role"),
+        ({"messages": [user("x"), tool("c9", "y"), says("z")]}, "messages", "the call 'c9'"),
+        ({"messages": [user("x")]}, "messages", "no assistant message"),
+        ({"messages": CONVERSATION, "tools": "nonsense"}, "messages", "bad.jsonl:2: tools: not valid JSON"),
+        ({"schema_version": "2"}, "atif", "want ATIF-v1.x, not '2'"),
+        ({"schema_version": "ATIF-v1.4", "steps": [{"message": "x"}]}, "atif", "not a trace of format atif"),
+        ([1], "messages", "bad.jsonl:2: want a JSON object, not list"),
+        ({}, "csv", "no trace format 'csv'; known: atif, messages"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_named_and_nothing_is_written(
+    document: Any, format: str, message: str, store: str, tmp_path: Path
+):
+    good = {
+        "messages": {"messages": [user("x"), says("y")]},
+        "atif": {"schema_version": "ATIF-v1.4", "steps": [{"source": "user", "message": "x"}, {"source": "agent"}]},
+    }
+    path = traced(tmp_path / "bad.jsonl", [good.get(format, {}), document])
+    code, output = run("import", path, "-f", format, "--store", store)
+    assert code == 1
+    assert message in output.replace("\n", "")
+    assert not (tmp_path / "rolltap.db").exists()

@@ -1,0 +1,236 @@
+"""From a log and a ledger on disk to a dataset, by the command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
+from rolltap.calllog.database import Database
+from rolltap.calllog.sql import SqlCallLog
+from rolltap.cli.export import export
+from rolltap.ledger.groups import GroupSpec
+from rolltap.ledger.ledger import Ledger
+from rolltap.ledger.rewards import NewReward
+from rolltap.ledger.rollouts import Ending
+from rolltap.proxy.chat import Message, Reasoning, Text, ToolCall
+from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects.base import WireRequest
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.types import Finish, Flaw, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
+
+from .world import lines
+
+SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
+CHAT_TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Runs.", "parameters": SCHEMA}}]
+CALLED = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+CHAT = [
+    {"messages": [{"role": "user", "content": "List."}], "tools": CHAT_TOOLS, "model": "tiny"},
+    {
+        "messages": [
+            {"role": "user", "content": "List."},
+            {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+            {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
+        ],
+        "tools": CHAT_TOOLS,
+        "model": "tiny",
+    },
+]
+TOOL_USE = {"type": "tool_use", "id": "c1", "name": "bash", "input": {"command": "ls"}}
+ANTHROPIC = [
+    {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "List."}]}],
+        "tools": [{"name": "bash", "description": "Runs.", "input_schema": SCHEMA}],
+        "model": "tiny",
+        "max_tokens": 64,
+    },
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "List."}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c1", "name": "bash", "input": {"command": "ls"}}],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "a.txt"}]},
+        ],
+        "tools": [{"name": "bash", "description": "Runs.", "input_schema": SCHEMA}],
+        "model": "tiny",
+        "max_tokens": 64,
+    },
+]
+FIRST_REPLY = Message("assistant", (Reasoning("look"),), (ToolCall("c1", "bash", '{"command": "ls"}'),))
+
+
+@dataclass
+class Log:
+    """Records sessions of two calls as the proxy does."""
+
+    log: SqlCallLog
+
+    async def session(
+        self, name: str, dialect: str, bodies: list[Any], answer: str, rollout: str | None = None
+    ) -> None:
+        await self.log.open_session(Session(name, "tiny", f"hash-{name}", 1_772_000_000.0, 2e9, rollout))
+        context: list[int] = []
+        items: tuple[bytes, ...] = ()
+        parent: str | None = None
+        for number, (body, reply) in enumerate(zip(bodies, (FIRST_REPLY, _says(answer)), strict=True)):
+            chat = DIALECTS[dialect].parse(WireRequest("", {}, {}, {}, json.dumps(body).encode()))
+            shared = len(items) if chat.items[: len(items)] == items else 0
+            call_id = f"{name}-{number}"
+            new, output = [1, 2, number + 3], [7, number]
+            await self.log.append_intent(
+                CallIntent(
+                    call_id, name, "process", 1_772_000_001.0 + number, "tiny", dialect, np.asarray(new, np.int32),
+                    RequestParts(chat.head, chat.items[shared:], shared, chat.fixed),
+                    parent_id=parent, shared=len(context),
+                )
+            )  # fmt: skip
+            await self.log.append_completion(
+                CallCompletion(
+                    call_id, 1_772_000_002.0, Outcome.COMPLETED, Finish.STOP, np.asarray(output, np.int32),
+                    np.asarray([-0.5, -0.25], np.float32), (VersionSpan(2, 0, 2),), message=msgspec.json.encode(reply),
+                )
+            )  # fmt: skip
+            parent, items, context = call_id, chat.items, [*context, *new, *output]
+
+
+def _says(text: str) -> Message:
+    return Message("assistant", (Text(text),))
+
+
+async def _record(url: str) -> None:
+    log = SqlCallLog(Database(url))
+    await log.start()
+
+    async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
+        return [reconstruct(calls) for _, calls in (await log.calls(session_ids)).values()]
+
+    async def close(session_id: str) -> None:
+        await log.close_session(session_id, 1_772_000_009.0)
+
+    ledger = Ledger(log.database, trajectories=trajectories, close_session=close)
+    await ledger.policies.register("tiny")
+    task = Task("list-files", "List.", {"harness": "codex"}, ("files",))
+    group = await ledger.groups.open(GroupSpec("tiny", 2, task, ("first",)))
+    record = Log(log)
+    for rollout, reward, answer in zip(group.rollouts, (1.0, 0.0), ("a.txt", "nothing"), strict=True):
+        name = f"session{rollout.index}"
+        await record.session(name, "openai_chat", CHAT, answer, rollout.id)
+        await ledger.rollouts.start(rollout.id, name)
+        await ledger.rollouts.finish(rollout.id, Ending(RolloutStatus.SUCCEEDED, 1))
+        await ledger.rewards.append(NewReward(rollout.id, reward, source="check"))
+    await record.session("free", "anthropic", ANTHROPIC, "the same in another dialect")
+    await log.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('record')}/rolltap.db"
+    asyncio.run(_record(url))
+    return url
+
+
+def run(store: str, out: Path, *args: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(export)
+    result = CliRunner().invoke(app, [str(out), "--store", store, *args])
+    return result.exit_code, result.output
+
+
+def test_the_record_becomes_conversations_whatever_the_dialect(store: str, tmp_path: Path):
+    code, output = run(store, tmp_path / "out", "--format", "sft")
+    assert code == 0, output
+    rows = {row["session_id"]: row for row in lines(tmp_path / "out" / "train-00000-of-00001.jsonl")}
+    assert rows.keys() == {"session0", "session1", "free"}
+    shapes = []
+    for row in rows.values():
+        messages = row["messages"]
+        assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+        assert messages[1]["tool_calls"][0]["function"] == {"name": "bash", "arguments": {"command": "ls"}}
+        shapes.append([message["content"] for message in messages[:3]])
+        assert json.loads(row["tools"])[0]["function"]["name"] == "bash"
+    assert shapes == [["List.", "", "a.txt"]] * 3
+    assert (rows["session0"]["reward"], rows["session0"]["task_id"]) == (1.0, "list-files")
+    assert (rows["free"]["reward"], rows["free"]["task_id"]) == (None, None)
+    assert "3 rows of sft" in output.replace("\n", " ")
+    assert "2.00 calls each" in output
+
+
+def test_groups_become_pairs(store: str, tmp_path: Path):
+    code, output = run(store, tmp_path / "out", "-f", "preference")
+    assert code == 0, output
+    (row,) = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
+    assert (row["chosen"][-1]["content"], row["rejected"][-1]["content"]) == ("a.txt", "nothing")
+    assert "belongs to no group" in output
+
+
+def test_conditions_and_options_reach_the_dataset(store: str, tmp_path: Path):
+    where = ["--where", "reward>=1 and harness=codex", "--where", "tag=files and tag=first"]
+    code, output = run(store, tmp_path / "out", "-f", "trajectories", "--container", "jsonl", *where)
+    assert code == 0, output
+    (row,) = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
+    assert row["session_id"] == "session0"
+    assert row["token_ids"] == [1, 2, 3, 7, 0, 1, 2, 4, 7, 1]
+    assert row["loss_mask"] == [False, False, False, True, True] * 2
+    assert row["versions"] == [-1, -1, -1, 2, 2] * 2
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["query"]["where"] == "reward>=1 and harness=codex and tag=files and tag=first"
+    assert (manifest["sessions"], manifest["sessions_selected"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--format", "csv"], "no format 'csv'; known: atif"),
+        (["--where", "wrd=1"], "no field 'wrd'; known: agent"),
+        (["--split", "train=2"], "add up to 1"),
+        (["--split", "train"], "want NAME=VALUE"),
+        (["--strategy", "clever"], "no strategy 'clever'; known: per_call, prefix, tree"),
+        (["--train", "undelivered"], "no rule 'undelivered'; those that can be switched"),
+        (["--container", "csv"], "is written as parquet or jsonl, not csv"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_leaves_nothing(store: str, tmp_path: Path, args: list[str], message: str):
+    code, output = run(store, tmp_path / "out", *args)
+    assert code == 1
+    assert message in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flawed_record_names_the_call(tmp_path: Path):
+    """A call whose log-probabilities are missing is context, and counted, not an error."""
+
+    async def record(url: str) -> None:
+        log = SqlCallLog(Database(url))
+        await log.start()
+        await Log(log).session("good", "openai_chat", CHAT, "done")
+        await log.open_session(Session("bad", "tiny", "hash", 1.0, 2e9))
+        chat = DIALECTS["openai_chat"].parse(WireRequest("", {}, {}, {}, json.dumps(CHAT[0]).encode()))
+        request = RequestParts(chat.head, chat.items, 0, chat.fixed)
+        ids = np.asarray([1, 2], np.int32)
+        await log.append_intent(CallIntent("bad-0", "bad", "process", 1.0, "tiny", "openai_chat", ids, request))
+        await log.append_completion(
+            CallCompletion("bad-0", 2.0, Outcome.COMPLETED, Finish.STOP, ids, np.empty(0, np.float32),
+                           flaw=Flaw.LOGPROBS_MISSING, message=msgspec.json.encode(_says("x")))
+        )  # fmt: skip
+        await log.close()
+
+    url = f"sqlite:///{tmp_path}/rolltap.db"
+    asyncio.run(record(url))
+    code, output = run(url, tmp_path / "out", "-f", "sft-tokens")
+    assert code == 0, output
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["rows"] == 1
+    assert manifest["skipped"] == {"no tokens that may be trained": 1}
+    assert manifest["reconstruction"]["masked_calls"] == {"logprobs_missing": 1}

@@ -1,0 +1,60 @@
+"""What an agent changed, and what of it an evaluator takes over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolltap.harnesses.changes import TEST_FILES, Change, Kind, apply_changes, changes
+
+NAMES = st.sampled_from(["a.py", "b.py", "src/a.py", "src/deep/c.txt", "tests/test_a.py", "conftest.py", "x.pth"])
+TREES = st.dictionaries(NAMES, st.text("ab\n", max_size=5), max_size=7)
+
+
+def write(root: Path, tree: dict[str, str]) -> Path:
+    for name, text in tree.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def read(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+@given(before=TREES, after=TREES)
+def test_carrying_changes_makes_the_trees_equal_but_for_test_files(
+    tmp_path_factory, before: dict[str, str], after: dict[str, str]
+) -> None:
+    root = tmp_path_factory.mktemp("trees")
+    (root / "agent").mkdir()
+    (root / "fresh").mkdir()
+    agent, fresh = write(root / "agent", after), write(root / "fresh", before)
+    dropped = apply_changes(changes(fresh, agent), agent, fresh, TEST_FILES)
+    tests = {"tests/test_a.py", "conftest.py", "x.pth"}
+    expected = {name: text for name, text in after.items() if name not in tests}
+    expected |= {name: text for name, text in before.items() if name in tests}
+    assert read(fresh) == expected
+    assert {change.path for change in dropped} == {n for n in tests if before.get(n) != after.get(n)}
+
+
+def test_links_are_carried_as_links_and_never_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "f").write_text("original")
+    agent, fresh = tmp_path / "agent", tmp_path / "fresh"
+    for root in (agent, fresh):
+        root.mkdir()
+    (fresh / "d").mkdir()
+    (fresh / "d" / "f").write_text("inside")
+    (agent / "d").symlink_to(outside)  # d/f would now be outside/f
+    found = changes(fresh, agent)
+    assert Change("d", Kind.ADDED) in found
+    assert Change("d/f", Kind.DELETED) in found
+    (fresh / "link").symlink_to(outside)
+    (agent / "link").mkdir()
+    (agent / "link" / "f").write_text("evil")
+    apply_changes([Change("link/f", Kind.ADDED)], agent, fresh, ())
+    assert (outside / "f").read_text() == "original"

@@ -1,0 +1,121 @@
+"""docker and apptainer by their command lines: stand-in clients on PATH record what they are asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.harnesses.base import Command, Ending, Endpoint, Limits
+from rolltap.harnesses.runtimes.apptainer import ApptainerRuntime
+from rolltap.harnesses.runtimes.docker import DockerRuntime
+from rolltap.harnesses.sources import Files
+
+CLIENT = """#!{python}
+import json, os, sys
+with open({log!r}, "a") as log:
+    log.write(json.dumps([sys.argv[1:], dict(os.environ)]) + "\\n")
+sys.exit({codes!r}.get(sys.argv[1] if sys.argv[1] != "image" else sys.argv[2], 0))
+"""
+
+
+class Client:
+    """A stand-in for a container engine's client. `codes` maps its sub-commands to exit codes."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / "bin" / name
+        self.path.parent.mkdir()
+        self.log = folder / "log"
+        self.set({})
+
+    def set(self, codes: dict[str, int]) -> None:
+        self.path.write_text(CLIENT.format(python=sys.executable, log=str(self.log), codes=codes))
+        self.path.chmod(0o755)
+
+    def calls(self) -> list[tuple[list[str], dict[str, str]]]:
+        return [tuple(json.loads(line)) for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Client:
+    made = Client(tmp_path, request.param)
+    monkeypatch.setenv("PATH", f"{made.path.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("ROLLTAP_SECRET", "hush")
+    return made
+
+
+LAUNCH = Command(("agent", "do it"), env={"API_KEY": "the-key"}, files={".rc": "x"}, endings={7: Ending.LIMIT})
+
+
+def options(argv: list[str], name: str) -> list[str]:
+    return [argv[index + 1] for index, part in enumerate(argv) if part == name]
+
+
+@pytest.mark.parametrize("client", ["docker"], indirect=True)
+async def test_docker_runs_one_contained_container(client: Client, tmp_path: Path) -> None:
+    place = await DockerRuntime("debian:12", tmp_path / "places").prepare(Files({"a": "1"}))
+    endpoint = place.endpoint(Endpoint("http://127.0.0.1:8710/s/x", "k", "m"))
+    exit_ = await place.run(LAUNCH, Limits(processes=99), 10)
+    await place.close()
+    assert exit_.ending is Ending.DONE
+    assert endpoint.base_url == "http://host.docker.internal:8710/s/x"
+    _inspect, (argv, env), (removal, _) = client.calls()
+    assert argv[:3] == ["run", "--rm", "--init"]
+    assert argv[argv.index("debian:12") :] == ["debian:12", "agent", "do it"]
+    assert options(argv, "--cap-drop") == ["ALL"]
+    assert options(argv, "--pids-limit") == ["99"]
+    assert options(argv, "--workdir") == ["/workspace"]
+    assert [volume.split(":")[1] for volume in options(argv, "--volume")] == ["/workspace", "/home/agent", "/tmp"]
+    assert "API_KEY" in options(argv, "--env")
+    assert "the-key" not in " ".join(argv)
+    assert env["API_KEY"] == "the-key"
+    assert "ROLLTAP_SECRET" not in env
+    assert removal == ["rm", "--force", *options(argv, "--name")]
+
+
+@pytest.mark.parametrize("client", ["docker"], indirect=True)
+async def test_docker_failures_are_the_places_and_the_agents_are_not(client: Client, tmp_path: Path) -> None:
+    runtime = DockerRuntime("nowhere/none", tmp_path / "places")
+    client.set({"inspect": 1, "pull": 1})
+    with pytest.raises(RuntimeFailed, match="can't pull nowhere/none"):
+        await runtime.prepare(Files({}))
+    client.set({"run": 125})
+    place = await runtime.prepare(Files({}))
+    with pytest.raises(RuntimeFailed, match="could not run nowhere/none"):
+        await place.run(LAUNCH, Limits(), 10)
+    client.set({"run": 7})
+    assert (await place.run(LAUNCH, Limits(), 10)).ending is Ending.LIMIT
+    client.set({"run": 1})
+    assert (await place.run(LAUNCH, Limits(), 10)).ending is Ending.CRASHED
+    await place.close()
+
+
+@pytest.mark.parametrize("client", ["apptainer"], indirect=True)
+async def test_apptainer_contains_everything(client: Client, tmp_path: Path) -> None:
+    image = tmp_path / "agent.sif"
+    image.write_text("")
+    place = await ApptainerRuntime(str(image), tmp_path / "places").prepare(Files({}))
+    endpoint = place.endpoint(Endpoint("http://127.0.0.1:8710/s/x", "k", "m"))
+    exit_ = await place.run(LAUNCH, Limits(), 10)
+    await place.close()
+    assert exit_.ending is Ending.DONE
+    assert endpoint.base_url == "http://127.0.0.1:8710/s/x"
+    ((argv, env),) = client.calls()
+    assert argv[:3] == ["--quiet", "exec", "--containall"]
+    assert argv[argv.index(str(image)) :][-2:] == ["agent", "do it"]
+    assert options(argv, "--home")[0].endswith("/home:/home/agent")
+    assert env["APPTAINERENV_API_KEY"] == "the-key"
+    assert "the-key" not in " ".join(argv)
+    assert "ROLLTAP_SECRET" not in env
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [("", "needs an image"), ("-v/:/host", "not an image"), ("ftp://x", "no ftp:// images"), ("none.sif", "no image")],
+)
+def test_images_that_cannot_be(image: str, message: str) -> None:
+    with pytest.raises(TaskInvalid, match=message):
+        ApptainerRuntime(image)

@@ -1,0 +1,56 @@
+"""The files in `deploy/` start a node agent with options that there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+
+from rolltap.cli.main import app
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+def parsed(words: list[str]) -> dict[str, object]:
+    """What `rolltap WORDS` is given; a usage error where an option is unknown."""
+    commands = typer.main.get_command(app)
+    command = commands.commands[words[0]]  # type: ignore[attr-defined]
+    return command.make_context(words[0], list(words[1:])).params
+
+
+def test_the_kubernetes_job_runs_nodes_until_nothing_is_left() -> None:
+    job = yaml.safe_load((DEPLOY / "kubernetes" / "nodes.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given = parsed(container["args"])
+    assert (given["until_idle"], given["slots"], given["runtime"]) == (True, 8, "bubblewrap")
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert str(given["places"]) == container["volumeMounts"][0]["mountPath"]
+    assert [variable["name"] for variable in container["env"]] == ["ROLLTAP_ADMIN_URL", "ROLLTAP_ADMIN_KEY"]
+
+
+def test_the_slurm_array_runs_a_node_a_task(tmp_path: Path) -> None:
+    script = DEPLOY / "slurm" / "nodes.sbatch"
+    command = tmp_path / "rolltap"
+    command.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    command.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    keys = {"ROLLTAP_ADMIN_URL": "http://10.0.0.1:8712", "ROLLTAP_ADMIN_KEY": "k", "SLURM_CPUS_PER_TASK": "8"}
+    done = subprocess.run(["bash", script], env={**env, **keys}, capture_output=True, text=True, check=True)
+    given = parsed(json.loads(done.stdout))
+    assert (given["name"], given["slots"], given["until_idle"]) == ("slurm-7-3", 8, True)
+    without = subprocess.run(["bash", script], env=env, capture_output=True, text=True, check=False)
+    assert without.returncode != 0
+    assert "ROLLTAP_ADMIN_URL: the admin plane" in without.stderr
+
+
+def test_an_option_that_there_is_not_is_refused() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parsed(["node", "--until-tea"])

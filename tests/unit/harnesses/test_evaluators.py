@@ -1,0 +1,218 @@
+"""Evaluators on places as agents leave them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Place, Runtime, Source, Verdict
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.command import CommandCheck
+from rolltap.harnesses.evaluators.harbor import HarborCheck
+from rolltap.harnesses.evaluators.llm_judge import LlmJudge
+from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
+from rolltap.harnesses.runtimes.process import ProcessRuntime
+from rolltap.harnesses.sources import Empty, Files
+from rolltap.types import Task
+
+from .stub import Stub, running, tool_call
+
+PROJECT = {
+    "calc.py": "def add(a, b):\n    return a - b\n",
+    "tests/test_calc.py": "from calc import add\n\ndef test_zero():\n    assert add(0, 0) == 0\n",
+}
+TEST_PATCH = """\
+--- a/tests/test_calc.py
++++ b/tests/test_calc.py
+@@ -2,3 +2,6 @@
+
+ def test_zero():
+     assert add(0, 0) == 0
++
++def test_two():
++    assert add(1, 1) == 2
+"""
+FIXED = {"calc.py": "def add(a, b):\n    return a + b\n"}
+
+
+NOTHING = Empty()
+
+
+async def judged(
+    evaluator: Evaluator,
+    runtime: Runtime,
+    left: dict[str, str],
+    source: dict[str, str] | None = None,
+    evaluate_s: float = 60,
+    trap: Source = NOTHING,
+) -> Verdict:
+    """What `evaluator` says of a place that started as `source` and where the agent wrote `left` and laid `trap`."""
+    source = PROJECT if source is None else source
+    places: list[Place] = [await runtime.prepare(Files(source))]
+    Files(left)(places[0].folder)
+    trap(places[0].folder)
+
+    async def fresh() -> Place:
+        places.append(await runtime.prepare(Files(source)))
+        return places[-1]
+
+    evidence = Evidence(
+        Task("t", "Fix add."),
+        Exit(Ending.DONE, 1.0, 0, "I fixed it."),
+        places[0],
+        fresh,
+        Limits(evaluate_s=evaluate_s),
+        "s",
+        "r",
+    )
+    try:
+        return await evaluator.evaluate(evidence)
+    finally:
+        for place in places:
+            await place.close()
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Runtime:
+    return ProcessRuntime(tmp_path, (Path(sys.executable).parent,))
+
+
+CHECK = PytestCheck(
+    ("tests/test_calc.py::test_two",), ("tests/test_calc.py::test_zero",), test_patch=TEST_PATCH, python="python"
+)
+
+
+async def test_tests_pass_on_the_agents_change_alone(runtime: Runtime) -> None:
+    good = await judged(CHECK, runtime, FIXED)
+    assert (good.scores[0].value, good.detail["failed"], good.detail["changed"]) == (1.0, [], 1)
+    bad = await judged(CHECK, runtime, {})
+    assert (bad.scores[0].value, bad.detail["passed"]) == (0.0, ["tests/test_calc.py::test_zero"])
+
+
+async def test_an_agent_that_edits_the_tests_gains_nothing_and_is_counted(runtime: Runtime) -> None:
+    cheat = {
+        "tests/test_calc.py": "def test_zero(): pass\ndef test_two(): pass\n",
+        "conftest.py": "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
+        "    r = yield\n    r.get_result().outcome = 'passed'\n",
+    }
+    verdict = await judged(CHECK, runtime, cheat)
+    assert verdict.scores[0].value == 0.0
+    assert verdict.detail["dropped_test_changes"] == ["conftest.py", "tests/test_calc.py"]
+
+
+async def test_a_test_that_does_not_exist_or_is_skipped_has_not_passed(runtime: Runtime) -> None:
+    source = {"test_x.py": "import pytest\n@pytest.mark.skip\ndef test_a(): pass\ndef test_b(): pass\n"}
+    check = PytestCheck(("test_x.py::test_a", "test_x.py::test_b"), python="python", protected=())
+    verdict = await judged(check, runtime, {}, source)
+    assert (verdict.scores[0].value, verdict.detail["failed"]) == (0.0, ["test_x.py::test_a"])
+    whole = PytestCheck(("test_x.py",), python="python", protected=())
+    assert (await judged(whole, runtime, {}, {"test_x.py": "def test_b(): pass"})).scores[0].value == 1.0
+
+
+async def test_a_patch_that_does_not_apply_and_a_missing_pytest_are_errors(runtime: Runtime) -> None:
+    with pytest.raises(EvaluatorFailed, match="does not apply"):
+        await judged(PytestCheck(("t",), test_patch="--- nonsense\n"), runtime, {})
+    with pytest.raises(EvaluatorFailed, match="no report"):
+        await judged(PytestCheck(("t",), python="true"), runtime, {})
+
+
+async def test_command_by_exit_code_and_by_reward_file(runtime: Runtime) -> None:
+    assert (await judged(CommandCheck("test -f calc.py"), runtime, {})).scores[0].value == 1.0
+    assert (await judged(CommandCheck("exit 7"), runtime, {})).scores[0].value == 0.0
+    written = CommandCheck("echo 0.25 > reward.txt", "reward.txt")
+    assert (await judged(written, runtime, {})).scores[0].value == 0.25
+    with pytest.raises(EvaluatorFailed, match="wrote no reward"):
+        await judged(CommandCheck("true", "reward.txt"), runtime, {"reward.txt": "1.0"})
+    with pytest.raises(EvaluatorFailed, match="'lots' is not a number"):
+        await judged(CommandCheck("echo lots > reward.txt", "reward.txt"), runtime, {})
+    with pytest.raises(EvaluatorFailed, match="finite"):
+        await judged(CommandCheck("echo nan > reward.txt", "reward.txt"), runtime, {})
+    with pytest.raises(EvaluatorFailed, match="ran past"):
+        await judged(CommandCheck("sleep 30"), runtime, {}, evaluate_s=0.2)
+    with pytest.raises(TaskInvalid, match="leaves the task's folder"):
+        CommandCheck("true", "../../reward")
+
+
+async def test_links_that_an_agent_left_lead_no_evaluator_out(runtime: Runtime, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "reward.txt").write_text("1.0")
+
+    def trap(folder: Path) -> None:
+        (folder / "out").symlink_to(outside)
+        (folder / "reward.txt").symlink_to(outside / "reward.txt")
+        for name in ("test.patch", ".test.patch", "junit.xml"):
+            (folder / name).symlink_to(outside / "reward.txt")
+
+    def write_outside(evaluator: Evaluator):
+        return judged(evaluator, runtime, {}, trap=trap)
+
+    with pytest.raises(EvaluatorFailed, match="wrote no reward"):
+        await write_outside(CommandCheck("true", "out/reward.txt"))
+    with pytest.raises(EvaluatorFailed, match="wrote no reward"):
+        await write_outside(CommandCheck("true", "reward.txt"))
+    assert (await write_outside(CommandCheck("mkdir out && echo 0.5 > out/reward.txt", "out/reward.txt"))).scores[
+        0
+    ].value == 0.5
+    assert (await write_outside(CHECK)).scores[0].value == 0.0
+    assert (outside / "reward.txt").read_text() == "1.0"
+
+
+def harbor_tests(folder: Path, script: str) -> Path:
+    folder.mkdir()
+    (folder / "test.sh").write_text(script)
+    (folder / "expected.txt").write_text("a + b\n")
+    return folder
+
+
+async def test_harbor_runs_test_sh_where_harbor_does(tmp_path: Path) -> None:
+    script = 'grep -qf /tests/expected.txt calc.py && echo 1 > /logs/verifier/reward.txt || echo 0 > "$OUT"'
+    check = HarborCheck(harbor_tests(tmp_path / "t", script), {"OUT": "/logs/verifier/reward.txt"})
+    runtime = BubblewrapRuntime(tmp_path / "places")
+    assert (await judged(check, runtime, FIXED)).scores[0].value == 1.0
+    assert (await judged(check, runtime, {})).scores[0].value == 0.0
+
+
+async def test_harbor_rewards_by_name_and_missing_ones(tmp_path: Path) -> None:
+    runtime = BubblewrapRuntime(tmp_path / "places")
+    named = 'echo \'{"style": 0.5, "tests": 1}\' > /logs/verifier/reward.json'
+    verdict = await judged(HarborCheck(harbor_tests(tmp_path / "a", named)), runtime, {})
+    assert (verdict.scores[0].value, verdict.detail["parts"]) == (0.75, {"style": 0.5, "tests": 1.0})
+    with pytest.raises(EvaluatorFailed, match="no reward"):
+        await judged(HarborCheck(harbor_tests(tmp_path / "b", "true")), runtime, {})
+    with pytest.raises(TaskInvalid, match="can't show folders at /tests, /logs; use 'bubblewrap'"):
+        await judged(HarborCheck(tmp_path / "a"), ProcessRuntime(tmp_path / "places"), {})
+    with pytest.raises(TaskInvalid, match=r"no test\.sh"):
+        HarborCheck(tmp_path)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Stub]:
+    async with running(Stub(lambda messages: tool_call("true"))) as stub:
+        yield stub
+
+
+async def test_the_judge_reads_the_changes_in_a_session_of_its_own(server: Stub, runtime: Runtime) -> None:
+    server.reply = lambda messages: {"role": "assistant", "content": "Good.\nSCORE: 7.5"}
+    async with AdminClient(server.url, "admin") as client:
+        verdict = await judged(LlmJudge(client, "judge"), runtime, FIXED)
+    assert verdict.scores[0].value == 0.75
+    ((call,),) = server.calls.values()
+    prompt = call["messages"][0]["content"]
+    assert "return a + b" in prompt
+    assert "calc.py (modified)" in prompt
+    assert "Fix add." in prompt
+    assert server.closed == set(server.sessions.values())
+
+
+@pytest.mark.parametrize("answer", ["no idea", "SCORE: 11", "SCORE: -1"])
+async def test_a_judge_without_a_score_is_an_error(server: Stub, runtime: Runtime, answer: str) -> None:
+    server.reply = lambda messages: {"role": "assistant", "content": answer}
+    async with AdminClient(server.url, "admin") as client:
+        with pytest.raises(EvaluatorFailed, match="no score"):
+            await judged(LlmJudge(client, "judge"), runtime, {})

@@ -1,0 +1,134 @@
+"""Every recipe: pure data that points the harness at the session, in HOME and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.base import Command, Ending, Endpoint, Job, Limits, PythonCall
+from rolltap.harnesses.command import AnyCommand
+from rolltap.harnesses.registry import HARNESSES, get_harness
+from rolltap.harnesses.runtimes.folders import Folders
+
+BASE = "http://127.0.0.1:8710/s/SESSION"
+JOB = Job(Endpoint(BASE, "the-key", "tiny"), "Do it; don't `rm`.", Path("/w"), Path("/h"))
+COMMANDS = {name: harness for name, harness in HARNESSES.items() if name != "mini-swe-agent-inprocess"}
+
+DIALECTS = [
+    (name, dialect)
+    for name, dialects in {
+        "pi": ("openai_chat", "openai_responses", "anthropic", "gemini"),
+        "opencode": ("openai_chat", "openai_responses", "anthropic", "gemini"),
+        "qwen-code": ("openai_chat", "openai_responses", "anthropic"),
+        "copilot-cli": ("openai_chat", "openai_responses", "anthropic"),
+        "openai-agents": ("openai_chat", "openai_responses"),
+    }.items()
+    for dialect in dialects
+]
+
+
+def told(launch: Command) -> str:
+    return json.dumps([launch.argv, dict(launch.env), dict(launch.files)])
+
+
+@pytest.mark.parametrize(
+    ("name", "dialect"), [(name, "") for name in COMMANDS] + DIALECTS, ids=lambda part: part or "default"
+)
+def test_the_launch_names_the_session_the_key_the_model_and_the_task(name: str, dialect: str) -> None:
+    launch = get_harness(name, dialect=dialect).launch(JOB)
+    assert isinstance(launch, Command)
+    everything = told(launch)
+    assert BASE in everything
+    assert "the-key" in everything
+    assert "tiny" in everything
+    assert any(JOB.instruction in part for part in (*launch.argv, *launch.env.values()))
+    assert all(not Path(path).is_absolute() and ".." not in path for path in launch.files)
+    assert "the-key" not in " ".join(launch.argv), "keys in argv are seen by every user of the machine"
+
+
+@pytest.mark.parametrize("name", HARNESSES)
+def test_a_recipe_says_what_it_was_tested_with_and_what_to_know(name: str) -> None:
+    harness = HARNESSES[name]
+    assert harness.name == name
+    assert harness.package is not None
+    assert harness.package.version[0].isdigit()
+    assert harness.quirks
+    assert harness.dialect in ("openai_chat", "openai_responses", "anthropic", "gemini")
+
+
+@pytest.mark.parametrize("name", ["claude-code", "qwen-code", "gemini-cli", "mini-swe-agent", "openai-agents"])
+def test_the_cap_of_turns_is_told_at_launch(name: str) -> None:
+    capped = HARNESSES[name].launch(replace(JOB, limits=Limits(turns=17)))
+    assert isinstance(capped, Command)
+    assert "17" in told(capped)
+
+
+def test_exit_codes_that_mean_the_cap_of_turns() -> None:
+    launch = HARNESSES["gemini-cli"].launch(JOB)
+    assert isinstance(launch, Command)
+    assert [launch.ending(code) for code in (0, 53, 1, None, -9)] == [
+        Ending.DONE,
+        Ending.LIMIT,
+        Ending.CRASHED,
+        Ending.CRASHED,
+        Ending.CRASHED,
+    ]
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(TaskInvalid, match=r"no harness 'codecs'; known: aider, .*codex"):
+        get_harness("codecs")
+    with pytest.raises(TaskInvalid, match=r"no dialect of pi 'soap'; known: anthropic, gemini"):
+        get_harness("pi", dialect="soap")
+    with pytest.raises(TaskInvalid, match="codex speaks openai_responses only"):
+        get_harness("codex", dialect="gemini")
+    with pytest.raises(TaskInvalid, match="needs the command"):
+        get_harness("command")
+
+
+def test_resuming_is_refused_by_those_that_cannot() -> None:
+    with pytest.raises(TaskInvalid, match="can't continue"):
+        HARNESSES["cline"].launch(replace(JOB, resume=True))
+    resumed = HARNESSES["codex"].launch(replace(JOB, resume=True))
+    assert isinstance(resumed, Command)
+    assert resumed.argv[1:4] == ("exec", "resume", "--last")
+
+
+def test_mini_swe_agent_in_process_is_a_call() -> None:
+    assert isinstance(HARNESSES["mini-swe-agent-inprocess"].launch(JOB), PythonCall)
+
+
+@given(st.text(st.characters(exclude_characters="\0")))
+def test_a_command_gets_the_prompt_verbatim(prompt: str) -> None:
+    job = replace(JOB, instruction=prompt)
+    inline = AnyCommand(("agent", "--task={prompt}", "{other}", "{model}")).launch(job)
+    assert inline.argv == ("agent", f"--task={prompt}", "{other}", "tiny")
+    assert inline.stdin == ""
+    assert AnyCommand(("agent",)).launch(job).stdin == prompt
+
+
+def test_nothing_is_written_outside_home(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    folders.home.mkdir()
+    with pytest.raises(TaskInvalid, match="leaves the task's folder"):
+        folders.write_home({"../outside": "x"})
+
+
+def test_files_of_a_launch_replace_links_instead_of_following_them(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    folders.home.mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "config").write_text("precious")
+    (folders.home / ".agent").symlink_to(outside)
+    (folders.home / ".rc").symlink_to(outside / "config")
+    folders.write_home({".agent/config": "new", ".rc": "new"})
+    assert (outside / "config").read_text() == "precious"
+    assert (folders.home / ".agent" / "config").read_text() == "new"
+    assert (folders.home / ".rc").read_text() == "new"

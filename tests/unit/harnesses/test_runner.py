@@ -1,0 +1,358 @@
+"""The life of rollouts against a server over HTTP: stages, budgets, retries, and exactly one terminal state."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.base import (
+    Command,
+    Ending,
+    Evidence,
+    Exit,
+    Job,
+    Launch,
+    Limits,
+    PythonCall,
+    Score,
+    Source,
+    Verdict,
+)
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.command import CommandCheck
+from rolltap.harnesses.evaluators.python_check import PythonCheck
+from rolltap.harnesses.evaluators.session_completed import SessionCompleted
+from rolltap.harnesses.lifecycle import Assignment, Progress, Slots, Stage
+from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
+from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runtimes.process import ProcessPlace, ProcessRuntime
+from rolltap.harnesses.runtimes.thread import ThreadRuntime
+from rolltap.harnesses.sources import Files
+from rolltap.types import Task
+
+from .stub import Stub, running, tool_call
+
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+class Shell:
+    """A harness that runs one shell command and calls no model."""
+
+    name, package, dialect, quirks = "shell", None, "openai_chat", ()
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def launch(self, job: Job) -> Launch:
+        return Command(("/bin/sh", "-c", self.command), env={"KEY": job.endpoint.key, "TASK": job.instruction})
+
+
+def places_in(base: Path) -> list[Path]:
+    return list(base.iterdir())
+
+
+def assignment(harness, runtime, evaluator, files=None, **limits) -> Assignment:
+    task = Task("t1", "Copy a.txt to b.txt.")
+    return Assignment(task, Files(files or {}), harness, runtime, evaluator, Limits(**limits))
+
+
+class Surprise(Shell):
+    """A harness whose recipe is broken."""
+
+    def launch(self, job: Job) -> Launch:
+        raise RuntimeError("the recipe is broken")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Stub]:
+    async with running(Stub(lambda messages: tool_call("true"))) as stub:
+        yield stub
+
+
+async def test_mini_swe_agent_runs_tasks_in_threads_and_is_rewarded(server: Stub, tmp_path: Path) -> None:
+    steps = ("cp a.txt b.txt", SUBMIT)
+    server.reply = lambda messages: tool_call(steps[sum(m["role"] == "assistant" for m in messages)], len(messages))
+    check = PythonCheck(lambda folder: float((folder / "b.txt").read_text() == "hello"))
+    job = assignment(MiniSweAgentInProcess(), ThreadRuntime(tmp_path), check, {"a.txt": "hello"})
+    async with AdminClient(server.url, "admin") as client:
+        (group,) = await run_groups(client, [job], policy="tiny", n=4)
+    assert group.rewards == (1.0,) * 4
+    assert [body["status"] for body in server.finished.values()] == ["succeeded"] * 4
+    assert all(len(calls) == 2 and calls[0]["model"] == "tiny" for calls in server.calls.values())
+    assert len(server.calls) == 4
+    assert server.closed == set(server.sessions.values())
+    assert not places_in(tmp_path), "places are torn down"
+
+
+async def test_mini_swe_agent_endings_become_statuses(server: Stub, tmp_path: Path) -> None:
+    server.reply = lambda messages: {"role": "assistant", "content": "I can't."}
+    job = assignment(MiniSweAgentInProcess(), ThreadRuntime(tmp_path), SessionCompleted())
+    async with AdminClient(server.url, "admin") as client:
+        (group,) = await run_groups(client, [job], policy="tiny", n=1)
+    (rollout,) = group.rollouts
+    assert (rollout.status, rollout.reward) == ("succeeded", 0.0)
+    assert rollout.reason == "agent limit: RepeatedFormatError"
+
+
+async def test_processes_are_kept_from_the_runners_environment(
+    server: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLTAP_SECRET", "hush")
+    harness = Shell('env > env.txt; pwd > pwd.txt; test "$TASK" = "Copy a.txt to b.txt."')
+    seen: dict[str, str] = {}
+
+    def check(folder: Path) -> float:
+        seen["env"] = (folder / "env.txt").read_text()
+        return 1.0
+
+    job = assignment(harness, ProcessRuntime(tmp_path), PythonCheck(check))
+    async with AdminClient(server.url, "admin") as client:
+        (group,) = await run_groups(client, [job], policy="p", n=1)
+    assert group.rollouts[0].status == "succeeded"
+    assert "hush" not in seen["env"]
+    assert f"HOME={tmp_path}" in seen["env"]
+
+
+async def test_a_harness_out_of_time_is_killed_with_its_daemons_and_still_evaluated(
+    server: Stub, tmp_path: Path
+) -> None:
+    harness = Shell("echo half > result; setsid sh -c 'sleep 60; echo late > result' & sleep 60")
+    check = CommandCheck(
+        "! pgrep -f 'echo late > resul[t]' && cat result > reward && sed -i s/half/0.5/ reward", "reward"
+    )
+    job = assignment(harness, ProcessRuntime(tmp_path), check, agent_s=0.5)
+    async with AdminClient(server.url, "admin") as client:
+        (group,) = await run_groups(client, [job], policy="p", n=1)
+    (rollout,) = group.rollouts
+    assert (rollout.status, rollout.cause, rollout.reward) == ("timed_out", "agent", 0.5)
+    assert rollout.seconds[Stage.RUN] < 5
+
+
+async def test_a_crash_is_a_failed_rollout_with_its_reason_and_its_reward(server: Stub, tmp_path: Path) -> None:
+    job = assignment(Shell("echo boom >&2; exit 3"), ProcessRuntime(tmp_path), SessionCompleted())
+    async with AdminClient(server.url, "admin") as client:
+        await run_groups(client, [job], policy="p", n=1)
+    (body,) = server.finished.values()
+    assert (body["status"], body["cause"]) == ("failed", "agent")
+    assert body["reason"] == "agent crashed (exit code 3): boom"
+    assert [reward["value"] for reward in server.rewards] == [0.0]
+
+
+@pytest.mark.parametrize(("value", "reason"), [(float("nan"), "finite"), ("x", "ValueError")])
+async def test_an_unusable_reward_fails_the_rollout(server: Stub, tmp_path: Path, value: object, reason: str) -> None:
+    job = assignment(Shell("true"), ProcessRuntime(tmp_path), PythonCheck(lambda _: value))  # type: ignore[arg-type,return-value]
+    async with AdminClient(server.url, "admin") as client:
+        await run_groups(client, [job], policy="p", n=1)
+    (body,) = server.finished.values()
+    assert (body["status"], body["cause"]) == ("failed", "evaluation")
+    assert "scoring" not in body, "the ledger's rule for failed rollouts decides"
+    assert reason in body["reason"]
+    assert not server.rewards
+
+
+async def test_a_reward_of_an_unknown_scope_fails_the_rollout(server: Stub, tmp_path: Path) -> None:
+    job = assignment(Shell("true"), ProcessRuntime(tmp_path), PythonCheck(lambda _: {"nowhere": 1.0}))
+    async with AdminClient(server.url, "admin") as client:
+        await run_groups(client, [job], policy="p", n=1)
+    (body,) = server.finished.values()
+    assert (body["status"], body["cause"]) == ("failed", "evaluation")
+    assert "no reward scope 'nowhere'" in body["reason"]
+
+
+class Flaky(ProcessRuntime):
+    """Its first `failures` places are lost while the agent runs."""
+
+    def __init__(self, base: Path, failures: int) -> None:
+        super().__init__(base)
+        object.__setattr__(self, "failures", itertools.count(failures, -1))
+
+    async def prepare(self, source: Source) -> ProcessPlace:
+        place = await super().prepare(source)
+        if next(self.failures) > 0:  # type: ignore[attr-defined]
+
+            async def lost(*_: object, **__: object):
+                raise RuntimeFailed("the node went away")
+
+            place.run = lost  # type: ignore[method-assign]
+        return place
+
+
+@pytest.mark.parametrize(("failures", "status", "attempts"), [(2, "succeeded", 3), (3, "failed", 3)])
+async def test_a_lost_place_is_tried_again_with_a_new_key(
+    server: Stub, tmp_path: Path, failures: int, status: str, attempts: int
+) -> None:
+    job = assignment(Shell("true"), Flaky(tmp_path, failures), SessionCompleted())
+    async with AdminClient(server.url, "admin") as client:
+        await run_groups(client, [job], policy="p", n=1)
+    (body,) = server.finished.values()
+    assert (body["status"], body["attempt"]) == (status, attempts)
+    assert len(server.sessions) == attempts
+    assert not places_in(tmp_path)
+
+
+async def test_a_setup_that_raises_or_hangs_ends_its_rollout_only(server: Stub, tmp_path: Path) -> None:
+    def broken(folder: Path) -> None:
+        raise KeyError("no such image")
+
+    release = threading.Event()
+
+    tried = 0
+
+    def slow(folder: Path) -> None:
+        nonlocal tried
+        tried += 1
+        release.wait(10)
+
+    def with_source(source: Source) -> Assignment:
+        task = Task("t", "x")
+        return Assignment(
+            task, source, Shell("true"), ProcessRuntime(tmp_path), SessionCompleted(), Limits(setup_s=0.2)
+        )
+
+    def progress(step: Progress) -> None:
+        if len(server.finished) == 3:
+            release.set()
+
+    async with AdminClient(server.url, "admin") as client:
+        jobs = [with_source(source) for source in (broken, slow, Files({}))]
+        groups = await run_groups(client, jobs, policy="p", n=1, progress=progress)
+    ends = [group.rollouts[0] for group in groups]
+    assert [(end.status, end.cause) for end in ends] == [
+        ("failed", "infrastructure"),
+        ("timed_out", "infrastructure"),
+        ("succeeded", None),
+    ]
+    assert "no such image" in ends[0].reason
+    assert "the set-up ran past 0.2 s" in ends[1].reason
+    assert tried == 3
+
+
+async def test_a_setup_that_hangs_once_is_tried_again(server: Stub, tmp_path: Path) -> None:
+    release = threading.Event()
+    waits = iter((10, 0))
+
+    def slow_at_first(folder: Path) -> None:
+        release.wait(next(waits))
+
+    job = Assignment(
+        Task("t", "x"),
+        slow_at_first,
+        Shell("true"),
+        ProcessRuntime(tmp_path),
+        SessionCompleted(),
+        Limits(setup_s=0.5),
+    )
+    async with AdminClient(server.url, "admin") as client:
+        (group,) = await run_groups(
+            client, [job], policy="p", n=1, progress=lambda step: step.summary and release.set()
+        )
+    assert group.rollouts[0].status == "succeeded"
+    assert not places_in(tmp_path)
+
+
+async def test_what_nobody_expected_fails_its_rollout_and_no_other(server: Stub, tmp_path: Path) -> None:
+    jobs = [
+        assignment(harness, ProcessRuntime(tmp_path), SessionCompleted())
+        for harness in (Surprise("true"), Shell("true"))
+    ]
+    async with AdminClient(server.url, "admin") as client:
+        broken, sound = await run_groups(client, jobs, policy="p", n=2)
+    assert {rollout.status for rollout in sound.rollouts} == {"succeeded"}
+    assert {(rollout.status, rollout.reason) for rollout in broken.rollouts} == {
+        ("failed", "internal_error: RuntimeError: the recipe is broken")
+    }
+    assert not places_in(tmp_path)
+
+
+def test_a_command_need_not_read_what_it_is_given(tmp_path: Path) -> None:
+    async def run() -> list[Exit]:
+        place = await ProcessRuntime(tmp_path).prepare(Files({}))
+        prompt = "x" * 1_000_000
+        commands = [Command(("true",), stdin=prompt), Command(("wc", "-c"), stdin=prompt), Command(("cat",))]
+        exits = [await place.run(command, Limits(), 20) for command in commands]
+        await place.close()
+        return exits
+
+    for runner in (asyncio.run, uvloop.run):  # Ray's actors and the server run on uvloop
+        ends = runner(run())
+        assert [(exit_.ending, exit_.output.strip()) for exit_ in ends] == [
+            (Ending.DONE, ""),
+            (Ending.DONE, "1000000"),
+            (Ending.DONE, ""),
+        ]
+
+
+async def test_cancelling_ends_every_rollout_as_cancelled(server: Stub, tmp_path: Path) -> None:
+    running_now = asyncio.Event()
+
+    def progress(step: Progress) -> None:
+        if step.stage is Stage.RUN:
+            running_now.set()
+
+    job = assignment(Shell("sleep 60"), ProcessRuntime(tmp_path), SessionCompleted())
+    async with AdminClient(server.url, "admin") as client:
+        work = asyncio.create_task(run_groups(client, [job], policy="p", n=3, slots=Slots(run=2), progress=progress))
+        await running_now.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+    assert [body["status"] for body in server.finished.values()] == ["cancelled"] * 3
+    assert not places_in(tmp_path)
+
+
+async def test_a_rollout_that_is_ended_elsewhere_is_left_alone(server: Stub, tmp_path: Path) -> None:
+    job = assignment(Shell("true"), ProcessRuntime(tmp_path), SessionCompleted())
+    server.refuse_finish = "cancelled"
+    async with AdminClient(server.url, "admin") as client:
+        (group,) = await run_groups(client, [job], policy="p", n=1)
+    (rollout,) = group.rollouts
+    assert (rollout.status, rollout.reason) == ("cancelled", "the rollout has ended as cancelled")
+
+
+class Meeting:
+    """An evaluator and a harness that can only end together: the test hangs if one stage blocks the other."""
+
+    name, package, dialect, quirks, wants_fresh_place = "meeting", None, "openai_chat", (), False
+
+    def __init__(self) -> None:
+        self.second_agent_ran = threading.Event()
+        self.runs = 0
+
+    def launch(self, job: Job) -> Launch:
+        self.runs += 1
+        run = self.runs
+
+        def agent(stop: threading.Event) -> tuple[Ending, str]:
+            if run == 2:
+                self.second_agent_ran.set()
+            return Ending.DONE, ""
+
+        return PythonCall(agent)
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        met = await asyncio.to_thread(self.second_agent_ran.wait, 10)
+        return Verdict((Score(float(met)),))
+
+
+async def test_a_slow_evaluation_does_not_block_the_next_agent(server: Stub, tmp_path: Path) -> None:
+    meeting = Meeting()
+    job = assignment(meeting, ThreadRuntime(tmp_path), meeting)
+    async with AdminClient(server.url, "admin") as client:
+        (group,) = await run_groups(client, [job], policy="p", n=2, slots=Slots(prepare=1, run=1, evaluate=1))
+    assert group.rewards == (1.0, 1.0)
+
+
+async def test_groups_wait_for_the_ledger(server: Stub, tmp_path: Path) -> None:
+    server.groups_allowed = 1
+    jobs = [assignment(Shell("true"), ProcessRuntime(tmp_path), SessionCompleted()) for _ in range(4)]
+    async with AdminClient(server.url, "admin") as client:
+        groups = await run_groups(client, jobs, policy="p", n=2)
+    assert len(groups) == 4
+    assert server.refusals > 0

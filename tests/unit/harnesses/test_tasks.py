@@ -1,0 +1,178 @@
+"""Task files: what is read, and what is refused with one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.harbor import HarborCheck
+from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.runtimes.docker import DockerRuntime
+from rolltap.harnesses.specs import Defaults, build
+from rolltap.harnesses.tasks import read_tasks
+
+CLIENT = AdminClient("http://127.0.0.1:1", "k")
+GOOD = {
+    "id": "one",
+    "instruction": "Fix it.",
+    "files": {"a.txt": "x"},
+    "evaluator": {"kind": "command", "command": "true"},
+    "harness": "codex",
+    "limits": {"agent_s": 60, "turns": 12},
+    "tags": ["easy"],
+}
+
+
+def lines(tmp_path: Path, *tasks: object) -> Path:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(task if isinstance(task, str) else json.dumps(task) for task in tasks))
+    return path
+
+
+def test_a_line_becomes_an_assignment(tmp_path: Path) -> None:
+    (task,) = read_tasks(lines(tmp_path, GOOD))
+    assignment = build(task, Defaults(runtime="process"), CLIENT)
+    assert (task.id, task.instruction, task.tags) == ("one", "Fix it.", ("easy",))
+    assert (assignment.harness.name, assignment.evaluator.name) == ("codex", "command")
+    assert (assignment.limits.agent_s, assignment.limits.turns, assignment.limits.evaluate_s) == (60, 12, 600)
+    (tmp_path / "w").mkdir()
+    assignment.source(tmp_path / "w")
+    assert (tmp_path / "w" / "a.txt").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"evaluator": None}, r"evaluator"),
+        ({"evaluator": {"kind": "comand"}}, r"Invalid value 'comand' - at `\$\.evaluator\.kind`"),
+        ({"evaluator": {"kind": "command"}}, r"missing required field `command`"),
+        ({"files": {"../x": ""}}, "leaves the task's folder"),
+        ({"files": {"/etc/x": ""}}, "leaves the task's folder"),
+        ({"folder": "../secrets", "files": None}, "leaves the task's folder"),
+        ({"folder": "a"}, "one of files, folder"),
+        ({"hrness": "codex"}, "unknown field `hrness`"),
+        ({"limits": {"turns": "many"}}, r"\$\.limits\.turns"),
+        ({"instruction": " "}, "no `instruction`"),
+        ({"tags": "easy"}, "list of strings"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    with pytest.raises(TaskInvalid, match=message) as caught:
+        read_tasks(lines(tmp_path, GOOD, {**GOOD, "id": "two", **change}))
+    assert "tasks.jsonl:2:" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"harness": "codecs"}, "no harness 'codecs'; known: aider"),
+        ({"harness": ""}, "names no harness"),
+        ({"runtime": "podman"}, "no runtime 'podman'; known: apptainer, bubblewrap"),
+        ({"runtime": "docker"}, "needs an image"),
+        ({"image": "debian"}, "has no images"),
+        ({"limits": {"agent_s": -1}}, "negative"),
+        ({"evaluator": {"kind": "python", "callable": "nowhere:f"}}, "no callable"),
+        ({"files": None, "repository": "/nowhere"}, "not a git repository"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_it_runs(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    def attempt() -> None:
+        (task,) = read_tasks(lines(tmp_path, {**GOOD, **change}))
+        build(task, Defaults(), CLIENT)
+
+    with pytest.raises(TaskInvalid, match=message):
+        attempt()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "holds no task"), ("{", ":1: not JSON"), ("[]", "a task is a JSON object"), ("[" * 100_000, "not JSON")],
+)
+def test_files_that_are_no_tasks(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TaskInvalid, match=message):
+        read_tasks(lines(tmp_path, text))
+
+
+def test_ids_are_unique_and_files_exist(tmp_path: Path) -> None:
+    with pytest.raises(TaskInvalid, match="two tasks have the id 'one'"):
+        read_tasks(lines(tmp_path, GOOD, GOOD))
+    with pytest.raises(TaskInvalid, match="can't read"):
+        read_tasks(tmp_path / "none.jsonl")
+
+
+def harbor(folder: Path, toml: str) -> Path:
+    (folder / "tests").mkdir(parents=True)
+    (folder / "environment").mkdir()
+    (folder / "environment" / "data.txt").write_text("1")
+    (folder / "tests" / "test.sh").write_text("true")
+    (folder / "task.toml").write_text(toml)
+    (folder / "instruction.md").write_text("Sum the data.")
+    return folder
+
+
+def test_harbor_folders(tmp_path: Path) -> None:
+    limits = "[agent]\ntimeout_sec = 120.0\n[verifier]\ntimeout_sec = 30.0\nenv = {A = 1}\n"
+    harbor(tmp_path / "sum", 'version = "1.0"\n[metadata]\ntags = ["math"]\n' + limits)
+    harbor(tmp_path / "image", '[task]\nname = "me/img"\n[environment]\ndocker_image = "debian:12"\n')
+    image, plain = read_tasks(tmp_path)
+    first = build(plain, Defaults(harness="codex", runtime="bubblewrap"), CLIENT)
+    assert (plain.id, plain.tags, first.limits.agent_s, first.limits.evaluate_s) == ("sum", ("math",), 120.0, 30.0)
+    assert isinstance(first.evaluator, HarborCheck)
+    assert first.evaluator.env == {"A": "1"}
+    (tmp_path / "w").mkdir()
+    first.source(tmp_path / "w")
+    assert (tmp_path / "w" / "data.txt").read_text() == "1"
+    second = build(image, Defaults(harness="codex", runtime="docker"), CLIENT)
+    assert image.id == "me/img"
+    assert isinstance(second.runtime, DockerRuntime)
+    assert second.runtime.image == "debian:12"
+    with pytest.raises(TaskInvalid, match="no Harbor task"):
+        read_tasks(tmp_path / "w")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_swe_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    repository = tmp_path / "repos" / "acme__calc"
+    repository.mkdir(parents=True)
+    git(repository, "init", "-q")
+    (repository / "calc.py").write_text("broken")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "base")
+    base = git(repository, "rev-parse", "HEAD")
+    (repository / "calc.py").write_text("the answer")
+    git(repository, "commit", "-qam", "fix")
+    instance = {
+        "instance_id": "acme__calc-1",
+        "repo": "acme/calc",
+        "base_commit": base,
+        "problem_statement": "add is broken",
+        "test_patch": "",
+        "FAIL_TO_PASS": '["tests/test_calc.py::test_two"]',
+        "PASS_TO_PASS": ["tests/test_calc.py::test_zero"],
+        "hints_text": "ignored",
+    }
+    (task,) = read_tasks(lines(tmp_path, instance), tmp_path / "repos")
+    assignment = build(task, Defaults(harness="codex"), CLIENT)
+    assert isinstance(assignment.evaluator, PytestCheck)
+    assert assignment.evaluator.must_pass == ("tests/test_calc.py::test_two",)
+    work = tmp_path / "w"
+    work.mkdir()
+    assignment.source(work)
+    assert (work / "calc.py").read_text() == "broken"
+    kinds = git(work, "cat-file", "--batch-all-objects", "--batch-check=%(objecttype)").split()
+    assert git(work, "log", "--all", "--format=%s") == "base"
+    assert kinds.count("commit") == 1, "the fix can't be found, whatever an agent looks through"
+    with pytest.raises(TaskInvalid, match="give --repositories"):
+        read_tasks(lines(tmp_path, instance))

@@ -1,0 +1,30 @@
+"""What the commands for tasks take and show."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from rolltap.cli.tasks import casting, submissions_table
+from rolltap.errors import TaskInvalid
+
+
+def test_a_policy_or_roles() -> None:
+    assert casting("tiny") == "tiny"
+    assert casting("") == ""
+    assert casting("solver=tiny, judge=frozen") == {"solver": "tiny", "judge": "frozen"}
+
+
+@pytest.mark.parametrize("given", ["solver=", "solver=tiny,solver=frozen", "solver=tiny,frozen"])
+def test_what_is_neither(given: str) -> None:
+    with pytest.raises(TaskInvalid, match="ROLE=NAME"):
+        casting(given)
+
+
+def test_a_narrow_terminal_still_shows_whole_ids() -> None:
+    """They are what `rolltap cancel` and `rolltap run --id` take."""
+    one = {"id": "01m7yzs0t8kqv89pmhs7", "policy": "tiny", "tasks": 1, "queued": 0, "n": 4, "reward_mean": 0.5}
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(submissions_table([{**one, "cancelled": False, "rollouts": {"succeeded": 4}}]))
+    assert one["id"] in shown.get()

@@ -1,0 +1,137 @@
+"""What the ledger's tests stand on: databases, a clock to turn, and sessions whose trajectories are made up."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import numpy as np
+import sqlalchemy as sa
+
+from rolltap.calllog.database import Database
+from rolltap.errors import RecordCorrupt
+from rolltap.ids import new_id
+from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.groups import GroupSpec
+from rolltap.ledger.ledger import Ledger
+from rolltap.ledger.rewards import NewReward
+from rolltap.ledger.rollouts import Ending
+from rolltap.ledger.rules import GroupRule
+from rolltap.ledger.schema import metadata
+from rolltap.types import NO_VERSION, Group, Rollout, RolloutStatus, Segment, Task, Trajectory, Turn
+
+KINDS = ("sqlite", "postgresql")
+
+
+@asynccontextmanager
+async def database_url(kind: str, folder: Path, server: str) -> AsyncIterator[str]:
+    """The URL of a fresh, empty database, which is removed at the end. `server`: Postgres' maintenance database."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder / 'ledger.db'}"
+        return
+    name = f"rolltap_test_{secrets.token_hex(6)}"
+    await _on_server(server, f'CREATE DATABASE "{name}"')
+    try:
+        yield f"{server.rsplit('/', 1)[0]}/{name}"
+    finally:
+        await _on_server(server, f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+async def _on_server(server: str, statement: str) -> None:
+    connection = await asyncpg.connect(server)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def empty(database: Database) -> None:
+    """Deletes every row, so that a database can be used again."""
+
+    def work(connection: sa.Connection) -> None:
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(table.delete())
+
+    await database.transact(work)
+
+
+class Clock:
+    """The database's clock, as the test turns it."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self, connection: sa.Connection) -> float:
+        return time.time() + self.ahead
+
+
+class StillClock(Clock):
+    """A clock that only moves when the test turns it."""
+
+    def __call__(self, connection: sa.Connection) -> float:
+        return 1_700_000_000.0 + self.ahead
+
+
+def trajectory(session_id: str, versions: tuple[int, ...], prompt: int = 3) -> Trajectory:
+    """One segment: `prompt` tokens of context, then one trained token of each of `versions`."""
+    length = prompt + len(versions)
+    mask = np.arange(length) >= prompt
+    logprobs = np.where(mask, -0.5, 0.0).astype(np.float32)
+    spans = np.concatenate([np.full(prompt, NO_VERSION), versions]).astype(np.int32)
+    call = f"call-{session_id}"
+    turns = (Turn(call, prompt, length, trained=True, index=0),)
+    segment = Segment(np.arange(length, dtype=np.int32), mask, logprobs, spans, turns)
+    return Trajectory(session_id, (segment,), (), {"calls": 1})
+
+
+class World:
+    """A ledger over a database, with sessions that sample one token of the policy's version each."""
+
+    def __init__(self, database: Database, *, clock: Clock | None = None, **settings: Any) -> None:
+        self.clock = clock or Clock()
+        self.versions: dict[str, tuple[int, ...]] = {}
+        self.closed: set[str] = set()
+        self.corrupt: set[str] = set()
+        self.ledger = Ledger(
+            database,
+            trajectories=self.trajectories,
+            close_session=self.close_session,
+            settings=LedgerSettings(**{"poll": 0.05, **settings}),
+            clock=self.clock,
+        )
+
+    async def trajectories(self, session_ids: Sequence[str]) -> list[Trajectory]:
+        for session_id in self.corrupt.intersection(session_ids):
+            raise RecordCorrupt(f"session {session_id} has a row that fails its checks")
+        return [trajectory(session_id, self.versions.get(session_id, ())) for session_id in session_ids]
+
+    async def close_session(self, session_id: str) -> None:
+        self.closed.add(session_id)
+
+    async def open(self, n: int = 2, *, policy: str = "policy", **rule: Any) -> Group:
+        task = Task(f"task-{new_id()}", "list the files", {"files": {"a": "b"}}, ("easy",))
+        return await self.ledger.groups.open(GroupSpec(policy, n, task, rule=GroupRule(**rule)))
+
+    async def start(self, rollout: Rollout, *versions: int) -> Rollout:
+        session = new_id()
+        self.versions[session] = versions or (0,)
+        return (await self.ledger.rollouts.start(rollout.id, session)).rollout
+
+    async def finish(self, rollout: Rollout, reward: float | None = 1.0, **ending: Any) -> Rollout:
+        """Rewards and finishes a started rollout."""
+        if reward is not None:
+            await self.ledger.rewards.append(NewReward(rollout.id, reward))
+        status = ending.pop("status", RolloutStatus.SUCCEEDED)
+        return await self.ledger.rollouts.finish(rollout.id, Ending(status, rollout.attempt, **ending))
+
+    async def complete(self, n: int = 2, *versions: int, policy: str = "policy", **rule: Any) -> Group:
+        """A group whose rollouts have all succeeded, with rewards 0, 1, 0, ..."""
+        group = await self.open(n, policy=policy, **rule)
+        for number, rollout in enumerate(group.rollouts):
+            await self.finish(await self.start(rollout, *versions), float(number % 2))
+        return await self.ledger.groups.get(group.id)

@@ -1,0 +1,213 @@
+"""The agent plane in one process: a scripted engine, a memory log, a real tokenizer, and an ASGI client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from rolltap.calllog.memory import MemoryCallLog
+from rolltap.engine.tiny import FOLDER
+from rolltap.ids import new_id
+from rolltap.proxy.agent_plane import agent_app
+from rolltap.proxy.capture import Capture
+from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.continuation.plan import Continuation
+from rolltap.proxy.continuation.rendering import FamilyRenderer
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.gateway import Gateway
+from rolltap.proxy.live import LiveSessions, key_hash
+from rolltap.proxy.policies import Policies, PolicyRuntime
+from rolltap.proxy.recalling import Recalls
+from rolltap.proxy.recorder import Recorder
+from rolltap.settings import LimitSettings, PolicySettings
+from rolltap.types import Session, VersionSpan
+
+SECRET = b"0123456789abcdef"
+TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
+
+
+@dataclass
+class ToldEngine:
+    """Samples what it is told, one token a chunk. `hold` stops it before the last token until it is set."""
+
+    tokenizer: HubTokenizer
+    replies: list[str] = field(default_factory=list)
+    failure: Exception | None = None
+    hold: asyncio.Event | None = None
+    version: int = 0
+    seen: list[SampleRequest] = field(default_factory=list)
+    cancelled: int = 0
+    name: str = "told"
+
+    async def probe(self) -> EngineFacts:
+        return EngineFacts("told", "", ("tiny",), 2048, True, False, "processed")
+
+    async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        self.seen.append(request)
+        ids = self.tokenizer.encode(self.replies.pop(0) if self.replies else "ok<|im_end|>")
+        try:
+            for at, token in enumerate(ids):
+                last = at == len(ids) - 1
+                if last and self.hold is not None:
+                    await self.hold.wait()
+                if last and self.failure is not None:
+                    raise self.failure
+                versions = (VersionSpan(self.version, 0, len(ids)),) if last else None
+                yield SampleChunk([token], [-0.5], "stop" if last else None, versions)
+                await asyncio.sleep(0)
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def load_weights(self, path: str, version: int) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class GatedLog(MemoryCallLog):
+    """A memory log whose completions wait for `gate`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def append_completion(self, completion: Any) -> None:
+        await self.gate.wait()
+        await super().append_completion(completion)
+
+
+@dataclass
+class Answer:
+    """What a client got: `ended` is False while the reply has no end."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    ended: bool = False
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Client:
+    """Speaks ASGI to the agent plane."""
+
+    app: Any
+
+    def start(
+        self,
+        path: str,
+        body: Any,
+        *,
+        key: str = "key",
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
+        query: str = "",
+    ) -> tuple[Answer, asyncio.Event, asyncio.Task[None]]:
+        """The answer as it grows, an event that hangs up, and the request's task."""
+        answer, hang_up = Answer(), asyncio.Event()
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal sent
+            if not sent:
+                sent = True
+                return {"type": "http.request", "body": raw}
+            await hang_up.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                answer.status = message["status"]
+                answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            else:
+                answer.body += message.get("body", b"")
+                answer.ended = not message.get("more_body", False)
+            answer.grown.set()
+
+        all_headers = {"authorization": f"Bearer {key}", "content-type": "application/json", **(headers or {})}
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in all_headers.items()],
+            "http_version": "1.1",
+            "scheme": "http",
+            "server": ("testserver", 80),
+            "client": ("127.0.0.1", 1),
+            "root_path": "",
+        }
+        return answer, hang_up, asyncio.create_task(self.app(scope, receive, send))
+
+    async def post(self, path: str, body: Any, **options: Any) -> Answer:
+        answer, _, task = self.start(path, body, **options)
+        await task
+        return answer
+
+    async def chat(self, *messages: dict[str, Any], **options: Any) -> Answer:
+        fields = {name: options.pop(name) for name in ("stream", "n", "model", "stop", "tools") if name in options}
+        body = {"model": "tiny", "messages": list(messages), **fields}
+        return await self.post("/v1/chat/completions", body, **options)
+
+
+@dataclass
+class Plane:
+    """Everything behind the client."""
+
+    client: Client
+    engine: ToldEngine
+    log: GatedLog
+    recorder: Recorder
+    session: Session
+    limits: LimitSettings
+    policy: PolicyRuntime
+
+    async def rows(self, session_id: str | None = None) -> list[Any]:
+        return list(await self.log.rows(session_id or self.session.id))
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> HubTokenizer:
+    return HubTokenizer(FOLDER)
+
+
+@pytest.fixture
+async def plane(tokenizer: HubTokenizer) -> Plane:
+    return await make_plane(tokenizer, LimitSettings(body_mb=1, calls_at_once=4))
+
+
+@pytest.fixture
+async def brisk(tokenizer: HubTokenizer) -> Plane:
+    """A plane whose streams are kept alive every 20 ms."""
+    return await make_plane(tokenizer, LimitSettings(keep_alive_s=0.02))
+
+
+async def make_plane(tokenizer: HubTokenizer, limits: LimitSettings) -> Plane:
+    log, engine, handles = GatedLog(), ToldEngine(tokenizer), Handles(SECRET)
+    continuation = Continuation("tiny", FamilyRenderer("qwen3", tokenizer), handles, "tool_cycle")
+    runtime = PolicyRuntime("tiny", PolicySettings(engine="told"), engine, continuation, max_context=2048)
+    policies, live, recorder = Policies({"tiny": runtime}), LiveSessions(log), Recorder(log)
+    capture = Capture("project-key", log, live, policies, 3600)
+    gateway = Gateway(live, capture, policies, recorder, Recalls(log, handles, policies), handles, limits)
+    now = time.time()
+    session = Session(new_id(), "tiny", key_hash("key"), now, now + 3600)
+    await log.open_session(session)
+    return Plane(Client(agent_app(DIALECTS, gateway, limits, [])), engine, log, recorder, session, limits, runtime)

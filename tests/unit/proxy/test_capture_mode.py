@@ -1,0 +1,161 @@
+"""Capture mode end to end: an OpenAI-compatible chat server behind the real proxy, listened to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from rolltap.engine.scripted import Fault, ScriptedEngine, ToolUse, Turn, logprob_of, say
+from rolltap.engine.tiny import FOLDER
+from rolltap.proxy.app import Rolltap
+from rolltap.proxy.server import bind, serve
+from rolltap.settings import Settings
+from rolltap.types import Flaw, Outcome
+
+BASH = {
+    "type": "function",
+    "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
+}
+USER = {"role": "user", "content": "count the files"}
+LOOK = Turn(think="hm", say="I look.", call=(ToolUse("bash", {"command": "ls | wc -l"}),))
+
+
+@asynccontextmanager
+async def captured(folder: Path, engine: ScriptedEngine, **policy: Any) -> AsyncIterator[tuple[Rolltap, str]]:
+    """The real proxy over `engine`, on a port of its own, as `serve --capture --kind openai_compatible` runs it."""
+    settings = Settings.model_validate(
+        {
+            "data": folder,
+            "engines": {"main": {"kind": "openai_compatible", "url": engine.url}},
+            "policies": {"default": {"engine": "main", "model": "scripted", **policy}},
+        }
+    )
+    async with Rolltap.running(settings) as app:
+        socket, stop = bind("127.0.0.1", 0), asyncio.Event()
+        url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        serving = asyncio.create_task(serve({"agent": (app.planes["agent"], socket)}, stop))
+        try:
+            yield app, url
+        finally:
+            stop.set()
+            await serving
+
+
+def client_of(app: Rolltap, url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=app.settings.keys.project, max_retries=0)
+
+
+async def rows_of(app: Rolltap) -> list[Any]:
+    (session,) = await app.call_log.sessions()
+    return list(await app.call_log.rows(session.id))
+
+
+async def two_turns(client: openai.AsyncOpenAI) -> list[Any]:
+    """A tool call and its answer, streamed; the deltas of the first turn."""
+    first: Any = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": []}
+    chunks: list[Any] = []
+    common: Any = {"model": "default", "tools": [BASH]}
+    async for chunk in await client.chat.completions.create(messages=[USER], stream=True, **common):  # type: ignore[call-overload]
+        chunks.append(chunk)
+        for choice in chunk.choices:
+            first["content"] += choice.delta.content or ""
+            first["reasoning_content"] += getattr(choice.delta, "reasoning_content", None) or ""
+            for piece in choice.delta.tool_calls or ():
+                if piece.id:
+                    first["tool_calls"].append(
+                        {"id": piece.id, "type": "function", "function": {"name": piece.function.name, "arguments": ""}}
+                    )
+                first["tool_calls"][piece.index]["function"]["arguments"] += piece.function.arguments or ""
+    result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "3"}
+    history: Any = [USER, first, result]
+    done: Any = await client.chat.completions.create(messages=history, **common)
+    assert done.choices[0].message.content == "There are three."
+    return chunks
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+async def test_tokens_are_captured_and_proven(tmp_path: Path, wire: str) -> None:
+    async with (
+        ScriptedEngine(say(LOOK, "There are three."), FOLDER, wire=wire) as engine,
+        captured(tmp_path, engine) as (app, url),
+    ):
+        async with client_of(app, url) as client:
+            chunks = await two_turns(client)
+        one, two = await rows_of(app)
+        asked = [entry for entry in engine.journal.entries if len(entry.output) > 1]
+    assert len(chunks) > 4
+    for row, entry in zip((one, two), asked, strict=True):
+        assert row.prompt_ids.tolist() == entry.prompt_ids
+        assert row.completion.output_ids.tolist() == list(entry.output)
+        expected = [logprob_of(token, at) for at, token in enumerate(entry.output)]
+        np.testing.assert_allclose(row.completion.logprobs, expected, rtol=1e-6)
+        assert row.completion.flaw is None
+    assert two.intent.parent_id == one.intent.id
+    extends = asked[1].extends is True
+    assert (two.intent.break_ is None) is extends
+
+
+async def test_text_alone_is_recorded_and_never_trained(tmp_path: Path) -> None:
+    async with (
+        ScriptedEngine(say(LOOK, "There are three."), FOLDER, wire="openai") as engine,
+        captured(tmp_path, engine) as (app, url),
+    ):
+        async with client_of(app, url) as client:
+            await two_turns(client)
+        one, two = await rows_of(app)
+    assert two.intent.parent_id == one.intent.id
+    for row in (one, two):
+        assert row.completion.outcome is Outcome.COMPLETED
+        assert row.completion.flaw is Flaw.TOKENS_MISSING
+        assert not row.call().trainable
+        assert row.completion.message
+    assert one.completion.usage["output"] > 0
+
+
+async def test_an_upstream_that_fails_has_its_status_and_its_record(tmp_path: Path) -> None:
+    fault = Fault(kind="status", status=429, retry_after=30, times=9)
+    async with (
+        ScriptedEngine(say(Turn(say="x", fault=fault)), FOLDER, wire="vllm") as engine,
+        captured(tmp_path, engine) as (app, url),
+    ):
+        async with client_of(app, url) as client:
+            with pytest.raises(openai.RateLimitError):
+                await client.chat.completions.create(model="default", messages=[USER])  # type: ignore[list-item]
+        (row,) = await rows_of(app)
+    assert row.completion.outcome is Outcome.ENGINE_ERROR
+
+
+async def test_what_a_chat_api_cannot_give_is_refused_by_name(tmp_path: Path) -> None:
+    async with (
+        ScriptedEngine(say("x"), FOLDER, wire="vllm") as engine,
+        captured(tmp_path, engine) as (app, url),
+        client_of(app, url) as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match="logprobs"):
+            await client.chat.completions.create(model="default", messages=[USER], logprobs=True)  # type: ignore[list-item]
+
+
+async def test_the_admin_plane_has_the_counters(tmp_path: Path) -> None:
+    async with (
+        ScriptedEngine(say("x"), FOLDER, wire="openai") as engine,
+        captured(tmp_path, engine) as (app, url),
+        client_of(app, url) as client,
+    ):
+        await client.chat.completions.create(model="default", messages=[USER])  # type: ignore[list-item]
+        transport = httpx.ASGITransport(app.planes["admin"])
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
+            assert (await admin.get("/metrics")).status_code == 401
+            headers = {"authorization": f"Bearer {app.settings.keys.admin}"}
+            found = await admin.get("/metrics", headers=headers)
+    assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'rolltap_calls_total{policy="default",outcome="completed"} 1\n' in found.text
+    assert 'rolltap_flaws_total{policy="default",flaw="tokens_missing"} 1\n' in found.text
+    assert 'rolltap_engine_up{engine="main"} 1\n' in found.text

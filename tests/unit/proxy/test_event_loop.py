@@ -1,0 +1,36 @@
+"""A long prompt does not make other calls wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from rolltap.proxy.continuation.forest import Forest
+
+LONG = " ".join(f"word{number} and then" for number in range(16_000))
+
+
+async def longest_stall(task: asyncio.Task[Any]) -> float:
+    """The longest time that the loop was busy with something else until `task` ended, in seconds."""
+    worst, last = 0.0, time.perf_counter()
+    while not task.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        worst, last = max(worst, now - last), now
+    await task
+    return worst
+
+
+async def test_a_long_prompt_is_encoded_beside_the_loop(plane: Any) -> None:
+    from rolltap.proxy.chat import ChatRequest, Message, Text
+    from rolltap.proxy.continuation.canonical import DigestCache
+
+    chat = ChatRequest("test", "tiny", (Message("user", (Text(LONG),)),), items=(LONG.encode(),))
+    started = time.perf_counter()
+    plan = await plane.policy.plan("a", Forest(DigestCache()), chat)
+    alone = time.perf_counter() - started
+    assert len(plan.prompt_ids) > 100_000
+    stall = await longest_stall(asyncio.create_task(plane.policy.plan("b", Forest(DigestCache()), chat)))
+    print(f"{len(plan.prompt_ids)} tokens encoded in {alone * 1000:.0f} ms; longest stall {stall * 1000:.0f} ms")
+    assert stall < max(0.05, alone / 4)

@@ -1,0 +1,321 @@
+"""The path of a call, seen from the client and from the record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rolltap.errors import EngineError, RateLimited, StoreUnavailable
+from rolltap.proxy.exchange import BrokenReply
+from rolltap.proxy.live import TRUST_S
+from rolltap.types import Flaw, Outcome
+
+TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
+USER = {"role": "user", "content": "list the files"}
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def said(answer: Any) -> str:
+    """The text of the deltas that the client has got."""
+    frames = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: {")]
+    return "".join(choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"])
+
+
+async def until(answer: Any, text: str) -> None:
+    """Waits until the client has got `text`."""
+    async with asyncio.timeout(5):
+        while text not in said(answer):
+            answer.grown.clear()
+            await answer.grown.wait()
+
+
+async def test_a_second_turn_continues_the_first_token_for_token(plane: Any) -> None:
+    plane.engine.replies = [TURN, "done<|im_end|>"]
+    first = (await plane.client.chat(USER, tools=TOOLS)).json()["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "a.txt"}
+    answer = await plane.client.chat(USER, first, result, tools=TOOLS)
+    assert answer.json()["choices"][0]["message"]["content"] == "done"
+    one, two = await plane.rows()
+    context = np.concatenate([one.prompt_ids, one.completion.output_ids])
+    assert list(plane.engine.seen[1].prompt_ids[: len(context)]) == context.tolist()
+    assert two.intent.parent_id == one.intent.id
+    assert two.intent.shared == len(context)
+    assert two.intent.break_ is None
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == len(context)
+
+
+async def test_the_end_waits_until_the_call_is_durable(plane: Any) -> None:
+    plane.log.gate.clear()
+    plane.engine.replies = ["some text here<|im_end|>"]
+    body = {"model": "tiny", "messages": [USER], "stream": True}
+    answer, _, task = plane.client.start("/v1/chat/completions", body)
+    await until(answer, "text here")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert b"[DONE]" not in answer.body
+    assert not answer.ended
+    plane.log.gate.set()
+    await task
+    assert b"[DONE]" in answer.body
+    assert answer.ended
+
+
+async def test_a_client_that_leaves_cancels_the_engine_and_is_recorded(plane: Any) -> None:
+    plane.engine.hold = asyncio.Event()
+    plane.engine.replies = ["a long answer that nobody waits for<|im_end|>"]
+    body = {"model": "tiny", "messages": [USER], "stream": True}
+    answer, hang_up, task = plane.client.start("/v1/chat/completions", body)
+    await until(answer, "long")
+    hang_up.set()
+    await task
+    async with asyncio.timeout(1):
+        while (await plane.rows())[0].delivered is None:  # noqa: ASYNC110  the record is the event
+            await asyncio.sleep(0)
+    (row,) = await plane.rows()
+    assert plane.engine.cancelled == 1
+    assert row.completion.outcome is Outcome.ABORTED
+    assert len(row.completion.output_ids) > 0
+    assert row.delivered is False
+    assert not row.call().trainable
+
+
+async def test_an_engine_that_breaks_off_never_looks_finished(plane: Any) -> None:
+    plane.engine.failure = EngineError("broke off")
+    plane.engine.replies = ["half an answer<|im_end|>"]
+    body = {"model": "tiny", "messages": [USER], "stream": True}
+    answer, _, task = plane.client.start("/v1/chat/completions", body)
+    with pytest.raises(BrokenReply):
+        await task
+    assert not answer.ended
+    (row,) = await plane.rows()
+    assert row.completion.outcome is Outcome.ENGINE_ERROR
+
+
+async def test_an_engine_error_before_the_first_byte_has_its_own_status(plane: Any) -> None:
+    plane.engine.failure = RateLimited("asks to wait", retry_after=3)
+    plane.engine.replies = ["<|im_end|>"]
+    answer = await plane.client.chat(USER)
+    assert answer.status == 429
+    assert answer.headers["retry-after"] == "3"
+    (row,) = await plane.rows()
+    assert row.completion.outcome is Outcome.ENGINE_ERROR
+
+
+async def test_a_store_that_fails_at_the_end_withholds_the_reply(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(completion: Any) -> None:
+        raise StoreUnavailable("disk full")
+
+    monkeypatch.setattr(plane.log, "append_completion", refuse)
+    answer = await plane.client.chat(USER)
+    assert answer.status == 503
+
+
+async def test_a_marked_retry_joins_the_call_in_flight(plane: Any) -> None:
+    plane.engine.hold = asyncio.Event()
+    body = {"model": "tiny", "messages": [USER]}
+    _, _, first = plane.client.start("/v1/chat/completions", body)
+    while not plane.engine.seen:  # noqa: ASYNC110  the engine's log is the event
+        await asyncio.sleep(0)
+    answer, _, second = plane.client.start("/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
+    for _ in range(20):
+        await asyncio.sleep(0)
+    plane.engine.hold.set()
+    await asyncio.gather(first, second)
+    assert answer.status == 200
+    assert len(plane.engine.seen) == 1
+    assert len(await plane.rows()) == 1
+
+
+async def test_an_unmarked_identical_request_is_a_new_sample(plane: Any) -> None:
+    await plane.client.chat(USER)
+    await plane.client.chat(USER)
+    one, two = await plane.rows()
+    np.testing.assert_array_equal(one.prompt_ids, two.prompt_ids)
+    assert two.intent.parent_id is None
+
+
+async def test_every_choice_is_a_call_of_its_own(plane: Any) -> None:
+    plane.engine.replies = ["one<|im_end|>", "two<|im_end|>"]
+    answer = await plane.client.chat(USER, n=2)
+    texts = {choice["message"]["content"] for choice in answer.json()["choices"]}
+    assert texts == {"one", "two"}
+    assert len(await plane.rows()) == 2
+
+
+async def test_a_stop_string_ends_the_call_and_its_record(plane: Any) -> None:
+    plane.engine.replies = ["abc STOP def ghi jkl<|im_end|>"]
+    answer = await plane.client.chat(USER, stop="STOP")
+    assert answer.json()["choices"][0]["message"]["content"] == "abc"
+    (row,) = await plane.rows()
+    call = row.call()
+    assert len(call.logprobs) == len(call.output_ids) == call.versions[-1].end
+    assert plane.engine.cancelled == 1
+
+
+async def test_an_unreadable_tool_call_is_recorded_as_such(plane: Any) -> None:
+    plane.engine.replies = ["<tool_call>\n{broken\n</tool_call><|im_end|>"]
+    await plane.client.chat(USER, tools=TOOLS)
+    (row,) = await plane.rows()
+    assert row.completion.flaw is Flaw.TOOL_CALL_UNPARSABLE
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "named"),
+    [
+        (b"{not json", 400, b"JSON"),
+        (b'{"model": "other", "messages": [{"role": "user", "content": "x"}]}', 404, b"other"),
+        (b'{"model": "tiny"}', 400, b"messages"),
+        (b'{"model": "tiny", "messages": "x"}', 400, b"messages"),
+        (b" " * 1_000_001, 413, b"1000000"),
+    ],
+)
+async def test_a_bad_request_is_named(plane: Any, body: bytes, status: int, named: bytes) -> None:
+    answer = await plane.client.post("/v1/chat/completions", body)
+    assert answer.status == status
+    assert named in answer.body
+    assert "error" in answer.json()
+    assert plane.engine.seen == []
+
+
+async def test_a_refused_request_of_a_known_session_is_recorded(plane: Any) -> None:
+    await plane.client.post("/v1/chat/completions", b"{not json")
+    (row,) = await plane.rows()
+    assert row.completion.outcome is Outcome.REFUSED
+    assert b"not json" in row.intent.request.head
+
+
+async def test_a_prompt_that_does_not_fit_is_refused(plane: Any) -> None:
+    answer = await plane.client.chat({"role": "user", "content": "word " * 5000})
+    assert answer.status == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_keys(plane: Any) -> None:
+    assert (await plane.client.chat(USER, key="unknown")).status == 401
+    assert (await plane.client.post("/s/other/v1/chat/completions", {"model": "tiny"})).status == 401
+    path = f"/s/{plane.session.id}/v1/chat/completions"
+    assert (await plane.client.post(path, {"model": "tiny", "messages": [USER]})).status == 200
+
+
+async def test_a_closed_session_is_refused_and_nothing_changes(plane: Any) -> None:
+    await plane.client.chat(USER)
+    await plane.log.close_session(plane.session.id, time.time())
+    await asyncio.sleep(TRUST_S + 0.1)
+    answer = await plane.client.chat(USER)
+    assert answer.status == 409
+    assert len(await plane.rows()) == 1
+
+
+async def test_an_expired_key_is_refused(plane: Any) -> None:
+    expired = replace(plane.session, id="old", key_hash="h", expires_at=time.time() - 1)
+    from rolltap.proxy.live import key_hash
+
+    await plane.log.open_session(replace(expired, key_hash=key_hash("old-key")))
+    assert (await plane.client.chat(USER, key="old-key")).status == 409
+
+
+async def test_capture_finds_the_session_by_what_the_calls_say(plane: Any) -> None:
+    plane.engine.replies = ["hello<|im_end|>", "hi<|im_end|>", "bye<|im_end|>"]
+    first = (await plane.client.chat(USER, key="project-key")).json()["choices"][0]["message"]
+    await plane.client.chat({"role": "user", "content": "something else"}, key="project-key")
+    await plane.client.chat(USER, first, {"role": "user", "content": "and?"}, key="project-key")
+    captured = [session for session in await plane.log.sessions() if session.id != plane.session.id]
+    sizes = sorted([len(await plane.rows(session.id)) for session in captured])
+    assert sizes == [1, 2]
+
+
+async def test_a_captured_session_takes_any_model_name(plane: Any) -> None:
+    answer = await plane.client.chat(USER, model="gpt-5.5", key="project-key")
+    assert (answer.status, answer.json()["model"]) == (200, "gpt-5.5")
+    assert (await plane.client.chat(USER, model="gpt-5.5")).status == 404
+
+
+async def test_too_many_calls_at_once_are_told_to_wait(plane: Any) -> None:
+    plane.engine.hold = asyncio.Event()
+    body = {"model": "tiny", "messages": [USER]}
+    tasks = [plane.client.start("/v1/chat/completions", body)[2] for _ in range(4)]
+    while len(plane.engine.seen) < 4:  # noqa: ASYNC110  the engine's log is the event
+        await asyncio.sleep(0)
+    answer = await plane.client.chat(USER)
+    assert answer.status == 429
+    plane.engine.hold.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_models(plane: Any) -> None:
+    answer = await plane.client.post("/v1/models", b"", method="GET")
+    assert [model["id"] for model in json.loads(answer.body)["data"]] == ["tiny"]
+
+
+async def test_a_request_that_names_a_recorded_reply_gets_its_history(plane: Any) -> None:
+    plane.engine.replies = ["hello<|im_end|>", "again<|im_end|>"]
+    first = (await plane.client.post("/v1/responses", {"model": "tiny", "input": "hi"})).json()
+    body = {"model": "tiny", "input": "and?", "previous_response_id": first["id"]}
+    answer = await plane.client.post("/v1/responses", body)
+    assert answer.status == 200
+    one, two = await plane.rows()
+    assert two.intent.parent_id == one.intent.id
+    assert two.intent.break_ is None
+    answer = await plane.client.post("/v1/responses", {**body, "previous_response_id": "resp_unknown"})
+    assert answer.status == 400
+    assert b"previous_response_id" in answer.body
+
+
+async def test_a_forced_tool_call_is_refused_by_name(plane: Any) -> None:
+    body = {"model": "tiny", "messages": [USER], "tools": TOOLS, "tool_choice": "required"}
+    answer = await plane.client.post("/v1/chat/completions", body)
+    assert answer.status == 400
+    assert answer.json()["error"]["param"] == "tool_choice"
+
+
+async def test_log_probs_are_given_to_who_asks(plane: Any) -> None:
+    body = {"model": "tiny", "messages": [USER], "logprobs": True}
+    answer = await plane.client.post("/v1/chat/completions", body)
+    content = answer.json()["choices"][0]["logprobs"]["content"]
+    assert [token["logprob"] for token in content] == [-0.5] * len(content)
+    assert "".join(token["token"] for token in content).startswith("ok")
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+GEMINI = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+STRUCTURED = {
+    "/v1/chat/completions": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+        "response_format",
+    ),
+    "/v1/responses": (
+        {"input": "hi", "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}},
+        "text.format",
+    ),
+    "/v1/messages": (
+        {"max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        "output_config.format",
+    ),
+    "/v1beta/models/tiny:generateContent": (
+        {**GEMINI, "generationConfig": {"responseMimeType": "application/json", "responseJsonSchema": SCHEMA}},
+        "generationConfig.responseJsonSchema",
+    ),
+}
+
+
+@pytest.mark.parametrize("path", STRUCTURED)
+@pytest.mark.parametrize("able", [True, False])
+async def test_structured_output_reaches_the_engine_or_is_refused_by_name(plane: Any, path: str, able: bool) -> None:
+    fields, named = STRUCTURED[path]
+    plane.policy.structured_output = able
+    common: dict[str, Any] = {} if "generate" in path else {"model": "tiny"}
+    common |= {"messages": [USER]} if path.endswith(("completions", "messages")) else {}
+    answer = await plane.client.post(path, {**common, **fields})
+    if able:
+        assert answer.status == 200
+        assert plane.engine.seen[0].extra["json_schema"] == SCHEMA
+    else:
+        assert answer.status == 400
+        assert named.encode() in answer.body
+        assert plane.engine.seen == []

@@ -1,0 +1,82 @@
+"""Candidates and routed experts: kept with each sampled token from the engine's wire to the trainer's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, logprob_of, say
+from rolltap.engine.scripted.sampling import experts_of
+from rolltap.engine.tiny import FOLDER
+from rolltap.proxy.engines import ENGINES
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.settings import EngineSettings, PolicySettings
+from rolltap.types import Trajectory
+from rolltap.wire import pack, unpack
+
+USER = {"role": "user", "content": "list the files"}
+KEPT = {"top_logprobs": 3, "routed_experts": True}
+
+
+@asynccontextmanager
+async def served(plane: Any, wire: str, *turns: Turn | str, **settings: Any) -> AsyncIterator[Any]:
+    """The plane before a scripted server of its own; `settings` are its policy's."""
+    kind: Any = wire.partition("-")[0]
+    async with ScriptedEngine(say(*turns), FOLDER, wire=wire) as server, aiohttp.ClientSession() as http:
+        plane.policy.engine = ENGINES[kind](
+            "main", EngineSettings(kind=kind, url=server.url), http, retries=DEFAULT_RETRIES
+        )
+        plane.policy.settings = PolicySettings(engine="main", **settings)
+        yield plane
+        await plane.policy.engine.close()
+
+
+@pytest.mark.parametrize("wire", ["vllm-experts", "sglang"])
+async def test_they_reach_the_trainer_aligned(plane: Any, wire: str) -> None:
+    async with served(plane, wire, "one", "two", **KEPT):
+        first = (await plane.client.chat(USER)).json()["choices"][0]["message"]
+        await plane.client.chat(USER, first, USER)
+    calls = [row.call() for row in await plane.rows()]
+    (segment,) = unpack(pack(reconstruct(calls)), Trajectory).segments
+    assert {name: array.shape[0] for name, array in segment.extras.items()} == dict.fromkeys(
+        ("routed_experts", "top_ids", "top_logprobs"), len(segment)
+    )
+    for call in calls:
+        own = slice(len(call.prompt_ids), call.context_length)
+        read = experts_of(segment.token_ids[own.start - 1 : own.stop - 1].tolist())
+        np.testing.assert_array_equal(segment.extras["routed_experts"][own].reshape(read.shape), read)
+        np.testing.assert_array_equal(segment.extras["top_ids"][own, 0], call.output_ids)
+        expected = [logprob_of(token, at) for at, token in enumerate(call.output_ids.tolist())]
+        np.testing.assert_array_equal(segment.extras["top_logprobs"][own, 0], np.asarray(expected, np.float32))
+    assert not segment.extras["top_ids"][~segment.loss_mask].any()
+
+
+async def test_they_are_not_kept_unasked(plane: Any) -> None:
+    async with served(plane, "vllm-experts", "one"):
+        await plane.client.chat(USER)
+    assert (await plane.rows())[0].completion.extras == {}
+
+
+async def test_a_stop_string_cuts_the_candidates_with_the_tokens(plane: Any) -> None:
+    """What a server says only with its last token never comes: the call has no experts, and is as good otherwise."""
+    async with served(plane, "vllm-experts", "one STOP two three four five six seven", **KEPT):
+        await plane.client.chat(USER, stop=["STOP"])
+    completion = (await plane.rows())[0].completion
+    assert set(completion.extras) == {"top_ids", "top_logprobs"}
+    np.testing.assert_array_equal(completion.extras["top_ids"][:, 0], completion.output_ids)
+    assert completion.flaw is None
+
+
+async def test_candidates_of_some_tokens_only_are_none(plane: Any) -> None:
+    fault = Fault(kind="no_logprobs", after=2)
+    async with served(plane, "vllm-experts", Turn(ids=(10, 11, 12, 13), fault=fault), **KEPT):
+        await plane.client.chat(USER)
+    (row,) = await plane.rows()
+    assert set(row.completion.extras) == {"routed_experts"}
+    assert not row.call().trainable

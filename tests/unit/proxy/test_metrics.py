@@ -1,0 +1,80 @@
+"""What Prometheus reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rolltap.errors import EngineError, StoreUnavailable
+from rolltap.types import Outcome
+
+USER = {"role": "user", "content": "hi"}
+LINE = re.compile(r'[a-z_]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+')
+
+
+def read(plane: Any, **given: Any) -> dict[str, float]:
+    text = plane.recorder.metrics.text(**{"forged": 0, "versions": {}, "engines": {}, **given})
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert all(LINE.fullmatch(line) for line in lines)
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+async def test_calls_are_counted_by_how_they_end(plane: Any) -> None:
+    plane.engine.replies = ["one<|im_end|>", "two<|im_end|>"]
+    await plane.client.chat(USER)
+    await plane.client.chat({"role": "user", "content": "something else"})
+    plane.engine.failure = EngineError("broke off")
+    await plane.client.chat(USER)
+    found = read(plane)
+    rows = await plane.rows()
+    assert found['rolltap_calls_total{policy="tiny",outcome="completed"}'] == 2
+    assert found['rolltap_calls_total{policy="tiny",outcome="engine_error"}'] == 1
+    assert found['rolltap_breaks_total{policy="tiny",reason="new_conversation"}'] == 1
+    assert found['rolltap_tokens_total{policy="tiny",kind="prompt"}'] == sum(len(row.prompt_ids) for row in rows)
+    sampled = sum(len(row.completion.output_ids) for row in rows)
+    assert found['rolltap_tokens_total{policy="tiny",kind="output"}'] == sampled
+    assert found["rolltap_calls_in_flight"] == 0
+    assert found["rolltap_call_seconds_count"] == found['rolltap_call_seconds_bucket{le="+Inf"}'] == 3
+
+
+async def test_a_store_that_fails_leaves_no_call_in_flight(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(completion: Any) -> None:
+        raise StoreUnavailable("disk full")
+
+    monkeypatch.setattr(plane.log, "append_completion", refuse)
+    await plane.client.chat(USER)
+    found = read(plane)
+    assert found["rolltap_calls_in_flight"] == 0
+    assert found['rolltap_calls_total{policy="tiny",outcome="unrecorded"}'] == 1
+
+
+async def test_what_is_read_at_the_time(plane: Any) -> None:
+    found = read(plane, forged=2, versions={"tiny": 7}, engines={"a": True, "c": False})
+    assert found["rolltap_forged_handles_total"] == 2
+    assert found['rolltap_policy_version{policy="tiny"}'] == 7
+    assert found['rolltap_engine_up{engine="c"}'] == 0
+
+
+async def test_a_store_that_refuses_one_of_several_intents_leaves_no_call_in_flight(
+    plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of the `n` intents are written, one is not: those written end as aborted and the engine is not asked."""
+    write, asked = plane.log.append_intent, 0
+
+    async def refuse_the_second(intent: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise StoreUnavailable("disk full")
+        await write(intent)
+
+    monkeypatch.setattr(plane.log, "append_intent", refuse_the_second)
+    answer = await plane.client.chat(USER, n=3)
+    found = read(plane)
+    assert answer.status == 503
+    assert plane.engine.seen == []
+    assert found["rolltap_calls_in_flight"] == 0
+    assert found['rolltap_calls_total{policy="tiny",outcome="aborted"}'] == 2
+    assert [row.completion.outcome for row in await plane.rows()] == [Outcome.ABORTED] * 2

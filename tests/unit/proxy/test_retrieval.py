@@ -1,0 +1,94 @@
+"""A recorded Responses reply is read again as it was delivered, by its own session only."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+
+from rolltap.ids import new_id
+from rolltap.proxy.continuation.canonical import DigestCache
+from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects.base import WireRequest
+from rolltap.proxy.dialects.probes import probe_routes
+from rolltap.proxy.live import LiveSession, key_hash
+from rolltap.proxy.policies import Policies
+from rolltap.proxy.recalling import Recalls
+from rolltap.types import Session
+
+from .conftest import SECRET, Client
+
+ASK = {
+    "model": "tiny",
+    "input": "hi",
+    "tools": [{"type": "function", "name": "bash", "parameters": {"type": "object"}, "strict": False}],
+    "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
+    "temperature": 0.5,
+    "metadata": {"task": "7"},
+}
+SAID = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
+
+
+async def read(plane: Any, reply: str, **options: Any) -> Any:
+    return await plane.client.post(f"/v1/responses/{reply}", b"", method="GET", **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_is_read_as_it_was_delivered(plane: Any, stream: bool) -> None:
+    plane.engine.replies = [SAID]
+    answer = await plane.client.post("/v1/responses", {**ASK, "stream": stream})
+    last = answer.body.strip().rsplit(b"data: ", 1)[-1]
+    delivered = json.loads(last)["response"] if stream else answer.json()
+    assert [item["type"] for item in delivered["output"]] == ["message", "function_call"]
+    again = await read(plane, delivered["id"])
+    assert (again.status, again.json()) == (200, delivered)
+
+
+async def test_only_the_own_session_reads_a_reply(plane: Any) -> None:
+    now = time.time()
+    await plane.log.open_session(Session(new_id(), "tiny", key_hash("other"), now, now + 60))
+    made = (await plane.client.post("/v1/responses", ASK)).json()
+    assert (await read(plane, made["id"], key="other")).status == 404
+    assert (await read(plane, made["id"], key="unknown")).status == 401
+    assert (await read(plane, "resp_unknown")).status == 404
+    assert (await read(plane, made["id"], key="project-key")).status == 404
+
+
+async def test_what_was_not_to_be_stored_is_not_found(plane: Any) -> None:
+    made = (await plane.client.post("/v1/responses", {**ASK, "store": False})).json()
+    answer = await read(plane, made["id"])
+    assert answer.status == 404
+    assert "store" in answer.json()["error"]["message"]
+
+
+async def test_a_reply_of_another_dialect_is_not_found(plane: Any) -> None:
+    made = (await plane.client.chat({"role": "user", "content": "hi"})).json()
+    assert (await read(plane, f"resp_{made['id'].removeprefix('chatcmpl-')}")).status == 404
+
+
+async def test_a_reading_that_asks_for_more_is_refused_by_name(plane: Any) -> None:
+    made = (await plane.client.post("/v1/responses", ASK)).json()
+    answer = await read(plane, made["id"], query="stream=true")
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "stream")
+
+
+async def test_a_reply_that_another_replica_recorded_is_continued(plane: Any) -> None:
+    made = (await plane.client.post("/v1/responses", ASK)).json()
+    elsewhere = LiveSession(plane.session, Forest(DigestCache()))
+    dialect, recalls = DIALECTS["openai_responses"], Recalls(plane.log, Handles(SECRET), Policies({}))
+    body = json.dumps({"model": "tiny", "input": "and?", "previous_response_id": made["id"]}).encode()
+    whole = await recalls.fill(dialect, elsewhere, dialect.parse(WireRequest("", {}, {}, {}, body)))
+    assert [message.role for message in whole.messages] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")])
+async def test_the_record_can_only_be_read(method: str, path: str) -> None:
+    client = Client(Starlette(routes=probe_routes("")))
+    answer = await client.post(f"/v1/responses/resp_1{path}", b"", method=method)
+    assert answer.status == 405
+    assert "GET /v1/responses/{id}" in answer.json()["error"]["message"]

@@ -1,0 +1,193 @@
+"""A trainer plane in memory: what the server promises trainers, over real HTTP, with faults on demand."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from rolltap import wire
+from rolltap.errors import InvalidRequest, LeaseLost, RolltapError, StepRegression, Unauthenticated, UnknownPolicy
+from rolltap.types import Lease, LeasedGroup
+
+KEY = "rt-trainer-test"
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease as the plane keeps it."""
+
+    token: int
+    groups: list[LeasedGroup]
+    step: int | None = None
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Plane:
+    """Groups wait in `ready`; what trainers did is in `calls`, `acked`, `refused` and `pushed`.
+
+    `lose` are leases that will be somebody else's when they are acknowledged; `fail_next` drops the connection of that
+    many coming requests.
+    """
+
+    policy: str = "policy"
+    version: int = 0
+    tokenizer_hash: str = ""
+    ready: list[LeasedGroup] = field(default_factory=list)
+    leases: dict[str, Held] = field(default_factory=dict)
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    acked: dict[str, int] = field(default_factory=dict)
+    refused: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    pushed: list[tuple[str, int]] = field(default_factory=list)
+    lose: set[str] = field(default_factory=set)
+    fail_next: int = 0
+    last_step: int | None = None
+    paused: str | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def offer(self, *groups: LeasedGroup) -> None:
+        with self.changed:
+            self.ready.extend(groups)
+            self.changed.notify_all()
+
+    def forget(self) -> None:
+        """As if nothing had happened yet."""
+        self.ready, self.leases, self.acked, self.lose = [], {}, {}, set()
+        self.last_step, self.version = None, 0
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def serve(self, method: str, path: str, body: dict[str, Any]) -> bytes:
+        """The answer to one request; errors are raised as the server's."""
+        parts = path.strip("/").split("/")
+        with self.changed:
+            self.calls.append((parts[-1] if method == "POST" else "policy", body))
+            match parts:
+                case ["leases"]:
+                    return self._lease(body)
+                case ["leases", lease_id, verb]:
+                    self.changed.notify_all()
+                    return json.dumps(self._on_lease(lease_id, verb, body)).encode()
+                case ["trainers", _, "rewind"]:
+                    return json.dumps(self._rewind(body["step"])).encode()
+                case ["policies", name, *verb]:
+                    return json.dumps(self._on_policy(name, verb, body)).encode()
+        raise InvalidRequest(f"no route {path}")
+
+    def _lease(self, body: dict[str, Any]) -> bytes:
+        if body["policy"] != self.policy:
+            raise UnknownPolicy(f"no policy {body['policy']!r}; known: {self.policy}", param="policy")
+        self.changed.wait_for(lambda: len(self.ready) >= body["at_least"], timeout=body["wait"])
+        taken, self.ready = self.ready[: body["groups"]], self.ready[body["groups"] :]
+        if not taken:
+            return b""
+        token = len(self.leases) + 1
+        self.leases[f"lease-{token}"] = Held(token, taken)
+        return wire.pack(
+            Lease(f"lease-{token}", body["trainer"], self.policy, token, body["ttl"], self.version, tuple(taken))
+        )
+
+    def _on_lease(self, lease_id: str, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        held = self.leases.get(lease_id)
+        if held is None or held.token != body["token"] or (lease_id in self.lose and verb == "ack"):
+            raise LeaseLost(f"lease {lease_id} is somebody else's")
+        if verb == "ack" and held.step == body["step"]:
+            return {"groups": len(held.groups)}
+        if held.over:
+            raise LeaseLost(f"lease {lease_id} is over")
+        if verb == "extend":
+            return {"expires_in": body["ttl"]}
+        held.over = True
+        if verb == "ack":
+            if self.last_step is not None and body["step"] < self.last_step:
+                raise StepRegression(f"step {body['step']} is behind {self.last_step}", param="step")
+            held.step = self.last_step = body["step"]
+            self.acked.update({group.group.id: body["step"] for group in held.groups})
+            return {"groups": len(held.groups)}
+        if verb == "nack":
+            self.refused.append((body["reason"], tuple(body["blamed"])))
+            self.ready += [group for group in held.groups if body["blamed"] and group.group.id not in body["blamed"]]
+            return {"dead": 0}
+        self.ready = [*held.groups, *self.ready]
+        return {"lease_id": lease_id}
+
+    def _rewind(self, step: int) -> dict[str, Any]:
+        back = {"acknowledged": 0, "leased": 0}
+        for held in reversed(self.leases.values()):
+            if held.step is not None and held.step > step:
+                back["acknowledged"] += len(held.groups)
+                self.ready = [*held.groups, *self.ready]
+                for group in held.groups:
+                    del self.acked[group.group.id]
+                held.step = None
+            elif not held.over:
+                back["leased"] += len(held.groups)
+                self.ready = [*held.groups, *self.ready]
+                held.over = True
+        if self.last_step is not None:
+            self.last_step = min(self.last_step, step)
+        return back
+
+    def _on_policy(self, name: str, verb: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        if name != self.policy:
+            raise UnknownPolicy(f"no policy {name!r}; known: {self.policy}", param="policy")
+        if verb == ["push"]:
+            self.pushed.append((body["path"], body["version"]))
+            self.version = body["version"]
+        elif verb:
+            self.paused = body.get("mode")
+        return {"name": name, "version": self.version, "tokenizer_hash": self.tokenizer_hash, "paused": self.paused}
+
+
+@contextmanager
+def running(plane: Plane) -> Iterator[str]:
+    """The plane on a free port; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self._answer("POST")
+
+        def do_GET(self) -> None:
+            self._answer("GET")
+
+        def _answer(self, method: str) -> None:
+            body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
+            if plane.fail_next > 0:
+                plane.fail_next -= 1
+                self.close_connection = True
+                return
+            try:
+                if self.headers["authorization"] != f"Bearer {KEY}":
+                    raise Unauthenticated("this is not a trainer key")
+                self._send(200, plane.serve(method, self.path, body))
+            except RolltapError as error:
+                fields = {"code": error.code, "message": error.message, "param": error.param}
+                self._send(error.status, json.dumps({"error": fields}).encode())
+
+        def _send(self, status: int, body: bytes) -> None:
+            self.send_response(204 if status == 200 and not body else status)
+            if body:
+                self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return None
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,175 @@
+"""Both clients against one plane: the same calls, the same answers, the server's own errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rolltap.errors import (
+    InvalidRequest,
+    LeaseLost,
+    RolltapError,
+    ServerUnreachable,
+    StepRegression,
+    Unauthenticated,
+    UnknownPolicy,
+)
+from rolltap.trainer_client import protocol
+from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
+from rolltap.trainer_client.protocol import LeaseOptions, PolicyInfo, Replay, Rewound, error_of
+from rolltap.types import Lease
+
+from .making import random_group
+from .plane import KEY, Plane, running
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def plane() -> Plane:
+    return Plane()
+
+
+@pytest.fixture(params=["blocking", "asynchronous"])
+def call(request: pytest.FixtureRequest, plane: Plane) -> Iterator[Call]:
+    """`call("ack", lease, 3)` on either client; `key` and `url` stand for the plane's own."""
+    with running(plane) as address:
+
+        def blocking(name: str, *given: Any, url: str = address, key: str = KEY, **named: Any) -> Any:
+            return getattr(TrainerClient(url, key, "trainer", patience=0.5), name)(*given, **named)
+
+        def asynchronous(name: str, *given: Any, url: str = address, key: str = KEY, **named: Any) -> Any:
+            async def send() -> Any:
+                async with AsyncTrainerClient(url, key, "trainer", patience=0.5) as client:
+                    return await getattr(client, name)(*given, **named)
+
+            return asyncio.run(send())
+
+        yield blocking if request.param == "blocking" else asynchronous
+
+
+def lease_of(call: Call, plane: Plane, groups: int = 1, **options: Any) -> Lease:
+    plane.offer(*(random_group(f"g{index}", [1.0, 0.0], seed=index) for index in range(groups)))
+    lease = call("lease", "policy", groups=groups, options=LeaseOptions(wait=2, **options))
+    assert lease is not None
+    return lease
+
+
+def test_a_lease_brings_whole_groups_array_for_array(call: Call, plane: Plane) -> None:
+    lease = lease_of(call, plane, 2, max_staleness=3, at_least=2, ttl=60, batch=2)
+    assert [group.group.id for group in lease.groups] == ["g0", "g1"]
+    sent = random_group("g1", [1.0, 0.0], seed=1).rollouts[1].trajectory.segments[0]
+    got = lease.groups[1].rollouts[1].trajectory.segments[0]
+    assert np.array_equal(sent.token_ids, got.token_ids)
+    assert np.array_equal(sent.logprobs, got.logprobs)
+    assert plane.calls[-1][1] == {
+        "trainer": "trainer", "policy": "policy", "groups": 2, "max_staleness": 3, "stale": "drop", "wait": 2,
+        "at_least": 2, "ttl": 60, "batch": 2,
+    }  # fmt: skip
+
+
+def test_nothing_ready_is_none(call: Call) -> None:
+    assert call("lease", "policy", groups=1, options=LeaseOptions(wait=0)) is None
+
+
+def test_replay_is_asked_for_by_its_filter(call: Call, plane: Plane) -> None:
+    lease_of(call, plane, replay=Replay(min_age=2, tags=("hard",)))
+    assert plane.calls[-1][1]["replay"] == {
+        "min_age": 2, "max_age": None, "min_reward": None, "max_reward": None, "tags": ["hard"], "order": "newest",
+    }  # fmt: skip
+
+
+def test_a_lease_is_extended_acknowledged_and_rewound(call: Call, plane: Plane) -> None:
+    lease = lease_of(call, plane)
+    assert call("extend", lease, ttl=30) == 30
+    assert call("ack", lease, 3) == 1
+    assert call("ack", lease, 3) == 1
+    assert plane.acked == {"g0": 3}
+    assert call("rewind", 2) == Rewound(acknowledged=1, leased=0)
+    assert plane.acked == {}
+
+
+def test_a_lease_is_refused_or_released(call: Call, plane: Plane) -> None:
+    assert call("nack", lease_of(call, plane, 2), "NaN", ("g1",)) == 0
+    assert plane.refused == [("NaN", ("g1",))]
+    call("release", lease_of(call, plane))
+    assert {group.group.id for group in plane.ready} == {"g0"}
+
+
+def test_weights_go_through_begin_push_finish(call: Call, plane: Plane) -> None:
+    call("begin_update", "policy", "drain")
+    call("push", "policy", "/weights/step-1", 1)
+    call("finish_update", "policy")
+    assert plane.names() == ["begin_update", "push", "finish_update"]
+    assert call("policy", "policy") == PolicyInfo("policy", 1, "", None)
+
+
+@pytest.mark.parametrize(
+    ("refused", "error", "message"),
+    [
+        (lambda call, lease: call("policy", "other"), UnknownPolicy, "no policy 'other'; known: policy"),
+        (lambda call, lease: call("ack", foreign(lease), 1), LeaseLost, "somebody else's"),
+        (lambda call, lease: call("extend", foreign(lease), 1), LeaseLost, "somebody else's"),
+        (lambda call, lease: call("policy", "policy", key="wrong"), Unauthenticated, "not a trainer key"),
+    ],
+)
+def test_errors_are_the_servers_own(
+    call: Call, plane: Plane, refused: Callable[[Call, Lease], Any], error: type[RolltapError], message: str
+) -> None:
+    lease = lease_of(call, plane)
+    with pytest.raises(error, match=message):
+        refused(call, lease)
+    assert plane.acked == {}
+
+
+def foreign(lease: Lease) -> Lease:
+    return Lease(lease.id, lease.trainer, lease.policy, lease.token + 1, 1.0, 0, ())
+
+
+def test_an_acknowledged_step_never_goes_backwards(call: Call, plane: Plane) -> None:
+    first, second = lease_of(call, plane), lease_of(call, plane)
+    call("ack", first, 5)
+    with pytest.raises(StepRegression) as caught:
+        call("ack", second, 4)
+    assert caught.value.param == "step"
+
+
+def test_a_dropped_connection_is_tried_again(call: Call, plane: Plane) -> None:
+    plane.fail_next = 1
+    assert call("policy", "policy").version == 0
+
+
+def test_no_server_is_said_so_after_a_while(call: Call) -> None:
+    with pytest.raises(ServerUnreachable, match=r"no rolltap server at http://127\.0\.0\.1:9 .*rolltap serve"):
+        call("policy", "policy", url="http://127.0.0.1:9")
+
+
+def test_names_cannot_break_out_of_the_path(call: Call, plane: Plane) -> None:
+    with pytest.raises(UnknownPolicy):
+        call("policy", "../trainers?x=1")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b'{"error": "no"}', b"[]", b'{"error": {"code": 3}}'])
+def test_a_reply_that_is_not_the_servers_is_shown(body: bytes) -> None:
+    error = error_of(502, body)
+    assert type(error) is RolltapError
+    assert "the server answered 502" in error.message
+
+
+def test_an_unknown_error_code_keeps_its_message() -> None:
+    error = error_of(400, b'{"error": {"code": "new_one", "message": "as it is"}}')
+    assert (type(error), error.message) == (RolltapError, "as it is")
+    known = error_of(400, b'{"error": {"code": "invalid_request", "message": "no", "param": "groups"}}')
+    assert (type(known), known.param) == (InvalidRequest, "groups")
+
+
+@pytest.mark.parametrize("code", sorted(protocol.ERRORS))
+def test_every_error_of_the_server_arrives_as_its_own_kind(code: str) -> None:
+    body = json.dumps({"error": {"code": code, "message": "why", "param": "field"}}).encode()
+    error = protocol.error_of(500, body)
+    assert (type(error), error.message, error.param) == (protocol.ERRORS[code], "why", "field")

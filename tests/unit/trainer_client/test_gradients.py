@@ -1,0 +1,171 @@
+"""One step's gradient against a plain implementation, and against itself over other packings, rows and trunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rolltap.trainer_client.advantages import advantage_method
+from rolltap.trainer_client.collate import collate
+from rolltap.trainer_client.loss import PolicyLoss, RatioKind
+from rolltap.trainer_client.network import PolicyNetwork
+from rolltap.trainer_client.packing import Packer
+from rolltap.trainer_client.scoring import Normalise, Scorer
+from rolltap.types import LeasedGroup, Segment
+
+from .making import VOCABULARY, config, group, network, random_group, random_segment, record, segment
+
+GROUPS = [random_group(f"g{index}", [1.0, 0.0, 0.25, 0.5], seed=index) for index in range(3)]
+LOSS = PolicyLoss(0.2, 0.28)
+
+
+def gradient(
+    policy: PolicyNetwork,
+    groups: Sequence[LeasedGroup],
+    packer: Packer,
+    normalise: Normalise = "token",
+    loss: PolicyLoss = LOSS,
+) -> Tensor:
+    """The gradient of a step by our parts, as one vector."""
+    policy.zero_grad()
+    for pack in packer(Scorer(advantage_method("grpo"), normalise, length=30)(groups)):
+        batch = collate(pack)
+        loss(policy(batch), batch).loss.backward()
+    return _flat(policy)
+
+
+def _flat(policy: PolicyNetwork) -> Tensor:
+    return torch.cat([weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None])
+
+
+def reference_gradient(policy: PolicyNetwork, groups: Sequence[LeasedGroup]) -> Tensor:
+    """GRPO's token mean as a reader would write it: a rollout at a time, eager attention, whole logits."""
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_config(config(), attn_implementation="eager")
+    plain.load_state_dict(policy.model.state_dict())
+    losses, tokens = [], 0
+    for one in groups:
+        rewards = torch.tensor([member.reward for member in one.rollouts])
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        for member, advantage in zip(one.rollouts, advantages, strict=True):
+            for part in member.trajectory.segments:
+                ids = torch.from_numpy(part.token_ids.astype(np.int64)).unsqueeze(0)
+                logprobs = torch.log_softmax(plain(ids).logits[0, :-1], -1)
+                picked = logprobs.gather(-1, ids[0, 1:, None])[:, 0]
+                ratio = (picked - torch.from_numpy(part.logprobs[1:].copy())).exp()
+                gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+                mask = torch.from_numpy(part.loss_mask[1:].copy())
+                losses.append(-(gain * mask).sum())
+                tokens += int(mask.sum())
+    (torch.stack(losses).sum() / tokens).backward()
+    named = dict(plain.named_parameters())
+    return torch.cat([named[name].grad.flatten() for name, _ in policy.model.named_parameters()])  # type: ignore[union-attr]
+
+
+def branching(seed: int) -> LeasedGroup:
+    """Rollouts with branches: some rows share a trunk in the middle of sampled tokens, some are equal."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, VOCABULARY, 30).tolist()
+    records = []
+    for index in range(4):
+        first = random_segment(rng, prompt, 30)
+        again = random_segment(rng, first.token_ids[:50].tolist(), 12)
+        other = random_segment(rng, rng.integers(0, VOCABULARY, 8).tolist(), 9)
+        records.append(record("b", index, [first, again, other], float(index % 3)))
+    twin = records[0].trajectory.segments[0]
+    records.append(record("b", 4, [twin], 2.5))
+    return group("b", records)
+
+
+def test_one_grpo_step_equals_a_plain_implementation() -> None:
+    policy = network()
+    torch.testing.assert_close(
+        gradient(policy, GROUPS, Packer(10_000, share=True)), reference_gradient(policy, GROUPS), atol=1e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("budget", [60, 150, 10_000])
+def test_packing_and_shared_trunks_change_no_gradient(share: bool, budget: int) -> None:
+    policy, groups = network(), [*GROUPS, branching(1)]
+    alone = gradient(policy, groups, Packer(1))
+    assert alone.abs().max() > 1e-3
+    packed = gradient(policy, groups, Packer(budget, share=share))
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_gspo_is_the_same_in_any_packing(share: bool) -> None:
+    policy, groups = network(), [*GROUPS, branching(1)]
+    loss = PolicyLoss(0.02, 0.02, ratio="sequence")
+    alone = gradient(policy, groups, Packer(1, whole=True), "rollout", loss)
+    packed = gradient(policy, groups, Packer(10_000, share=share, whole=True), "rollout", loss)
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-4)
+
+
+def in_rows(part: Segment, cut: int) -> list[Segment]:
+    """The same trained tokens in two rows: the second has the first's tokens as its prompt."""
+    trained = np.flatnonzero(part.loss_mask)
+    early, late = trained[trained < cut], trained[trained >= cut]
+    rows = []
+    for ids, places in ((part.token_ids[:cut], early), (part.token_ids, late)):
+        made = segment(ids.tolist(), places.tolist())
+        logprobs = np.where(made.loss_mask, part.logprobs[: len(ids)], 0).astype(np.float32)
+        rows.append(Segment(made.token_ids, made.loss_mask, logprobs, made.versions, ()))
+    return rows
+
+
+@pytest.mark.parametrize("normalise", ["token", "rollout", "constant"])
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_splitting_a_rollout_into_more_rows_changes_no_gradient(normalise: Normalise, ratio: RatioKind) -> None:
+    policy = network()
+    split = [
+        group(
+            one.group.id,
+            [
+                record(one.group.id, index, in_rows(member.trajectory.segments[0], 22 + index % 3), member.reward)
+                for index, member in enumerate(one.rollouts)
+            ],
+        )
+        for one in GROUPS
+    ]
+    packer, loss = Packer(10_000, whole=ratio == "sequence"), PolicyLoss(ratio=ratio)
+    torch.testing.assert_close(
+        gradient(policy, split, packer, normalise, loss),
+        gradient(policy, GROUPS, packer, normalise, loss),
+        atol=1e-5,
+        rtol=1e-4,
+    )
+
+
+def test_logits_in_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = network()
+    whole = gradient(policy, GROUPS, Packer(10_000))
+    monkeypatch.setattr("rolltap.trainer_client.network.PIECE_BYTES", 4 * VOCABULARY * 7)
+    torch.testing.assert_close(gradient(policy, GROUPS, Packer(10_000)), whole, atol=1e-6, rtol=1e-5)
+
+
+def test_gradient_checkpointing_changes_nothing() -> None:
+    plain, spared = network(), network()
+    spared.model.activation_checkpointing_enable({"use_reentrant": False})
+    spared.train()
+    packer = Packer(10_000, share=True)
+    torch.testing.assert_close(gradient(spared, GROUPS, packer), gradient(plain, GROUPS, packer), atol=1e-6, rtol=1e-5)
+
+
+def test_the_temperature_is_the_engines() -> None:
+    """At temperature 2 the log-probs are those of halved logits."""
+    policy = network()
+    (pack,) = Packer(10_000)(Scorer(advantage_method("grpo"))(GROUPS[:1]))
+    batch = collate(pack)
+    policy.temperature = 2.0
+    warm = policy(batch).logprobs_M
+    policy.temperature = 1.0
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight.mul_(0.5)
+    torch.testing.assert_close(policy(batch).logprobs_M, warm)

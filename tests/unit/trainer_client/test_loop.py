@@ -1,0 +1,222 @@
+"""The loop against a trainer plane over real HTTP: what is trained, acknowledged, checkpointed and pushed, and when."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rolltap.errors import CheckpointMismatch, ConfigError, UnknownPolicy
+from rolltap.trainer_client import main
+from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.loop import Trainer
+from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
+from rolltap.trainer_client.sinks import JsonLines
+
+from .making import model_folder, random_group
+from .plane import KEY, Plane, running
+
+
+@pytest.fixture
+def plane() -> Plane:
+    return Plane()
+
+
+@pytest.fixture
+def url(plane: Plane) -> Iterator[str]:
+    with running(plane) as address:
+        yield address
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def settings(url: str, model: Path, tmp_path: Path) -> TrainerSettings:
+    return made(url, model, tmp_path)
+
+
+def made(url: str, model: Path, tmp_path: Path, **more: Any) -> TrainerSettings:
+    base = {
+        "url": url, "key": KEY, "policy": "policy", "model": model, "out": tmp_path / "out", "groups": 2,
+        "steps": 2, "optimiser": {"lr": 1e-3}, "compute": {"device": "cpu"},
+    }  # fmt: skip
+    return load_trainer_settings(**{**base, **more})
+
+
+def trainer(settings: TrainerSettings) -> Trainer:
+    client = TrainerClient(settings.url, settings.key, settings.name, patience=2)
+    sinks = [JsonLines(settings.out, "project", "run")]
+    return Trainer(settings, client, Ranks(0, 1, torch.device("cpu")), sinks)
+
+
+def offer(plane: Plane, count: int, start: int = 0) -> None:
+    plane.offer(*(random_group(f"g{index}", [1.0, 0.0, 0.5], seed=index) for index in range(start, start + count)))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_step_is_acknowledged_checkpointed_and_pushed(plane: Plane, settings: TrainerSettings) -> None:
+    offer(plane, 4)
+    trainer(settings).run()
+    assert plane.acked == {"g0": 1, "g1": 1, "g2": 2, "g3": 2}
+    folder = settings.out / "checkpoints" / "step-2"
+    assert plane.pushed == [(str(settings.out / "checkpoints" / "step-1"), 1), (str(folder), 2)]
+    assert not same(weights(settings.model), weights(folder))
+    lines = [json.loads(line) for line in (settings.out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["reward"] == pytest.approx(0.5)
+    assert lines[0]["staleness"] == {"0": 2}
+    assert lines[1]["staleness"] == {"1": 2}
+
+
+def test_groups_are_acknowledged_before_they_change_the_weights(plane: Plane, settings: TrainerSettings) -> None:
+    offer(plane, 2)
+    trainer(settings.model_copy(update={"steps": 1})).run()
+    names = [name for name in plane.names() if name != "extend"]
+    assert names == ["rewind", "policy", "leases", "ack", "begin_update", "push", "finish_update"]
+
+
+def test_a_restarted_trainer_rewinds_to_its_checkpoint_and_goes_on(plane: Plane, url: str, model: Path, tmp_path: Path):
+    every_two = made(url, model, tmp_path, steps=3, checkpoint_every=2)
+    offer(plane, 6)
+    first = trainer(every_two)
+    first.checkpoints.save = dying(first.checkpoints.save, at=3)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    assert plane.acked == {"g0": 1, "g1": 1, "g2": 2, "g3": 2, "g4": 3, "g5": 3}
+    second = trainer(every_two)
+    assert second.step == 2
+    second.run()
+    assert plane.acked == {"g0": 1, "g1": 1, "g2": 2, "g3": 2, "g4": 3, "g5": 3}
+    assert plane.version == 3
+
+
+def dying(save: Any, at: int) -> Any:
+    def saves(step: int, *rest: Any) -> Path:
+        if step == at:
+            raise KeyboardInterrupt
+        return save(step, *rest)
+
+    return saves
+
+
+def test_killed_and_resumed_ends_in_the_same_weights(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    straight = made(url, model, tmp_path, steps=3, out=tmp_path / "straight")
+    offer(plane, 6)
+    trainer(straight).run()
+    plane.forget()
+    broken = made(url, model, tmp_path, steps=3, out=tmp_path / "broken")
+    offer(plane, 6)
+    first = trainer(broken)
+    first.checkpoints.save = dying(first.checkpoints.save, at=2)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    trainer(broken).run()
+    ends = [weights(out / "checkpoints" / "step-3") for out in (straight.out, broken.out)]
+    assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-6) for name in ends[0])
+
+
+def test_a_policy_left_paused_by_a_dead_run_goes_on(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    offer(plane, 4)
+    trainer(made(url, model, tmp_path, steps=1)).run()
+    plane.paused = "keep"  # it died after its push, before finish_update
+    trainer(made(url, model, tmp_path, steps=2)).run()
+    assert plane.paused is None
+    assert plane.names().count("finish_update") == 3
+
+
+def test_a_lost_lease_does_not_reach_the_weights(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    plane.lose = {"lease-1"}
+    offer(plane, 4)
+    lost = made(url, model, tmp_path, steps=1, out=tmp_path / "lost")
+    trainer(lost).run()
+    assert plane.acked == {"g2": 1, "g3": 1}
+    plane.forget()
+    offer(plane, 2, start=2)
+    alone = made(url, model, tmp_path, steps=1, out=tmp_path / "alone")
+    trainer(alone).run()
+    assert same(*(weights(out / "checkpoints" / "step-1") for out in (lost.out, alone.out)))
+
+
+def test_told_to_stop_it_ends_with_a_checkpoint(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    run = trainer(made(url, model, tmp_path, steps=50, checkpoint_every=50))
+    offer(plane, 2)
+    thread = threading.Thread(target=run.run)
+    thread.start()
+    with plane.changed:
+        assert plane.changed.wait_for(lambda: plane.acked, timeout=30)
+    run.stopping = True
+    offer(plane, 2, start=2)
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    resumed = trainer(made(url, model, tmp_path))
+    assert resumed.step == max(plane.acked.values())
+
+
+def test_a_group_that_cannot_be_trained_is_refused_and_the_others_are_trained(
+    plane: Plane, settings: TrainerSettings
+) -> None:
+    plane.offer(random_group("bad", [1.0, float("nan")]), random_group("g0", [1.0, 0.0], seed=1))
+    offer(plane, 1, start=1)
+    trainer(settings.model_copy(update={"steps": 1})).run()
+    assert plane.refused == [("group bad, rollout bad-r1: the reward is nan", ("bad",))]
+    assert plane.acked == {"g0": 1, "g1": 1}
+
+
+def test_even_groups_are_leased_beyond_when_asked(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    plane.offer(random_group("even", [1.0, 1.0]), random_group("g0", [1.0, 0.0]))
+    offer(plane, 1, start=1)
+    trainer(made(url, model, tmp_path, steps=1, loss={"drop_even_groups": True})).run()
+    assert plane.acked == {"even": 1, "g0": 1, "g1": 1}
+
+
+def test_an_unreachable_server_is_tried_again(plane: Plane, settings: TrainerSettings) -> None:
+    offer(plane, 4)
+    plane.fail_next = 3
+    trainer(settings).run()
+    assert plane.version == 2
+
+
+def test_another_tokenizer_than_the_engines_is_refused(plane: Plane, settings: TrainerSettings) -> None:
+    (settings.model / "tokenizer.json").write_text("{}")
+    plane.tokenizer_hash = "0" * 64
+    with pytest.raises(CheckpointMismatch, match="tokenizer"):
+        trainer(settings).run()
+    assert "leases" not in plane.names()
+
+
+def test_a_checkpoint_of_another_policy_is_refused(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    offer(plane, 2)
+    trainer(made(url, model, tmp_path, steps=1)).run()
+    with pytest.raises(CheckpointMismatch, match="is of policy 'policy', not 'other'"):
+        trainer(made(url, model, tmp_path, policy="other"))
+
+
+def test_several_processes_are_refused_before_anything_is_leased(
+    plane: Plane, settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="one process"):
+        main.run(settings)
+    assert plane.calls == []
+
+
+def test_an_unknown_policy_is_named(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownPolicy, match="no policy 'other'; known: policy"):
+        trainer(made(url, model, tmp_path, policy="other")).run()

@@ -1,0 +1,88 @@
+"""Adapters: only they move, what is pushed computes the same, and a resumed run goes on from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rolltap.errors import CheckpointMismatch, ConfigError
+from rolltap.trainer_client.collate import Batch, collate
+from rolltap.trainer_client.learner import Learner
+from rolltap.trainer_client.network import PolicyNetwork, load_model
+from rolltap.trainer_client.packing import Packer
+from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.recipe import scorer
+from rolltap.trainer_client.settings import LossSettings, TrainerSettings, load_trainer_settings
+from rolltap.trainer_client.weights import save_model
+
+from .making import model_folder, random_group
+
+ONE = Ranks(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "model")
+
+
+def made(model: Path, **lora: Any) -> TrainerSettings:
+    return load_trainer_settings(
+        key="key", policy="policy", model=model, out=model.parent / "out",
+        optimiser={"lr": 1e-2}, compute={"device": "cpu"}, lora={"rank": 4, **lora},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def batch() -> Batch:
+    rollouts = scorer(LossSettings())([random_group("g", [1.0, 0.0, 0.5], seed=0)])  # type: ignore[call-arg]
+    (pack,) = Packer(4096, share=True)(rollouts)
+    return collate(pack)
+
+
+def stepped(learner: Learner, batch: Batch, steps: range) -> Learner:
+    for step in steps:
+        learner.backward(-learner.predict(batch).logprobs_M.mean())
+        learner.apply(step)
+    return learner
+
+
+def test_only_adapters_move_and_the_pushed_weights_compute_the_same(model: Path, batch: Batch, tmp_path: Path) -> None:
+    learner = Learner(model, made(model), ONE)
+    before = PolicyNetwork(load_model(model, torch.float32))(batch).logprobs_M
+    assert torch.equal(learner.predict(batch).logprobs_M, before)
+    assert all("lora_" in name for name, one in learner.network.named_parameters() if one.requires_grad)
+    after = stepped(learner, batch, range(1, 4)).predict(batch).logprobs_M
+    assert (after - before).abs().max() > 1e-2
+    save_model(learner.model, learner.weights(), tmp_path / "pushed", model)
+    pushed = PolicyNetwork(load_model(tmp_path / "pushed", torch.float32))
+    assert not any("lora_" in name for name, _ in pushed.named_parameters())
+    torch.testing.assert_close(pushed(batch).logprobs_M, after, atol=1e-5, rtol=1e-5)
+
+
+def test_a_resumed_run_ends_in_the_same_weights(model: Path, batch: Batch) -> None:
+    torch.manual_seed(0)  # as `seed` does: adapters begin at random
+    straight = stepped(Learner(model, made(model), ONE), batch, range(1, 5)).weights()
+    torch.manual_seed(0)
+    first = stepped(Learner(model, made(model), ONE), batch, range(1, 3))
+    second = Learner(model, made(model), ONE)
+    second.restore(first.state())
+    resumed = stepped(second, batch, range(3, 5)).weights()
+    assert straight.keys() == resumed.keys()
+    for name in straight:
+        torch.testing.assert_close(resumed[name], straight[name], atol=1e-6, rtol=1e-6)
+
+
+def test_a_checkpoint_with_other_adapters_is_refused(model: Path, batch: Batch) -> None:
+    state = stepped(Learner(model, made(model), ONE), batch, range(1, 2)).state()
+    with pytest.raises(CheckpointMismatch, match="adapters"):
+        Learner(model, made(model, rank=0), ONE).restore(dict(state))
+    with pytest.raises(CheckpointMismatch):
+        Learner(model, made(model, rank=8), ONE).restore(state)
+
+
+def test_an_unknown_layer_is_one_line(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer.lora.targets: .*nowhere"):
+        Learner(model, made(model, targets=("nowhere",)), ONE)

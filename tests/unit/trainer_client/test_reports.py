@@ -1,0 +1,99 @@
+"""What a step's report says, and where it goes."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.advantages import advantage_method
+from rolltap.trainer_client.collate import collate
+from rolltap.trainer_client.loss import PolicyLoss
+from rolltap.trainer_client.metrics import Gauge, StepReport, describe_groups, describe_rollouts
+from rolltap.trainer_client.packing import Packer
+from rolltap.trainer_client.scoring import Scorer
+from rolltap.trainer_client.sinks import SINKS, Terminal, open_sinks
+from rolltap.types import Scoring
+
+from .making import group, network, random_group, record, segment
+
+
+def report(**more: object) -> StepReport:
+    values = dict.fromkeys(StepReport.__slots__, 0)
+    return StepReport(**{**values, "staleness": {0: 3, 1: 1}, "seconds": {"wait": 0.5}, **more})  # type: ignore[arg-type]
+
+
+def test_infidelity_between_engine_and_trainer_shows_on_fresh_tokens_only() -> None:
+    policy = network()
+    scored = Scorer(advantage_method("grpo"))
+    own = []
+    for one in (random_group("fresh", [1.0, 0.0], version=3), random_group("stale", [1.0, 0.0], seed=1, version=2)):
+        (pack,) = Packer(10_000)(scored([one]))
+        batch = collate(pack)
+        with torch.no_grad():
+            own.append((batch, policy(batch)))
+    gauge = Gauge(torch.device("cpu"), version=3, threshold=0.05)
+    for batch, predicted in own:
+        gauge.add(predicted, batch, PolicyLoss()(predicted, batch), first=True)
+    batch, predicted = own[0]
+    drift = (predicted.logprobs_M - batch.logprobs_M).abs()
+    found = gauge.read()
+    assert found["mismatch_mean"] == pytest.approx(float(drift.mean()), rel=1e-5)
+    assert found["mismatch_max"] == pytest.approx(float(drift.max()), rel=1e-5)
+    assert found["mismatch_share"] == pytest.approx(float((drift > 0.05).float().mean()), rel=1e-5)
+    assert found["entropy"] > 3
+
+
+def test_groups_are_described_by_what_counts() -> None:
+    one = segment(range(6), [4, 5])
+    groups = [
+        group("a", [record("a", 0, [one, one], 1.0), record("a", 1, [one], 0.0, Scoring.MASKED)], oldest=3),
+        group("b", [record("b", 0, [one], 0.5), record("b", 1, [one], 9.0, Scoring.UNSCORABLE)], oldest=1),
+    ]
+    found = describe_groups(groups, policy_version=4)
+    assert found == {
+        "reward": 0.5, "rollouts": 3, "masked": 1, "unscorable": 1, "groups": 2, "groups_without_variance": 1,
+        "staleness": {1: 1, 3: 1},
+    }  # fmt: skip
+    trained = describe_rollouts(Scorer(advantage_method("dr_grpo"))(groups))
+    assert trained == {"advantage_abs": 0.25, "trained_tokens": 6, "rows": 3}
+
+
+def test_json_lines_are_whole_and_appended(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (sink,) = open_sinks(["jsonl"], tmp_path, "project", "run")
+        sink.write(report(step=step))
+        sink.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["staleness"] == {"0": 3, "1": 1}
+
+
+def test_the_terminal_gets_one_line_a_step() -> None:
+    out = StringIO()
+    Terminal(Console(file=out, width=40)).write(report(step=3, reward=0.5, mismatch_max=0.25))
+    assert out.getvalue().count("\n") == 1
+    assert "step 3  reward 0.500" in out.getvalue()
+
+
+def test_flat_names_every_number() -> None:
+    flat = report(step=2).flat()
+    assert flat["step"] == 2
+    assert flat["staleness/1"] == 1
+    assert flat["seconds/wait"] == 0.5
+
+
+def test_an_unknown_sink_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no metrics sink 'comet'; known: jsonl, tensorboard, wandb, mlflow"):
+        open_sinks(["comet"], tmp_path, "project", "run")
+    assert set(SINKS) == {"jsonl", "tensorboard", "wandb", "mlflow"}
+
+
+def test_no_trained_token_is_no_division_by_zero() -> None:
+    found = Gauge(torch.device("cpu"), 0, 0.2).read()
+    assert (found["entropy"], found["clip_fraction"], found["correction"]) == (0, 0, 1)

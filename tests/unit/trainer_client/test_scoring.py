@@ -1,0 +1,80 @@
+"""Which rollouts count for what, and how much each weighs."""
+
+from __future__ import annotations
+
+import pytest
+
+from rolltap.errors import AlignmentError
+from rolltap.trainer_client.advantages import advantage_method
+from rolltap.trainer_client.scoring import Normalise, Overlong, Scorer, check, informative
+from rolltap.types import LeasedGroup, Scoring
+
+from .making import group, random_group, record, segment
+
+TEN = segment(range(12), range(2, 12))
+FIVE = segment(range(12), range(7, 12))
+
+
+def scorer(normalise: Normalise = "token", **more: object) -> Scorer:
+    return Scorer(advantage_method("dr_grpo"), normalise, **more)  # type: ignore[arg-type]
+
+
+def of_lengths() -> LeasedGroup:
+    """One rollout of ten trained tokens in one row, one of ten in two rows, one of five."""
+    return group("g", [record("g", 0, [TEN], 1.0), record("g", 1, [FIVE, FIVE], 0.0), record("g", 2, [FIVE], 0.5)])
+
+
+def test_masked_rollouts_are_in_the_baseline_and_not_in_the_loss() -> None:
+    records = [
+        record("g", 0, [TEN], 1.0),
+        record("g", 1, [TEN], 0.0, Scoring.MASKED),
+        record("g", 2, [TEN], 100.0, Scoring.UNSCORABLE),
+        record("g", 3, [TEN], None),
+    ]
+    (only,) = scorer()([group("g", records)])
+    assert (only.id, only.advantage) == ("g-r0", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("normalise", "shares"),
+    [("token", [10 / 25, 10 / 25, 5 / 25]), ("rollout", [1 / 3, 1 / 3, 1 / 3]), ("constant", [1 / 6, 1 / 6, 1 / 12])],
+)
+def test_what_a_rollout_weighs_does_not_depend_on_its_rows(normalise: Normalise, shares: list[float]) -> None:
+    rollouts = scorer(normalise, length=20)([of_lengths()])
+    assert [rollout.weight * rollout.tokens for rollout in rollouts] == pytest.approx(shares)
+    assert [len(rollout.segments) for rollout in rollouts] == [1, 2, 1]
+
+
+def test_overlong_rollouts_lose_reward_gradually() -> None:
+    overlong = Overlong(limit=20, buffer=4)
+    assert [overlong.penalty(tokens) for tokens in (0, 16, 18, 20, 30)] == [0, 0, -0.5, -1, -1]
+    records = [record("g", 0, [segment(range(20), range(2, 20))], 1.0), record("g", 1, [TEN], 1.0)]
+    long, short = scorer(overlong=overlong)([group("g", records)])
+    assert (long.advantage, short.advantage) == (-0.25, 0.25)
+
+
+def test_rollouts_without_trained_tokens_only_count_in_the_baseline() -> None:
+    records = [record("g", 0, [TEN], 1.0), record("g", 1, [segment(range(5), [])], 0.0)]
+    (only,) = scorer()([group("g", records)])
+    assert only.advantage == 0.5
+
+
+def test_groups_whose_rewards_are_equal_are_not_informative() -> None:
+    assert informative(random_group("g", [1.0, 0.0]))
+    assert not informative(random_group("g", [1.0, 1.0]))
+    records = [record("g", 0, [TEN], 1.0), record("g", 1, [TEN], 0.0, Scoring.UNSCORABLE)]
+    assert not informative(group("g", records))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (record("g", 0, [TEN], float("inf")), "the reward is inf"),
+        (record("g", 0, [segment([1, 2], [0])], 1.0), "nothing predicts it"),
+        (record("g", 0, [segment([1, 2], [1], logprob=float("nan"))], 1.0), "not finite"),
+        (record("g", 0, [segment([-1, 2], [1])], 1.0), "negative"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(bad: object, message: str) -> None:
+    with pytest.raises(AlignmentError, match=f"group g, rollout g-r0: .*{message}"):
+        check(group("g", [bad]))  # type: ignore[list-item]

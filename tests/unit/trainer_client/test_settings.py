@@ -1,0 +1,71 @@
+"""The trainer's settings: where they come from, and that each knob is documented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.learner import learning_rate
+from rolltap.trainer_client.settings import OptimiserSettings, TrainerSettings, load_trainer_settings
+
+GIVEN: dict[str, Any] = {"key": "k", "policy": "p", "model": Path("m"), "out": Path("o")}
+DOCS = Path(__file__).parents[3] / "docs" / "trainer.md"
+
+
+def test_a_file_under_what_is_given_under_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rolltap.toml"
+    path.write_text("[trainer]\nsteps = 7\ngroups = 3\n[trainer.loss]\nclip_high = 0.28\nkl = 0.1\n[policies.p]\n")
+    monkeypatch.setenv("ROLLTAP_TRAINER__LOSS__KL", "0.5")
+    settings = load_trainer_settings(path, **GIVEN, groups=4, loss={"advantage": "rloo"})
+    assert (settings.steps, settings.groups) == (7, 4)
+    assert (settings.loss.clip_high, settings.loss.advantage, settings.loss.kl) == (0.28, "rloo", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[trainer]\nstepz = 7", "trainer.stepz: no such key"),
+        ("[trainer.loss]\nratio = 'turn'", "trainer.loss.ratio: Input should be 'token' or 'sequence'"),
+        ("[trainer]\nsteps = 0", "trainer.steps: Input should be greater than or equal to 1"),
+        ("[trainer", "is not TOML"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_the_key(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rolltap.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_trainer_settings(path, **GIVEN)
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    settings = OptimiserSettings(lr=1.0, warmup=2, lr_end=0.2)  # type: ignore[call-arg]
+    assert [learning_rate(settings, step, 5) for step in (1, 2, 3, 5, 9)] == pytest.approx([0.5, 0.8, 0.6, 0.2, 0.2])
+    assert learning_rate(OptimiserSettings(lr=1.0), 100, 100) == 1.0  # type: ignore[call-arg]
+
+
+def test_settings_cannot_be_changed_after_the_start() -> None:
+    settings = load_trainer_settings(**GIVEN)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.steps = 3  # type: ignore[misc]
+
+
+def knobs(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str | None]]:
+    found: list[tuple[str, str | None]] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += knobs(field.annotation, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", field.description))
+    return found
+
+
+@pytest.mark.parametrize(("name", "description"), knobs(TrainerSettings))
+def test_every_knob_is_documented(name: str, description: str | None) -> None:
+    assert description
+    assert f"`{name}`" in DOCS.read_text(encoding="utf-8")
