@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# servers.sh: makes sure that the programs which the tests start are there (PostgreSQL, Redis, bubblewrap, strace,
+# libfaketime).
+set -euo pipefail
+missing=()
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || missing+=(postgresql)
+command -v redis-server >/dev/null || missing+=(redis-server)
+command -v bwrap >/dev/null || missing+=(bubblewrap)
+command -v strace >/dev/null || missing+=(strace)
+ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 || missing+=(faketime)
+[ ${#missing[@]} -eq 0 ] && exit 0
+if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+  echo "servers: installing ${missing[*]}"
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"; } >/dev/null && exit 0
+fi
+echo "servers: the tests need ${missing[*]}; install them (Debian: sudo apt-get install ${missing[*]}) and try again" >&2
+exit 1

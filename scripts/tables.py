@@ -1,0 +1,195 @@
+"""Writes the tables of README.md and docs/ from reports/*.json, between their markers."""
+
+from __future__ import annotations
+
+# ruff: noqa: E501
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def demo(report: dict[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {run['seed']} | {run['success_before']:.2f} | {run['success_after']:.2f} | {len(run['steps'])} | {run['seconds']:.0f} |"
+        for run in report["runs"]
+    )
+    kept = report["kept_tokens"] / report["sampled_tokens"]
+    breaks = ", ".join(f"{name} {count}" for name, count in report["breaks"].items()) or "none"
+    picture = ROOT / "demo-out" / "reward.png"
+    if picture.exists():
+        shutil.copy(picture, ROOT / "docs" / "demo.png")
+    return (
+        "mini-swe-agent from PyPI, unmodified, on small file-system tasks; a 0.8 M-parameter model on the embedded engine; "
+        "the trainer is a process of its own. Success on held-out tasks, before and after "
+        f"(sampled at temperature {report['held_out_temperature']:g}):\n\n"
+        "| seed | before | after | training steps | seconds |\n|---|---|---|---|---|\n"
+        f"{rows}\n\n"
+        f"{report['calls']:,} calls, {report['sampled_tokens']:,} sampled tokens of which {kept:.1%} are trained on, in "
+        f"{report['rows']:,} rows; breaks: {breaks}; weight versions 0 to {report['weight_versions']} on the tokens. "
+        f"({report['cores']} cores, Python {report['python']}, {report['time'][:10]}.)\n\n"
+        "![success by training step](docs/demo.png)"
+    )
+
+
+def fidelity(report: dict[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {row['family']} | {row['by']} | {row['unaltered']} | {row['bridged']} | {row['rerendered_exact']} | {row['violations']} | "
+        + (", ".join(f"{name} {count}" for name, count in row["breaks"].items()) or "none")
+        + " |"
+        for row in report["rows"]
+    )
+    return (
+        "| family | bridged by | turns resent unaltered | bridged | exact by plain re-rendering | invariant violations | breaks |\n"
+        f"|---|---|---|---|---|---|---|\n{rows}"
+    )
+
+
+def demo_record(report: dict[str, Any]) -> str:
+    """The reconstruction report of the demo's run."""
+    kept = report["kept_tokens"] / report["sampled_tokens"]
+    merged = report["merges"] / report["calls"]
+    breaks = ", ".join(f"{name} {count}" for name, count in report["breaks"].items()) or "none"
+    return (
+        "| calls | sampled tokens | kept | rows | calls merged into an earlier one's row | breaks |\n|---|---|---|---|---|---|\n"
+        f"| {report['calls']:,} | {report['sampled_tokens']:,} | {kept:.1%} | {report['rows']:,} | {merged:.0%} | {breaks} |"
+    )
+
+
+def bench_reconstruct(report: dict[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {one['name']} | {one['calls']:,} | {one['tokens']:,} | {1e3 * one['seconds']:.1f} | {one['tokens_per_s'] / 1e6:.1f} | {one['goal']} |"
+        for one in report["figures"]
+    )
+    log, running = report["log"], report["running"]
+    return (
+        "| session | calls | tokens of its rows | ms | million tokens/s | goal |\n|---|---|---|---|---|---|\n"
+        f"{rows}\n\n"
+        f"A log of {log['calls']:,} calls into Parquet: {log['seconds']:.0f} s, peak {log['peak_mb_half_way']} MB half way "
+        f"and {log['peak_mb_at_the_end']} MB at the end. One more call of a running session: "
+        f"{running['add_ms_at_call_20']:.2f} ms at call 20, {running['add_ms_at_call_190']:.2f} ms at call 190. "
+        f"(One core, Python {report['python']}, {report['time'][:10]}.)"
+    )
+
+
+def faults(report: dict[str, Any]) -> str:
+    rows = ""
+    for one in report["rows"]:
+        recovery = one["recovery_s"]
+        times = f"{recovery['median']:.1f} / {recovery['max']:.1f}" if recovery else ""
+        rows += f"| {one['row']} | {one['fault']} | {one['runs']} | {one['checks']} | {len(one['violations'])} | {times} |\n"
+    return (
+        "| # | fault | runs | checks | violations | recovery s, median / worst |\n|---|---|---|---|---|---|\n"
+        f"{rows}\n"
+        f"{report['seeds']} seeds, {report['kills']} kills in row 5's loops, {report['seconds'] / 60:.0f} minutes. "
+        f"({report['cores']} cores, Python {report['python']}, SQLite {report['sqlite']}, {report['time'][:10]}.)"
+    )
+
+
+def rollouts(report: dict[str, Any]) -> str:
+    rows = "".join(
+        f"| {name} | {report[name]['per_minute']:,.0f} | {report['goals'][name]} | {report[name]['runner_cpu_ms']:.1f} ms |\n"
+        for name in ("process", "bubblewrap")
+    )
+    return (
+        "| runtime | rollouts a minute | goal | runner's own CPU a rollout |\n|---|---|---|---|\n"
+        f"{rows}\n"
+        f"Run slots are busy {report['busy']:.0%} of the time while evaluations take as long as the agents (goal "
+        f"{report['goals']['busy']:.0%}; one stage for both gives about 50%). An idle `rolltap node` takes "
+        f"{report['idle_mb']:.0f} MB. ({report['cores']} cores at a load of {report['load'][0]:.0f}, Python "
+        f"{report['python']}, {report['time'][:10]}.)"
+    )
+
+
+def ray_kill(report: dict[str, Any]) -> str:
+    states = ", ".join(f"{count:,} {name}" for name, count in report["states"].items())
+    return (
+        "| rollouts | nodes killed | ended as | ended once | ended twice | attempts | claims that came back | sessions left open |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+        f"| {report['rollouts']:,} | {report['nodes_killed']} | {states} | {report['ended_once']:,} | {report['ended_twice']} | "
+        f"{report['attempts']:,} | {report['returned']} | {report['open_sessions']} |\n\n"
+        f"In {report['seconds']:.0f} s. ({report['cores']} cores, Ray {report['ray']}, Python {report['python']}, {report['time'][:10]}.)"
+    )
+
+
+def bench_calllog(report: dict[str, Any]) -> str:
+    size, restart, speed = (report[name] for name in ("size", "restart", "speed"))
+    goals = report["goals"]
+    rows = "\n".join(
+        f"| {one['store']} | {one['clients']} | {one['calls_per_s']:,.0f} | {one['p50_ms']:.1f} / {one['p99_ms']:.1f} | {one['cpu_us_per_call']:.0f} |"
+        for one in speed
+    )
+    return (
+        "| | measured | goal |\n|---|---|---|\n"
+        f"| {size['turns']} turns, {size['tokens']:,} tokens: raw JSON / stored, kB | {size['json_bytes'] / 1e3:,.0f} / {size['stored_bytes'] / 1e3:,.0f} = {size['times_smaller']:.0f} times smaller | {goals['times_smaller']} |\n"
+        f"| restart on {restart['calls']:,} recorded calls: ready after, s | {restart['restart_s']:.2f} | {goals['restart_s']:g} |\n"
+        f"| session by key among {restart['sessions']:,}, p50 / p99, ms | {restart['lookup_p50_ms']:.2f} / {restart['lookup_p99_ms']:.2f} | {goals['lookup_ms']:g} |\n"
+        f"| SQLite alone, best, calls/s of 1,000 tokens | {max(one['calls_per_s'] for one in speed if one['store'] == 'sqlite'):,.0f} | {goals['calls_per_s_sqlite']:,} |\n\n"
+        "The log alone, calls of 700 new and 300 sampled tokens; the time is a call's wait for both of its rows:\n\n"
+        "| store | at once | calls/s | p50 / p99 ms | CPU µs a call |\n|---|---|---|---|---|\n"
+        f"{rows}\n\n{_machine(report)}"
+    )
+
+
+def bench_proxy(report: dict[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {one['store']} | {one['calls_per_s']:.0f} | {one['p50_ms']:.0f} / {one['p99_ms']:.0f} | {one['added_p50_ms']:.0f} / {one['added_p99_ms']:.0f} | {one['cpu_s_per_1000']:.2f} | "
+        + ("" if one["tax_percent"] is None else f"{one['tax_percent']:.0f}%")
+        + " |"
+        for one in report["stores"]
+    )
+    return (
+        "| store | calls/s | p50 / p99 ms | added to `direct` | proxy CPU s / 1,000 calls | tax |\n|---|---|---|---|---|---|\n"
+        f"{rows}\n\n"
+        f"{report['clients']} harnesses at once, engine replies after {report['reply_ms']:g} ms, medians of {report['rounds']} rounds of {report['calls']:,} calls; "
+        f"engine, proxy, servers and load on the same cores. Goal: a tax of at most {report['goals']['tax_percent']}%.\n\n{_machine(report)}"
+    )
+
+
+def _machine(report: dict[str, Any]) -> str:
+    day = time.strftime("%Y-%m-%d", time.gmtime(report["time"]))
+    return (
+        f"({report['cores']} cores with a load average of {report['load_average_before']:.1f} from other work before the run, "
+        f"Python {report['python']}, SQLite {report['sqlite']}, {day}.)"
+    )
+
+
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "demo": ("demo", demo),
+    "demo_record": ("demo", demo_record),
+    "fidelity": ("fidelity", fidelity),
+    "bench_reconstruct": ("bench_reconstruct", bench_reconstruct),
+    "faults": ("faults", faults),
+    "bench_calllog": ("bench_calllog", bench_calllog),
+    "bench_proxy": ("bench_proxy", bench_proxy),
+    "rollouts": ("rollouts", rollouts),
+    "ray_kill": ("ray_kill", ray_kill),
+}
+"""Marker → the report it is made from, and how."""
+
+
+def main() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for name, (source, table) in TABLES.items():
+        path = ROOT / "reports" / f"{source}.json"
+        if not path.exists():
+            print(f"tables: no {path.relative_to(ROOT)}; its tables stay as they are", file=sys.stderr)
+            continue
+        text = table(json.loads(path.read_text()))
+        pattern = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
+        for page in pages:
+            before = page.read_text()
+            after = pattern.sub(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", before)
+            if after != before:
+                page.write_text(after)
+                print(f"tables: {name} in {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
