@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -112,14 +113,20 @@ class PostgresDoor:
 
 @asynccontextmanager
 async def _opened(engine: AsyncEngine, name: str) -> AsyncIterator[AsyncConnection]:
-    """A connection of the pool; what was not committed is rolled back at the end."""
+    """A connection of the pool; what was not committed is rolled back at the end.
+
+    A connection that is lost by then takes nothing back: what was read is there, what was committed stays.
+    """
     connection = engine.connect()
     with store_errors(name):
         await connection.start()
     try:
         yield connection
     finally:
-        await connection.close()
+        try:
+            await connection.close()
+        except exc.DBAPIError as error:
+            log.info("%s: a connection was lost after its work: %s", name, error.orig)
 
 
 async def _off(connection: Connection, setting: str) -> bool:

@@ -277,3 +277,24 @@ async def test_the_file_is_a_plain_sqlite_database(tmp_path: Path):
     with sqlite3.connect(tmp_path / "sub" / "it's 100%.db") as connection:
         assert connection.execute("select * from things").fetchall() == [("a", 1)]
     connection.close()
+
+
+async def test_a_postgres_connection_lost_after_its_work_fails_nobody_and_leaves_the_pool_whole(postgres_url: str):
+    """More losses than the pool has connections, after a read and in the middle of a transaction."""
+    import asyncpg
+
+    database = Database(postgres_url)
+    await database.start(metadata)
+    killer = await asyncpg.connect(postgres_url)
+    mine = sa.select(sa.func.pg_backend_pid())
+    for number in range(20):
+        async with database.read() as connection:
+            await killer.execute("SELECT pg_terminate_backend($1, 5000)", await connection.scalar(mine))
+        with pytest.raises(StoreUnavailable):
+            async with database.write() as connection:
+                await killer.execute("SELECT pg_terminate_backend($1, 5000)", await connection.scalar(mine))
+                await connection.execute(sa.insert(things).values(id=f"lost {number}", size=1))
+    await put(database, "kept", 1)
+    assert await sizes(database) == {"kept": 1}
+    await killer.close()
+    await database.close()
