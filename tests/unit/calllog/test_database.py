@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from rolltap.calllog.database import Database, Durability
+from rolltap.calllog.database import Connection, Database, Durability
 from rolltap.errors import ConfigError, RecordCorrupt, StoreError, StoreUnavailable
 
 metadata = sa.MetaData()
@@ -286,14 +286,21 @@ async def test_a_postgres_connection_lost_after_its_work_fails_nobody_and_leaves
     database = Database(postgres_url)
     await database.start(metadata)
     killer = await asyncpg.connect(postgres_url)
-    mine = sa.select(sa.func.pg_backend_pid())
-    for number in range(20):
+
+    async def lose(connection: Connection) -> None:
+        mine = await connection.scalar(sa.select(sa.func.pg_backend_pid()))
+        await killer.execute("SELECT pg_terminate_backend($1, 5000)", mine)
+
+    async def lost_halfway() -> None:
+        async with database.write() as connection:
+            await lose(connection)
+            await connection.execute(sa.insert(things).values(id="lost", size=1))
+
+    for _ in range(20):
         async with database.read() as connection:
-            await killer.execute("SELECT pg_terminate_backend($1, 5000)", await connection.scalar(mine))
+            await lose(connection)
         with pytest.raises(StoreUnavailable):
-            async with database.write() as connection:
-                await killer.execute("SELECT pg_terminate_backend($1, 5000)", await connection.scalar(mine))
-                await connection.execute(sa.insert(things).values(id=f"lost {number}", size=1))
+            await lost_halfway()
     await put(database, "kept", 1)
     assert await sizes(database) == {"kept": 1}
     await killer.close()
