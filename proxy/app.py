@@ -17,13 +17,14 @@ from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog
 from rolltap.calllog.database import Database
 from rolltap.errors import ConfigError, EngineError, RateLimited, RolltapError
+from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
 from rolltap.proxy.agent_plane import SESSION_PREFIX, agent_app
 from rolltap.proxy.auth import Keyring
 from rolltap.proxy.capture import Capture
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation, Lineages
-from rolltap.proxy.continuation.rendering import FamilyRenderer
+from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.dialects import DIALECTS
@@ -195,7 +196,12 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
 
         return await asyncio.to_thread(lambda: [rebuild(session_id) for session_id in session_ids])
 
-    ledger = Ledger(call_log.database, trajectories=trajectories, close_session=sessions.close)
+    ledger = Ledger(
+        call_log.database,
+        trajectories=trajectories,
+        close_session=sessions.close,
+        settings=LedgerSettings(trainer_silence=settings.queue.trainer_silence_s),
+    )
     capture = Capture(settings.keys.project, call_log, live, policies, settings.limits.session_ttl_s)
     recalls = Recalls(call_log, handles, policies)
     gateway = Gateway(live, capture, policies, recorder, recalls, handles, settings.limits)
@@ -245,7 +251,13 @@ def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Contin
     if not policy.tokenizer:
         raise ConfigError(f"settings: policies.{name}.tokenizer: name the folder that holds the model's tokenizer.json")
     tokenizer = HubTokenizer(Path(policy.tokenizer))
-    renderer = FamilyRenderer(policy.family, tokenizer) if policy.family else TemplateRenderer(tokenizer)
+    if policy.family and policy.tool_format:
+        raise ConfigError(
+            f"settings: policies.{name}.tool_format: the family {policy.family!r} has its own; leave it out"
+        )
+    renderer: TokenRenderer = (
+        FamilyRenderer(policy.family, tokenizer) if policy.family else TemplateRenderer(tokenizer, policy.tool_format)
+    )
     return Continuation(name, renderer, handles, policy.history_thinking)
 
 

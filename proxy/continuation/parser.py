@@ -2,9 +2,10 @@
 
 Text and reasoning stream as they come, never half a character, and never a character that a later token could turn
 into something else (white space at a channel's edge, the beginning of a stop string). A tool call is sent when its
-block is closed. A family whose grammar has other special tokens, or marks tool calls by plain text, streams up to the
-first of them; the rest comes when the reply is whole. The end of the stream is read by the family's own parser, from
-all ids at once: what was streamed is always a prefix of what it says.
+block is closed. A family whose grammar has other special tokens streams up to the first of them, and a reply that
+begins as a tool call in plain text is not streamed: the rest comes when the reply is whole. So does what follows a call
+that opens within thinking, since it is a draft if the thinking is closed after it. The end of the stream is read by the
+family's own parser, from all ids at once: what was streamed is always a prefix of what it says.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class ReplyParser:
         self._mint = mint
         self._ids: list[int] = []
         self._channel: Channel = "reasoning" if renderer.opens_in_reasoning(self._prompt) else "text"
-        if tools and renderer.markers.tool_open is None:
+        self._beginnings = renderer.markers.beginnings if tools else ()
+        if self._beginnings is None:
             self._channel = "opaque"
         self._tool_seen = False
         self._calls: list[ToolCall] = []
@@ -81,7 +83,7 @@ class ReplyParser:
             elif token == markers.reasoning_close and self._channel == "reasoning":
                 events += self._open("text")
             elif token == markers.tool_open:
-                events += self._open("tool")
+                events += self._open("opaque" if self._channel == "reasoning" else "tool")
             elif token == markers.tool_close and self._channel == "tool":
                 events += self._settle_calls() + self._open("text")
             elif self._channel != "tool":
@@ -147,6 +149,9 @@ class ReplyParser:
         if not fresh:
             return []
         if self._channel == "text":
+            if not sent and self._beginnings and fresh.startswith(self._beginnings):
+                self._channel = "opaque"
+                return []
             fresh = self._until_stop(sent, fresh)
         settled = fresh.rstrip()
         held = 0 if self.stopped is not None else self._held_back(sent + settled)

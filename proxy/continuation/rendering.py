@@ -41,12 +41,16 @@ class ParsedReply:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Token ids that separate a family's channels in the sampled stream; None where the family has no such token."""
+    """Token ids that separate a family's channels in the sampled stream; None where the family has no such token.
+
+    `beginnings` are those of replies that are tool calls in plain text; None where it is not known how they begin.
+    """
 
     reasoning_open: int | None
     reasoning_close: int | None
     tool_open: int | None
     tool_close: int | None
+    beginnings: tuple[str, ...] | None = ()
 
 
 class TokenRenderer(Protocol):
@@ -101,11 +105,13 @@ class FamilyRenderer:
         self.family = family
         self._by_thinking = {on: _make(renderers, family, tokenizer, thinking=on) for on in (True, False)}
         self.stop_token_ids = tuple(self._by_thinking[True].get_stop_token_ids())
+        tool_open = tokenizer.convert_tokens_to_ids("<tool_call>")
         self.markers = Markers(
             reasoning_open=tokenizer.convert_tokens_to_ids("<think>"),
             reasoning_close=tokenizer.convert_tokens_to_ids("</think>"),
-            tool_open=tokenizer.convert_tokens_to_ids("<tool_call>"),
+            tool_open=tool_open,
             tool_close=tokenizer.convert_tokens_to_ids("</tool_call>"),
+            beginnings=("{",) if family == "llama-3" else () if tool_open is not None else None,
         )
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:

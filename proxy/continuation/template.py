@@ -14,14 +14,16 @@ import datetime
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 import msgspec
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.proxy.chat import Message, Part, Reasoning, Text, Tool, ToolCall
-from rolltap.proxy.continuation.rendering import Markers, ParsedReply, parsed_call, template_row, template_tool
+from rolltap.proxy.continuation.rendering import Markers, ParsedReply, template_row, template_tool
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.continuation.tool_formats import find_tool_format, format_of
 
 Scenario = Literal["user", "tool", "parallel_tools", "system", "user_after_thinking", "tool_after_thinking"]
 SCENARIOS: tuple[Scenario, ...] = (
@@ -84,15 +86,22 @@ class ChatTemplate:
             raise ConfigError(f"the chat template does not compile: {error}") from error
 
     def __call__(self, rows: list[Any], tools: list[Any] | None, *, prompt: bool, thinking: bool) -> str:
-        return self._template.render(
-            messages=rows, tools=tools, add_generation_prompt=prompt, enable_thinking=thinking, **self._special
-        )
+        """The text; `TemplateError` where the template refuses the rows, or breaks on them."""
+        try:
+            return self._template.render(
+                messages=rows, tools=tools, add_generation_prompt=prompt, enable_thinking=thinking, **self._special
+            )
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise self.error(f"{type(error).__name__}: {error}") from error
 
 
 class TemplateRenderer:
-    """A `TokenRenderer` on a model folder's own chat template."""
+    """A `TokenRenderer` on a model folder's own chat template.
 
-    def __init__(self, tokenizer: HubTokenizer) -> None:
+    `tool_format` names the form in which the model calls tools; empty: the one that the template writes.
+    """
+
+    def __init__(self, tokenizer: HubTokenizer, tool_format: str = "") -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
                 f"{tokenizer.name_or_path!r} has no chat template; name a renderer family in the settings"
@@ -107,11 +116,14 @@ class TemplateRenderer:
         self._close = self._turn_close()
         stops = {tokenizer.eos_token_id, self._close}
         self.stop_token_ids = tuple(sorted(stop for stop in stops if stop is not None))
+        self.tool_format = tool_format or self._written_format()
+        self._calls = find_tool_format(self.tool_format)
         self.markers = Markers(
             reasoning_open=tokenizer.convert_tokens_to_ids("<think>"),
             reasoning_close=tokenizer.convert_tokens_to_ids("</think>"),
-            tool_open=tokenizer.convert_tokens_to_ids("<tool_call>"),
-            tool_close=tokenizer.convert_tokens_to_ids("</tool_call>"),
+            tool_open=tokenizer.convert_tokens_to_ids(self._calls.opening),
+            tool_close=tokenizer.convert_tokens_to_ids(self._calls.closing),
+            beginnings=self._calls.beginnings,
         )
         self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
         self._admitted = {result.scenario for result in self.audit if result.admitted}
@@ -149,21 +161,28 @@ class TemplateRenderer:
         return None if extension is None else self._join(prompt, output, extension)
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
-        """Reads `<think>` blocks and Hermes-style `<tool_call>` blocks; any other text is text."""
-        from renderers.parsers import get_tool_parser
+        """Reads thinking, then calls in the template's format; any other text is text.
 
+        A call that was drafted within thinking is thinking; one ends thinking that nothing closes.
+        """
         ids = [token for token in output if token not in self.stop_token_ids]
-        calls: list[Any] = []
-        if self.markers.tool_open is not None and self.markers.tool_close is not None:
-            ids, calls = get_tool_parser("qwen3", self.tokenizer).extract(ids)
-        text = self.tokenizer.decode(ids)
-        reasoning = ""
-        opened = self.opens_in_reasoning(prompt)
-        if opened or text.lstrip().startswith("<think>"):
-            before, closed, after = text.partition("</think>")
-            reasoning = before.replace("<think>", "", 1).strip()
-            text = after if closed else ""
-        return ParsedReply(text.strip(), reasoning, tuple(parsed_call(call) for call in calls))
+        thought, ids = self._thinking(ids, prompt)
+        ids, calls = self._calls.read(self.tokenizer, ids)
+        return ParsedReply(self.tokenizer.decode(ids).strip(), self.tokenizer.decode(thought).strip(), tuple(calls))
+
+    def _thinking(self, ids: list[int], prompt: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The ids of the thinking that a reply begins with, and those after it."""
+        markers = self.markers
+        blank = len(list(takewhile(lambda token: not self.tokenizer.decode(token).strip(), ids)))
+        begins = markers.reasoning_open is not None and ids[blank : blank + 1] == [markers.reasoning_open]
+        if not begins and not self.opens_in_reasoning(prompt):
+            return [], ids
+        ids = ids[blank + 1 :] if begins else ids
+        if markers.reasoning_close in ids:
+            end = ids.index(markers.reasoning_close)
+            return ids[:end], ids[end + 1 :]
+        end = ids.index(markers.tool_open) if markers.tool_open in ids else len(ids)
+        return ids[:end], ids[end:]
 
     def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
         for token in reversed(prompt[-64:]):
@@ -207,8 +226,21 @@ class TemplateRenderer:
             text = self._template(rows, None, prompt=False, thinking=True)
         except self._template.error:
             return None
-        ids = self.tokenizer.encode(text[text.rindex(_SENTINEL) + len(_SENTINEL) :])
+        ids = self.tokenizer.encode(text.rpartition(_SENTINEL)[2]) if _SENTINEL in text else []
         return ids[0] if ids else None
+
+    def _written_format(self) -> str:
+        """The format in which the template writes a turn that is one call."""
+        question, arguments = _user("question"), {"name": "x"}
+        call = Message("assistant", (), (ToolCall("aaaaaaaaa", "look", json.dumps(arguments)),))
+        try:
+            prompt = self.tokenizer.encode(self._text([question], _TOOLS, prompt=True, thinking=True))
+            whole = self.tokenizer.encode(self._text([question, call], _TOOLS, prompt=False, thinking=True))
+        except self._template.error:
+            return "none"
+        start = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+        turn = list(takewhile(lambda token: token not in self.stop_token_ids, whole[start:]))
+        return format_of(self.tokenizer, turn, "look", arguments)
 
     def _scenarios(self, new: Sequence[Message], thought: bool) -> set[Scenario]:
         roles = [message.role for message in new]

@@ -55,6 +55,17 @@ class StoreSettings(Section):
     )
 
 
+class QueueSettings(Section):
+    """How much is rolled out ahead of the trainers."""
+
+    trainer_silence_s: float = Field(
+        default=600,
+        gt=0,
+        description="a trainer that has not asked for, extended or ended a lease for so long no longer holds back "
+        "what is queued, in seconds",
+    )
+
+
 class EngineSettings(Section):
     """A model server."""
 
@@ -89,6 +100,10 @@ class PolicySettings(Section):
     aliases: tuple[str, ...] = Field(default=(), description="other model names that harnesses may ask for")
     tokenizer: str = Field(default="", description="folder with tokenizer.json; empty for engines without a token API")
     family: str = Field(default="", description="renderer family, e.g. qwen3; empty: by the folder's chat template")
+    tool_format: str = Field(
+        default="",
+        description="how the model writes tool calls, where there is no family; empty: as its chat template does",
+    )
     trainable: bool = Field(default=True, description="false for frozen helper models: their calls are auxiliary")
     train: tuple[MaskedByDefault, ...] = Field(
         default=(), description="calls that carry loss although they are masked by default; see docs/reconstruction.md"
@@ -130,6 +145,7 @@ class Settings(BaseSettings):
     listen: ListenSettings = ListenSettings()
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
+    queue: QueueSettings = QueueSettings()
     keys: KeySettings = KeySettings()
     engines: dict[str, EngineSettings] = {}
     policies: dict[str, PolicySettings] = {}

@@ -52,15 +52,19 @@ async def check(config: Path | None) -> bool:
 
 
 def audit(model: Path) -> bool:
-    """Prints whether the folder's chat template may be bridged, role by role; True if every role may."""
+    """Prints whether the folder's chat template may be bridged, role by role, and the form of its tool calls; True if
+    every role may."""
     from rolltap.proxy.continuation.template import TemplateRenderer
     from rolltap.proxy.continuation.tokenizer import HubTokenizer
 
-    results = TemplateRenderer(HubTokenizer(model)).audit
+    renderer = TemplateRenderer(HubTokenizer(model))
+    results = renderer.audit
     table = Table("new messages", "bridged", "why not", title=f"chat template of {model}")
     for result in results:
         table.add_row(result.scenario.replace("_", " "), "yes" if result.admitted else "no", result.reason)
     Console().print(table)
+    unread = "written in no known form, so they come as text: name the policy's family or tool_format"
+    Console().print(f"tool calls: {unread if renderer.tool_format == 'none' else renderer.tool_format}", soft_wrap=True)
     return all(result.admitted for result in results)
 
 

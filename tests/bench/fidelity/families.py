@@ -53,6 +53,7 @@ FAMILIES = (
     Family("Qwen3.6", "qwen3", "qwen3_6", "qwen3.6", thinks=True, note="Qwen3's vocabulary"),
     Family("Qwen3.8", "qwen3", "qwen3_8", "qwen3.8", thinks=True, note="Qwen3's vocabulary"),
     Family("Llama 3.1", "llama3_1", "llama3_1", "llama-3"),
+    Family("Llama 3.1 (template)", "llama3_1", "llama3_1"),
     Family("gpt-oss", "gptoss", "gptoss", "gpt-oss", thinks=True, always_thinks=True),
     Family("DeepSeek-V3", "deepseek_v3", "deepseekv3", "deepseek-v3"),
     Family("Gemma 3", "gemma3", "gemma3", tools=False, note="commands as text"),

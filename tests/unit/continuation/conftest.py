@@ -82,5 +82,10 @@ def template(tokenizer: HubTokenizer) -> TemplateRenderer:
 
 
 @pytest.fixture(params=["family", "template"])
-def world(request: pytest.FixtureRequest, family: FamilyRenderer, template: TemplateRenderer) -> World:
-    return World(family if request.param == "family" else template)
+def either(request: pytest.FixtureRequest, family: FamilyRenderer, template: TemplateRenderer) -> TokenRenderer:
+    return family if request.param == "family" else template
+
+
+@pytest.fixture
+def world(either: TokenRenderer) -> World:
+    return World(either)

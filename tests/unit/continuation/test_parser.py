@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rolltap.proxy.chat import ReasoningDelta, TextDelta, Tool, ToolCallDelta, ToolCallStarted
+from rolltap.proxy.chat import Message, ReasoningDelta, Text, TextDelta, Tool, ToolCallDelta, ToolCallStarted
 from rolltap.proxy.continuation.parser import ReplyParser
 
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -98,6 +99,55 @@ def test_thinking_is_a_channel_of_its_own(family: Any) -> None:
     events, choice = run(parser(family), ids, [])
     assert text_of(events, ReasoningDelta) == choice.message.reasoning == "why not"
     assert text_of(events) == choice.message.text == "Because."
+
+
+DRAFT = '<tool_call>\n{"name": "bash", "arguments": {"command": "rm"}}\n</tool_call>'
+CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("after", ["Better not.", CALL])
+def test_a_call_drafted_while_thinking_is_never_made(either: Any, after: str) -> None:
+    ids = either.tokenizer.encode(f"<think>\nperhaps {DRAFT} no\n</think>\n\n{after}") + [either.stop_token_ids[0]]
+    events, choice = run(parser(either), ids, [])
+    assert text_of(events, ReasoningDelta) == choice.message.reasoning == f"perhaps {DRAFT} no"
+    assert [call.arguments for call in choice.message.tool_calls] == (['{"command": "ls"}'] if after == CALL else [])
+    assert text_of(events) == choice.message.text == ("" if after == CALL else after)
+
+
+def test_a_call_ends_thinking_that_nothing_closes(either: Any) -> None:
+    events, choice = run(parser(either), either.tokenizer.encode(f"<think>\nlook first\n{CALL}"), [])
+    assert text_of(events, ReasoningDelta) == choice.message.reasoning == "look first"
+    assert [call.arguments for call in choice.message.tool_calls] == ['{"command": "ls"}']
+
+
+def test_tags_spelt_in_ordinary_tokens_are_text(either: Any) -> None:
+    said = f"<think> is a tag, and so is {CALL}"
+    ids = either.tokenizer.encode(either.tokenizer.guard(said)) + [either.stop_token_ids[0]]
+    events, choice = run(parser(either), ids, [])
+    assert text_of(events) == choice.message.text == said
+    assert (choice.message.reasoning, choice.message.tool_calls) == ("", ())
+
+
+def test_a_call_may_speak_of_calls(either: Any) -> None:
+    """`<tool_call>` within an argument, in ordinary tokens: part of the argument, in the reply and in its echo."""
+    arguments = {"command": "grep '</tool_call>' <tool_call> <|im_end|>"}
+    guarded = either.tokenizer.guard(json.dumps({"name": "bash", "arguments": arguments}))
+    ids = either.tokenizer.encode(f"<tool_call>\n{guarded}\n</tool_call>") + [either.stop_token_ids[0]]
+    _, choice = run(parser(either), ids, [])
+    assert [json.loads(call.arguments) for call in choice.message.tool_calls] == [arguments]
+    question = Message("user", (Text("q"),))
+    before = either.render([question], (BASH,), thinking=True)
+    after = either.render([question, choice.message], (BASH,), thinking=True)
+    marker = either.tokenizer.convert_tokens_to_ids("<tool_call>")
+    assert after.count(marker) - before.count(marker) == 1
+    assert either.tokenizer.decode(after).count("<tool_call> <|im_end|>") == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_empty_generation_is_an_empty_reply(either: Any, ends: bool) -> None:
+    events, choice = run(parser(either), [either.stop_token_ids[0]] if ends else [], [])
+    assert events == []
+    assert choice.message == Message("assistant")
 
 
 def test_a_custom_tool_gets_free_text(family: Any) -> None:

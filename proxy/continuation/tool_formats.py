@@ -1,0 +1,110 @@
+"""The forms in which chat templates write tool calls, and which of them a template uses.
+
+A format is known by its round trip: a turn with a known call is rendered, and the template's format is the one whose
+parser reads that very call back. Parsers are those of the `renderers` package where it has one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rolltap.errors import ConfigError
+from rolltap.proxy.continuation.rendering import ParsedCall, parsed_call
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
+
+Read = Callable[[HubTokenizer, list[int]], tuple[list[int], list[ParsedCall]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """`read` takes a reply's ids, without thinking and stop tokens, apart into the ids of its text and its calls.
+
+    `opening` and `closing` are the tokens around calls. A format without them is told by `beginnings`: a reply is a
+    call only if its text begins with one of these.
+    """
+
+    read: Read
+    opening: str = ""
+    closing: str = ""
+    beginnings: tuple[str, ...] = ()
+
+
+def find_tool_format(name: str) -> ToolFormat:
+    """The format of that name; `ConfigError` lists the known ones."""
+    try:
+        return TOOL_FORMATS[name]
+    except KeyError:
+        raise ConfigError(f"no tool format {name!r}; known: {', '.join(TOOL_FORMATS)}") from None
+
+
+def format_of(tokenizer: HubTokenizer, turn: list[int], name: str, arguments: Mapping[str, Any]) -> str:
+    """The name of the format in which `turn` is a call of the tool `name`; "none" where none fits."""
+    for known, form in TOOL_FORMATS.items():
+        _, calls = form.read(tokenizer, turn)
+        if [(call.name, call.ok) for call in calls] == [(name, True)] and json.loads(calls[0].arguments) == arguments:
+            return known
+    return "none"
+
+
+def _by_renderers(parser: str) -> Read:
+    def read(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
+        from renderers.parsers import get_tool_parser
+
+        rest, calls = get_tool_parser(parser, tokenizer).extract(ids)
+        return rest, [parsed_call(call) for call in calls]
+
+    return read
+
+
+def _read_llama(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
+    """Llama 3: the reply is one JSON object, `{"name": ..., "parameters": {...}}`, perhaps after `<|python_tag|>`."""
+    from renderers.parsing import parse_llama_3
+
+    tag = tokenizer.convert_tokens_to_ids("<|python_tag|>")
+    body = ids[1:] if tag is not None and ids[:1] == [tag] else ids
+    calls = [parsed_call(call) for call in parse_llama_3(tokenizer, body, stop_ids=set()).tool_calls]
+    return ([], calls) if calls else (ids, [])
+
+
+def _read_mistral(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
+    """Mistral: `[TOOL_CALLS]` and a JSON list of calls, or (since version 11) `name[ARGS]{...}` after each."""
+    opening = tokenizer.convert_tokens_to_ids("[TOOL_CALLS]")
+    if opening is None or opening not in ids:
+        return ids, []
+    at = ids.index(opening)
+    sections = [text for part in tokenizer.decode(ids[at:]).split("[TOOL_CALLS]") if (text := part.strip())]
+    return ids[:at], [call for section in sections for call in _mistral_calls(section)]
+
+
+def _mistral_calls(section: str) -> list[ParsedCall]:
+    named = re.fullmatch(r"([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\](.*)", section, re.DOTALL)
+    try:
+        if named:
+            rows = [{"name": named[1], "arguments": json.loads(named[2])}]
+        else:
+            whole = json.loads(section)
+            rows = whole if isinstance(whole, list) else [whole]
+        return [
+            ParsedCall(row["name"], json.dumps(row["arguments"], ensure_ascii=False), True, section) for row in rows
+        ]
+    except (ValueError, KeyError, TypeError):
+        return [ParsedCall("", "", False, section)]
+
+
+def _read_nothing(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
+    return ids, []
+
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "hermes": ToolFormat(_by_renderers("qwen3"), "<tool_call>", "</tool_call>"),
+    "qwen-xml": ToolFormat(_by_renderers("qwen3.5"), "<tool_call>", "</tool_call>"),
+    "glm": ToolFormat(_by_renderers("glm"), "<tool_call>", "</tool_call>"),
+    "deepseek": ToolFormat(_by_renderers("deepseek-v3"), "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    "mistral": ToolFormat(_read_mistral, "[TOOL_CALLS]"),
+    "llama": ToolFormat(_read_llama, beginnings=("{",)),
+    "none": ToolFormat(_read_nothing),
+}

@@ -1,0 +1,177 @@
+"""A template's tool calls are read in the form in which it writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rolltap.errors import ConfigError, InvalidRequest
+from rolltap.proxy.chat import Message, Text, TextDelta, ToolCall
+from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.continuation.template import TemplateRenderer
+from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS
+from rolltap.types import BreakReason
+
+from .conftest import BASH, World
+from .making import tokenizer_with, trl_template
+
+LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
+GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+MISTRAL = """{{- bos_token }}{%- for message in messages %}
+{%- if message.role == 'user' %}{{- '[INST] ' + message.content + '[/INST]' }}
+{%- elif message.role == 'tool' %}{{- '[TOOL_RESULTS] ' + message.content + '[/TOOL_RESULTS]' }}
+{%- elif message.tool_calls %}
+    {%- if version == 'list' %}{{- '[TOOL_CALLS][' }}{%- for call in message.tool_calls %}
+        {{- call.function | tojson }}{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']</s>' }}
+    {%- else %}{%- for call in message.tool_calls %}
+        {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}{%- endfor %}
+        {{- '</s>' }}
+    {%- endif %}
+{%- elif message.role == 'assistant' %}{{- ' ' + message.content + '</s>' }}{%- endif %}{%- endfor %}"""
+
+
+def mistral(version: str) -> str:
+    return f"{{%- set version = '{version}' %}}{MISTRAL}"
+
+
+def user(text: str) -> Message:
+    return Message("user", (Text(text),))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TemplateRenderer:
+    folder = tmp_path_factory.mktemp("llama")
+    special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+    return TemplateRenderer(tokenizer_with(folder, trl_template("llama3_1"), *LLAMA, **special))
+
+
+def reader(renderer: TemplateRenderer, tools: Any = (BASH,)) -> ReplyParser:
+    return ReplyParser(renderer, [], tools, (), lambda at: f"id{at}")
+
+
+def calls_of(renderer: TemplateRenderer, text: str) -> list[tuple[str, Any]]:
+    parsed = renderer.parse(renderer.tokenizer.encode(text), [], (BASH,))
+    return [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls]
+
+
+@pytest.mark.parametrize(
+    ("template", "special", "name"),
+    [
+        (lambda: trl_template("qwen3"), (), "hermes"),
+        (lambda: trl_template("qwen3_5_think"), (), "qwen-xml"),
+        (lambda: trl_template("glm4moe"), GLM, "glm"),
+        (lambda: trl_template("llama3_1"), LLAMA, "llama"),
+        (lambda: trl_template("llama3_2"), LLAMA, "llama"),
+        (lambda: mistral("list"), ("[TOOL_CALLS]", "</s>"), "mistral"),
+        (lambda: mistral("args"), ("[TOOL_CALLS]", "[ARGS]", "</s>"), "mistral"),
+        (lambda: trl_template("gemma3"), ("<start_of_turn>", "<end_of_turn>"), "none"),
+    ],
+)
+def test_the_format_is_what_the_template_writes(
+    tmp_path: Path, template: Callable[[], str], special: tuple[str, ...], name: str
+) -> None:
+    assert TemplateRenderer(tokenizer_with(tmp_path, template(), *special)).tool_format == name
+
+
+def test_a_declared_format_is_taken_and_an_unknown_one_lists_the_known(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with(tmp_path, trl_template("gemma3"), "<start_of_turn>", "<end_of_turn>")
+    renderer = TemplateRenderer(tokenizer, "llama")
+    assert calls_of(renderer, '{"name": "bash", "parameters": {"command": "ls"}}') == [("bash", {"command": "ls"})]
+    with pytest.raises(ConfigError, match=f"'pythonic'; known: {', '.join(TOOL_FORMATS)}"):
+        TemplateRenderer(tokenizer, "pythonic")
+
+
+def test_llama_calls_are_read_and_continued_in_the_sampled_tokens(llama: TemplateRenderer) -> None:
+    world = World(llama)
+    first = world.call(user("list"), output='{"name":  "bash", "parameters": {"command": "ls",   "n": 1.0}}<|eot_id|>')
+    assert first.reply is not None
+    (call,) = first.reply.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("bash", {"command": "ls", "n": 1.0})
+    echo = Message("assistant", (), (ToolCall("other-id", "bash", '{"n":1,"command":"ls"}'),))
+    plan = world.plan(world.request(user("list"), echo, Message("tool", (Text("a.txt"),), tool_call_id=call.id)))
+    context = first.context_ids()
+    assert plan.break_ is None
+    np.testing.assert_array_equal(plan.prompt_ids[: len(context)], context)
+    new = llama.tokenizer.decode(plan.prompt_ids[len(context) :].tolist())
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n".format
+    assert new == f'{header("ipython")}"a.txt"<|eot_id|>{header("assistant")}'
+
+
+def test_llama_takes_one_call_a_turn_and_says_so(llama: TemplateRenderer) -> None:
+    world = World(llama)
+    first = world.call(user("list"), output='{"name": "bash", "parameters": {}}<|eot_id|>')
+    assert first.reply is not None
+    twice = msgspec.structs.replace(first.reply, tool_calls=first.reply.tool_calls * 2)
+    assert [result.scenario for result in llama.audit if not result.admitted] == ["parallel_tools"]
+    with pytest.raises(InvalidRequest, match="single tool-calls"):
+        world.plan(world.request(user("list"), twice, user("go on")))
+
+
+@pytest.mark.parametrize("tag", ["", "<|python_tag|>"])
+def test_a_llama_call_is_no_text(llama: TemplateRenderer, tag: str) -> None:
+    parser = reader(llama)
+    ids = llama.tokenizer.encode(tag + '{"name": "bash", "parameters": {"command": "ls"}}')
+    events = [event for token in ids for event in parser.feed([token])]
+    assert events == []
+    _, choice = parser.finish("stop")
+    assert choice.message.text == ""
+    assert [json.loads(call.arguments) for call in choice.message.tool_calls] == [{"command": "ls"}]
+
+
+@pytest.mark.parametrize("text", ["An object {like this} is no call.", '{"colour": "red"}', "{oh"])
+def test_llama_text_is_text_and_streams_if_it_is_no_object(llama: TemplateRenderer, text: str) -> None:
+    parser = reader(llama)
+    streamed = parser.feed(llama.tokenizer.encode(text))
+    last, choice = parser.finish("stop")
+    assert "".join(event.text for event in [*streamed, *last] if isinstance(event, TextDelta)) == text
+    assert choice.message.text == text
+    assert choice.message.tool_calls == ()
+    assert bool(streamed) == (not text.startswith("{"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[TOOL_CALLS][{"name": "a", "arguments": {"n": 1}}, {"name": "b", "arguments": {}, "id": "x"}]',
+        'Well.[TOOL_CALLS]a[ARGS]{"n": 1}[TOOL_CALLS]b[ARGS]{}',
+        '[TOOL_CALLS]a[CALL_ID]123456789[ARGS]{"n": 1}[TOOL_CALLS]b[ARGS]{}',
+    ],
+)
+def test_mistral_calls(tmp_path: Path, text: str) -> None:
+    special = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "</s>")
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, mistral("args"), *special))
+    assert calls_of(renderer, text) == [("a", {"n": 1}), ("b", {})]
+
+
+def test_a_mistral_call_that_can_not_be_read_is_seen_and_marked(tmp_path: Path) -> None:
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, mistral("args"), "[TOOL_CALLS]", "[ARGS]", "</s>"))
+    parser = reader(renderer)
+    parser.feed(renderer.tokenizer.encode("[TOOL_CALLS]bash[ARGS]{broken"))
+    _, choice = parser.finish("stop")
+    assert choice.message.tool_calls == ()
+    assert "{broken" in choice.message.text
+    assert parser.unparsable
+
+
+def test_the_hermes_form_without_its_tokens_is_text(llama: TemplateRenderer) -> None:
+    text = '<tool_call>{"name": "bash", "arguments": {}}</tool_call>'
+    ids = llama.tokenizer.encode(llama.tokenizer.guard(text))
+    assert calls_of(llama, text) == []
+    assert llama.parse(ids, [], (BASH,)).text == text
+
+
+def test_unbridgeable_roles_still_render_whole(llama: TemplateRenderer) -> None:
+    world = World(llama)
+    first = world.call(user("list"), output='{"name": "bash", "parameters": {}}<|eot_id|>')
+    assert first.reply is not None
+    results = [Message("tool", (Text(text),), tool_call_id=first.reply.tool_calls[0].id) for text in ("a", "b")]
+    plan = world.plan(world.request(user("list"), first.reply, *results))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.TEMPLATE_NOT_BRIDGEABLE
