@@ -22,7 +22,7 @@ demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
 
 test: $(VENV)/.test  ## the tests (12 minutes at most on 2 cores)
 	@scripts/servers.sh
-	@$(BIN)/pytest -q -m "not harness and not engines and not long and not gpu" $(ARGS)
+	@$(BIN)/pytest -q -n 3 --dist loadfile -m "not harness and not engines and not long and not gpu" $(ARGS)
 
 test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rewards are shuffled
 	@$(BIN)/pytest -q -s tests/acceptance/test_learning.py $(ARGS)
