@@ -79,7 +79,7 @@ def bench_reconstruct(report: dict[str, Any]) -> str:
 
 
 def faults(report: dict[str, Any]) -> str:
-    rows = ""
+    rows, points = "", ", ".join(f"`{name}` {count}" for name, count in report["points"].items())
     for one in report["rows"]:
         recovery = one["recovery_s"]
         times = f"{recovery['median']:.1f} / {recovery['max']:.1f}" if recovery else ""
@@ -87,7 +87,9 @@ def faults(report: dict[str, Any]) -> str:
     return (
         "| # | fault | runs | checks | violations | recovery s, median / worst |\n|---|---|---|---|---|---|\n"
         f"{rows}\n"
-        f"{report['seeds']} seeds, {report['kills']} kills in row 5's loops, {report['seconds'] / 60:.0f} minutes. "
+        f"{sum(one['runs'] for one in report['rows'])} runs: {report['seeds']} seeds, {report['whole_seeds']} of them with every scenario; "
+        f"{report['kills']} kills in row 5's loops; {report['seconds'] / 60:.0f} minutes. "
+        f"Where the proxy died in row 5: {points}. "
         f"({report['cores']} cores, Python {report['python']}, SQLite {report['sqlite']}, {report['time'][:10]}.)"
     )
 

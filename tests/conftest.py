@@ -71,7 +71,8 @@ class PostgresServer:
         return f"postgresql://rolltap@127.0.0.1:{self.port}/{database}"
 
     def remove(self) -> None:
-        self.stop()
+        if (self.folder / "data" / "postmaster.pid").exists():
+            self.stop()
         shutil.rmtree(self.folder)
 
     def _run(self, name: str, *arguments: str) -> None:

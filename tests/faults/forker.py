@@ -1,7 +1,8 @@
 """Forks a `rolltap serve` for every order on standard input: a start takes a third of a second, imports included.
 
-An order is a JSON line `{"config", "log", "env"}`; the answer is the pid. The forked process is one of its own in
-every way that matters here: it is killed, and its files and sockets are closed, by the kernel alone.
+An order is a JSON line `{"config", "log", "points"}`; the answer is the pid. The forked process is one of its own in
+every way that matters here: it is killed, and its files and sockets are closed, by the kernel alone. What is written
+to the named pipe `points`, a line as `rolltap.crash.arm` takes it, becomes the point at which it dies.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import Any, NoReturn
 
 import renderers  # noqa: F401 - what a proxy imports late is imported here, once
@@ -24,14 +26,20 @@ from rolltap import crash
 from rolltap.cli.main import app
 
 
+def take_points(pipe: int) -> None:
+    with os.fdopen(pipe) as lines:
+        for line in lines:
+            crash.arm(line.strip())
+
+
 def serve(order: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ.update(order["env"])
-    crash.arm(os.environ.get("ROLLTAP_CRASH_AT", ""))
+    pipe = os.open(order["points"], os.O_RDWR)  # its own writer as well: it never ends
+    threading.Thread(target=take_points, args=(pipe,), daemon=True).start()
     code = 1
     try:
         app(["serve", "--config", order["config"]])

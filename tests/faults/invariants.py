@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -145,7 +144,3 @@ def _accounts(connection: sa.Connection) -> list[str]:
         )
     )
     return out + [f"I4: call {row.call_id} is complete and has no intent" for row in strays]
-
-
-def journal_of(data: bytes) -> list[dict[str, Any]]:
-    return json.loads(data)["requests"]

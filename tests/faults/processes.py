@@ -73,8 +73,8 @@ class Forker:
         self._orders, self._answers = self._process.stdin, self._process.stdout
         assert self._answers.readline() == "ready\n"
 
-    def fork(self, config: Path, log: Path, env: Mapping[str, str]) -> int:
-        self._orders.write(json.dumps({"config": str(config), "log": str(log), "env": dict(env)}) + "\n")
+    def fork(self, config: Path, log: Path, points: Path) -> int:
+        self._orders.write(json.dumps({"config": str(config), "log": str(log), "points": str(points)}) + "\n")
         self._orders.flush()
         return int(self._answers.readline())
 
@@ -106,6 +106,8 @@ class Proxy:
         self.folder = folder
         self.log = folder / "log"
         self.config = folder / "rolltap.toml"
+        self._points = folder / "points"
+        os.mkfifo(self._points)
         self._forker = forker
         self._process: Process | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -124,17 +126,14 @@ class Proxy:
             lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
         self.config.write_text("\n".join(lines) + "\n")
 
-    async def start(
-        self, *, crash_at: str = "", prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
-    ) -> bool:
-        """Whether it is up; it is not where it died on its way. With a `prefix` it is started from nothing."""
-        added = {"ROLLTAP_CRASH_AT": crash_at, **(env or {})}
+    async def start(self, *, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None) -> bool:
+        """Whether it is up; it is not where it died on its way. With a `prefix` or `env` it is started from nothing."""
         if prefix or env:
             command = [*prefix, sys.executable, "-m", "rolltap", "serve", "--config", str(self.config)]
-            self._child = await asyncio.to_thread(self._spawn, command, added)
+            self._child = await asyncio.to_thread(self._spawn, command, env or {})
             self._process = Process(self._child.pid)
         else:
-            self._process = Process(self._forker.fork(self.config, self.log, added))
+            self._process = Process(self._forker.fork(self.config, self.log, self._points))
         async with aiohttp.ClientSession() as http:
             deadline = time.monotonic() + UP_WITHIN_S
             while time.monotonic() < deadline:
@@ -149,6 +148,12 @@ class Proxy:
     def _spawn(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **env})
+
+    def crash_at(self, point: str) -> None:
+        """It will die at this point (see `rolltap.crash.arm`). Only for a proxy that was forked."""
+        pipe = os.open(self._points, os.O_WRONLY | os.O_NONBLOCK)  # fails where nobody reads
+        os.write(pipe, f"{point}\n".encode())
+        os.close(pipe)
 
     async def died(self, within: float) -> bool:
         return self._process is None or await self._process.ended(within)

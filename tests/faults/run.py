@@ -1,153 +1,154 @@
-"""The long fault run: `python -m tests.faults.run`. Prints the table and writes reports/faults.json.
+"""The long fault run: `python -m tests.faults.run`. Prints the table and adds to reports/faults.json.
 
-It fails if an invariant or a scenario's own assertion was violated.
+Worlds run side by side in lanes, each with servers, an engine and a forker of its own: most of a world's time is
+waiting. Runs that the report holds are left out; delete it to begin anew. SIGINT and SIGTERM end the run in order.
+
+It fails if an invariant or a scenario's own assertion was violated. The proxy's log of such a run is kept beside the
+report.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import platform
-import sqlite3
-import statistics
+import signal
+import subprocess
 import sys
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from rolltap import __version__
+import rolltap
 
-from .registry import FAULTS, SCENARIOS, Scenario
-from .world import Bench
+from .registry import SCENARIOS, Scenario
+from .report import Report, Run
+from .world import Bench, World
 
-REPORT = Path(__file__).parents[2] / "reports" / "faults.json"
+ROOT = Path(__file__).parents[2]
+REPORT = ROOT / "reports" / "faults.json"
 RUN_LIMIT_S = 300.0
-FRESH_ENGINE_AFTER = 3000
-"""Requests after which the engine is replaced: its journal is read whole at every check."""
 
 
-@dataclass
-class Tally:
-    """What became of a row's runs."""
-
-    runs: int = 0
-    checks: int = 0
-    calls: int = 0
-    kills: int = 0
-    recovered: list[float] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
-
-    def as_json(self, row: int) -> dict[str, Any]:
-        return {
-            "row": row,
-            "fault": FAULTS[row],
-            "scenarios": [one.name for one in SCENARIOS if one.row == row],
-            "runs": self.runs,
-            "checks": self.checks,
-            "acknowledged_calls": self.calls,
-            "violations": self.violations,
-            "recovery_s": {"median": statistics.median(self.recovered), "max": max(self.recovered)}
-            if self.recovered
-            else None,
-            "notes": dict(self.notes.most_common()),
-        }
+@dataclass(frozen=True)
+class Job:
+    scenario: Scenario
+    seed: int
+    size: int
 
 
-async def once(bench: Bench, scenario: Scenario, seed: int, size: int, tally: Tally) -> None:
-    """One run; whatever is wrong with it is a violation."""
-    tally.runs += 1
-    try:
-        async with asyncio.timeout(RUN_LIMIT_S), scenario.world(bench, seed, size) as world:
-            try:
-                await scenario.run(world)
-            finally:
-                tally.checks += world.checks
-                tally.calls += len(world.clients.told.calls)
-                tally.recovered += world.recovered
-                tally.notes += world.notes
-                tally.kills += world.kills
-                served = len(await world.journal())
-        if served > FRESH_ENGINE_AFTER:
-            bench.replace_engine()
-    except Exception as error:  # noqa: BLE001 - it is counted, and printed with its scenario and seed
-        tally.violations.append(f"{scenario.name} seed {seed}: {type(error).__name__}: {str(error)[:600]}")
+def jobs(options: argparse.Namespace, done: Report) -> deque[Job]:
+    """What is to be run, a seed at a time, without what the report holds."""
+    known = {(run.scenario, run.seed) for run in done.runs}
+    return deque(
+        Job(one, seed, size_of(one, options.kills))
+        for seed in options.seeds
+        for one in SCENARIOS
+        if options.only in one.name and (one.name, seed) not in known
+    )
 
 
-def size_of(scenario: Scenario, kills: int | None, seeds: int) -> int:
-    """Kill loops share `kills` among stores and seeds."""
+def size_of(scenario: Scenario, kills: int | None) -> int:
+    """Kill loops share `kills` of a seed among the stores."""
     loops = [one for one in SCENARIOS if one.run.__name__ == "killed_at_a_point"]
     if kills is None or scenario not in loops:
         return scenario.long
-    return max(1, round(kills / len(loops) / seeds))
+    return max(1, round(kills / len(loops)))
 
 
-def report_of(tallies: Mapping[int, Tally], options: argparse.Namespace, seeds: int, began: float) -> dict[str, Any]:
-    """The figures of the `seeds` that are done."""
-    return {
-        "rows": [tally.as_json(row) for row, tally in sorted(tallies.items())],
-        "seeds": seeds,
-        "first_seed": options.first_seed,
-        "kills": sum(tally.kills for tally in tallies.values()),
-        "seconds": round(time.monotonic() - began),
-        "rolltap": __version__,
-        "sqlite": sqlite3.sqlite_version,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-async def run_all(options: argparse.Namespace) -> dict[str, Any]:
-    """The report, which is also written after every seed."""
+async def once(bench: Bench, job: Job, code: str) -> Run:
+    """One run; whatever is wrong with it is its violation."""
     began = time.monotonic()
-    chosen = [one for one in SCENARIOS if options.only in one.name]
-    tallies = {one.row: Tally() for one in chosen}
-    report: dict[str, Any] = {}
+    world: World | None = None
+    violation = ""
+    try:
+        async with asyncio.timeout(RUN_LIMIT_S), job.scenario.world(bench, job.seed, job.size) as world:
+            try:
+                await job.scenario.run(world)
+                world.assert_no_traceback()
+            except Exception:
+                log = REPORT.with_name(f"faults-{job.scenario.name}-{job.seed}.log")
+                log.write_text(world.proxy.tail(1_000_000))
+                raise
+    except Exception as error:  # noqa: BLE001 - it is counted, and printed with its scenario and seed
+        violation = f"{type(error).__name__}: {str(error)[:600]}"
+    counts: Mapping[str, Any] = {} if world is None else world.counts()
+    seconds = round(time.monotonic() - began, 2)
+    return Run(job.scenario.name, job.seed, code, seconds, violation=violation, **counts)
+
+
+async def lane(left: deque[Job], report: Report, code: str, began: float) -> None:
+    """Runs jobs until none is left. What a run with a violation leaves behind is of no use to the next."""
     bench = Bench()
     try:
-        with Progress(console=Console(stderr=True)) as progress:
-            task = progress.add_task("faults", total=options.seeds * len(chosen))
-            for done in range(options.seeds):
-                seed = options.first_seed + done
-                for scenario in chosen:
-                    progress.update(task, description=f"{scenario.name} seed {seed}")
-                    size = size_of(scenario, options.kills, options.seeds)
-                    await once(bench, scenario, seed, size, tallies[scenario.row])
-                    progress.advance(task)
-                report = report_of(tallies, options, done + 1, began)
-                await asyncio.to_thread(REPORT.write_text, json.dumps(report, indent=2))
+        while left:
+            job = left.popleft()
+            run = await once(bench, job, code)
+            report.runs.append(run)
+            report.seconds = time.monotonic() - began
+            report.write(REPORT)
+            said = run.violation or "ok"
+            print(f"{len(left):4} left  {run.seconds:6.1f} s  {run.scenario} seed {run.seed}: {said}", flush=True)
+            if run.violation:
+                await asyncio.to_thread(bench.close)
+                bench = Bench()
     finally:
-        bench.close()
-    return report
+        await asyncio.to_thread(bench.close)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, help="of row 5's loops, all stores and seeds together")
-    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
-    options = parser.parse_args()
-    REPORT.parent.mkdir(exist_ok=True)
-    report = asyncio.run(run_all(options))
+async def run_all(options: argparse.Namespace, report: Report) -> None:
+    """Adds to the report until all is run, or a signal says stop."""
+    left = jobs(options, report)
+    code, began = commit(), time.monotonic() - report.seconds  # as if it had not been stopped
+    print(f"{len(left)} runs of {rolltap.__file__} at {code}", flush=True)
+    lanes = asyncio.gather(*(lane(left, report, code, began) for _ in range(options.lanes)))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, lanes.cancel)
+    with suppress(asyncio.CancelledError):
+        await lanes
+
+
+def commit() -> str:
+    """The commit that runs, as git says it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def seeds(text: str) -> range:
+    """`A..B`, both included."""
+    first, _, last = text.partition("..")
+    return range(int(first), int(last or first) + 1)
+
+
+def show(totals: Mapping[str, Any]) -> None:
     table = Table("#", "fault", "runs", "checks", "violations", "recovery s, median / worst", title="Faults")
-    for one in report["rows"]:
+    for one in totals["rows"]:
         recovery = one["recovery_s"]
         times = f"{recovery['median']:.2f} / {recovery['max']:.2f}" if recovery else ""
         counts = (str(one["runs"]), str(one["checks"]), str(len(one["violations"])))
         table.add_row(str(one["row"]), one["fault"], *counts, times)
     Console().print(table)
-    violations = [text for one in report["rows"] for text in one["violations"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=seeds, default=range(1, 21), help="A..B, both included; default 1..20")
+    parser.add_argument("--kills", type=int, help="of row 5's loops, all stores together, for each seed; default 51")
+    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
+    parser.add_argument("--lanes", type=int, default=4, help="worlds at a time")
+    options = parser.parse_args()
+    REPORT.parent.mkdir(exist_ok=True)
+    report = Report.read(REPORT)
+    asyncio.run(run_all(options, report))
+    totals = report.totals()
+    show(totals)
+    violations = [text for one in totals["rows"] for text in one["violations"]]
     for text in violations:
         print(text, file=sys.stderr)
     sys.exit(bool(violations))

@@ -35,9 +35,8 @@ async def killed_at_a_point(world: World) -> None:
     """Rollouts and a trainer at work; the proxy is killed at a named point, at a random pass, and started again."""
     points = POINTS + tuple(one for one in MORE_POINTS[world.store] if not one.startswith("spool"))
     for number in range(world.size):
-        await world.proxy.kill()
         point = points[(number + world.rng.randrange(len(points))) % len(points)]
-        await world.proxy.start(crash_at=f"{point}:{world.rng.randint(1, 4)}")
+        world.proxy.crash_at(f"{point}:{world.rng.randint(1, 4)}")
         work = asyncio.create_task(_work(world))
         died = asyncio.create_task(world.proxy.died(30.0))
         await asyncio.wait([work, died], return_when=asyncio.FIRST_COMPLETED)
@@ -118,9 +117,8 @@ async def spool_survives_a_kill(world: World) -> None:
     clients = world.clients
     key = await clients.open_session()
     await clients.insist(key, [turn("first")])
-    await world.proxy.kill()
     point = world.rng.choice(["spool.appended:3", "spool.appended:5", "spool.drained"])
-    assert await world.proxy.start(crash_at=point), world.proxy.tail()
+    world.proxy.crash_at(point)
     await clients.insist(key, [turn("second")])
     await world.postgres("stop")
     for number in range(4):

@@ -24,6 +24,7 @@ async def test_fault(bench: Bench, scenario: Scenario):
     async with scenario.world(bench, SEED, scenario.ci) as world:
         await scenario.run(world)
         assert world.checks
+        world.assert_no_traceback()
 
 
 def test_every_fault_has_a_scenario():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import random
 import shutil
+import sys
 import tempfile
 import time
 import uuid
@@ -21,7 +23,7 @@ from redis.asyncio import Redis
 
 from ..conftest import PostgresServer, RedisServer
 from .clients import Clients
-from .invariants import check, journal_of
+from .invariants import check
 from .processes import EngineProcess, Forker, Proxy
 from .relay import Relay
 
@@ -47,10 +49,6 @@ class Bench:
     @property
     def redis(self) -> RedisServer:
         return self.part(RedisServer)
-
-    def replace_engine(self) -> None:
-        """The next world's engine is a new one."""
-        self._parts.pop(EngineProcess.__name__).close()
 
     def close(self) -> None:
         for part in self._parts.values():
@@ -96,8 +94,9 @@ class World:
     recovered: list[float] = field(default_factory=list)
     checks: int = 0
     kills: int = 0  # of the proxy, at a named point or after the work
-    _back_at: float | None = None
     notes: Counter[str] = field(default_factory=Counter)  # what came how often, for the report
+    _back_at: float | None = None
+    _journal_from: int = 0  # what the engine was asked before is of other worlds
 
     def note(self, what: str) -> None:
         self.notes[what] += 1
@@ -116,8 +115,31 @@ class World:
         self.checks += 1
 
     async def journal(self) -> list[dict[str, Any]]:
-        async with self.http.get(self.bench.part(EngineProcess).url + "/scripted/log") as response:
-            return journal_of(await response.read())
+        """What the engine was asked in this world."""
+        return (await self._journal(self._journal_from))["requests"]
+
+    async def begin_journal(self) -> None:
+        self._journal_from = (await self._journal(sys.maxsize))["count"]
+
+    async def _journal(self, first: int) -> dict[str, Any]:
+        url = f"{self.bench.part(EngineProcess).url}/scripted/log?first={first}"
+        async with self.http.get(url) as response:
+            return json.loads(await response.read())
+
+    def counts(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "checks": self.checks,
+            "calls": len(self.clients.told.calls),
+            "kills": self.kills,
+            "recovered": self.recovered,
+            "notes": dict(self.notes),
+        }
+
+    def assert_no_traceback(self) -> None:
+        """No fault may surprise the proxy: what it did not expect, it logs with a traceback."""
+        before, found, after = self.proxy.tail(1_000_000).partition("Traceback (most recent call last)")
+        assert not found, f"the proxy's log: {before[-300:]}{found}{after[:8000]}"
 
     async def postgres(self, order: str) -> None:
         """`stop` (at once, as a crash) or `start`."""
@@ -151,6 +173,7 @@ async def a_world(bench: Bench, store: str, seed: str, size: int, stage: Stage |
     proxy = Proxy(folder, forker, stage.engine_url or engine.url, settings)
     async with aiohttp.ClientSession() as http:
         world = World(bench, store, url, proxy, Clients(proxy, http), random.Random(seed), size, http, stage.relay)
+        await world.begin_journal()
         assert await proxy.start(), proxy.tail()
         try:
             yield world

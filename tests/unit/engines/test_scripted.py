@@ -244,6 +244,9 @@ async def test_the_log_says_what_continues_what(http: aiohttp.ClientSession):
             await completion(http, engine, prompt)
         async with http.get(engine.url + "/scripted/log") as reply:
             log = await reply.json()
+        async with http.get(engine.url + "/scripted/log?first=1") as reply:
+            later = await reply.json()
+    assert (later["count"], later["requests"]) == (3, log["requests"][1:])
     assert log["broken"] == 1
     assert [entry["extends"] for entry in log["requests"]] == [None, True, False]
     assert log["requests"][1] == {

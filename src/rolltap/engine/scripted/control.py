@@ -83,10 +83,11 @@ class Control:
         return JSONResponse({"object": "list", "data": [entry]})
 
     async def log(self, request: Request) -> Response:
-        """Every request: its ids, what it continues, and whether it extends it token for token."""
-        entries = self.model.journal.as_json()
+        """Every request from the `first` on: its ids, what it continues, and whether it extends it token for token."""
+        entries = self.model.journal.as_json(first=int(request.query_params.get("first", 0)))
         broken = sum(entry["extends"] is False for entry in entries)
-        return Response(msgspec.json.encode({"broken": broken, "requests": entries}), media_type="application/json")
+        value = {"count": self.model.journal.count, "broken": broken, "requests": entries}
+        return Response(msgspec.json.encode(value), media_type="application/json")
 
     # vLLM
 

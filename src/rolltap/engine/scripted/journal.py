@@ -63,15 +63,16 @@ class Journal:
     def __init__(self, keep: int = 20_000) -> None:
         self.entries: deque[Entry] = deque(maxlen=max(keep, 1))
         self._keep = keep
-        self._count = 0
+        self.count = 0
+        """How many requests there were, kept or not."""
         self._by_session: dict[str, list[Entry]] = defaultdict(list)
         self._changed = asyncio.Event()
 
     def begin(self, id: str, session: str, prompt_ids: Sequence[int]) -> Entry:
         """Notes a request and finds what it continues."""
         prompt = array("i", prompt_ids).tobytes()
-        entry = Entry(self._count, id, session, prompt)
-        self._count += 1
+        entry = Entry(self.count, id, session, prompt)
+        self.count += 1
         if self._keep:
             self._place(entry)
             self._add(entry)
@@ -118,8 +119,9 @@ class Journal:
         """Something about an entry has changed that somebody may wait for."""
         self._notify()
 
-    def as_json(self) -> list[dict[str, Any]]:
-        return [entry.as_json() for entry in self.entries]
+    def as_json(self, *, first: int = 0) -> list[dict[str, Any]]:
+        """The entries from index `first` on."""
+        return [entry.as_json() for entry in self.entries if entry.index >= first]
 
     def _notify(self) -> None:
         self._changed.set()
