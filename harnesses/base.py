@@ -7,12 +7,15 @@ it left behind. None of them knows the others' kinds, and none knows the proxy: 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from rolltap.errors import EvaluatorFailed
+from rolltap.harnesses.output import Transcript
 from rolltap.types import Scoring, Task
 
 Source = Callable[[Path], None]
@@ -81,7 +84,8 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """What a finished run tells. `output` is the tail of what it printed; `code` is None where a signal ended it."""
+    """What a finished run tells. `output` is what it printed, the middle of very much left out; `code` is None where a
+    signal ended it."""
 
     ending: Ending
     seconds: float
@@ -220,7 +224,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an evaluator says: its scores and everything it saw.
+    """What an evaluator says: its scores, and how they come about.
 
     `scoring` says what they count for; None leaves it to the ledger's rule for the rollout's status (a rollout that
     timed out is masked, one whose harness crashed unscorable).
@@ -233,7 +237,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What an evaluator has to go by. `place` is where the agent ran; `fresh` makes one that it never touched."""
+    """What an evaluator has to go by. `place` is where the agent ran; `fresh` makes one that it never touched.
+
+    What the evaluator adds to `seen` is kept with the rollout, be the evaluation a success or not. `began` is the time
+    from which its budget counts, on the monotonic clock.
+    """
 
     task: Task
     exit: Exit
@@ -242,6 +250,20 @@ class Evidence:
     limits: Limits
     session_id: str = ""
     rollout_id: str = ""
+    seen: Transcript = field(default_factory=Transcript)
+    began: float = field(default_factory=time.monotonic)
+
+    async def run(self, place: Place, step: str, launch: Launch) -> Exit:
+        """Runs a step of the evaluation within what is left of its budget; what it printed is seen.
+
+        `EvaluatorFailed` where the budget ends first.
+        """
+        left = self.began + self.limits.evaluate_s - time.monotonic()
+        exit_ = await place.run(launch, self.limits, max(0.0, left))
+        self.seen.add(step, exit_.output)
+        if exit_.ending is Ending.TIMED_OUT:
+            raise EvaluatorFailed(f"{step} ran past {self.limits.evaluate_s:g} s")
+        return exit_
 
 
 class Evaluator(Protocol):

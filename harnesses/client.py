@@ -122,12 +122,15 @@ class AdminClient:
         reason: str = "",
         cause: Cause | None = None,
         scoring: Scoring | None = None,
+        evaluation: str = "",
     ) -> None:
         """The one terminal state; closes the session. Attempt 0 ends a rollout that was never started.
 
-        Without `scoring` the ledger decides by the status and its cause.
+        Without `scoring` the ledger decides by the status and its cause. `evaluation` is what the evaluator saw.
         """
         body: dict[str, Any] = {"status": status.value, "reason": reason, "attempt": attempt, **held.proof}
+        if evaluation:
+            body["evaluation"] = evaluation
         if scoring is not None:
             body["scoring"] = scoring.value
         if cause is not None:

@@ -30,6 +30,7 @@ from rolltap.harnesses.base import (
     Verdict,
 )
 from rolltap.harnesses.client import AdminClient, Held, OpenedSession
+from rolltap.harnesses.output import Transcript
 from rolltap.types import Cause, RolloutStatus, Task
 
 log = logging.getLogger("rolltap.runner")
@@ -38,6 +39,9 @@ KEY_MARGIN_S = 60.0
 """How much longer than the agent's budget its key lives, in seconds."""
 
 SETTLE_S = 10.0
+
+ENDING_S = 5.0
+"""How much longer than its budget an evaluation may last: the time to end what it runs, in seconds."""
 
 STATUSES = {
     Ending.DONE: RolloutStatus.SUCCEEDED,
@@ -121,6 +125,7 @@ class _Life:
     session: OpenedSession | None = None
     place: Place | None = None
     fresh: asyncio.Task[Place] | None = None
+    seen: Transcript = field(default_factory=Transcript)
     seconds: dict[Stage, float] = field(default_factory=dict)
 
     @property
@@ -210,6 +215,7 @@ class RolloutRunner:
     async def _attempt(self, life: _Life) -> _End:
         assignment = life.assignment
         life.place = life.fresh = None
+        life.seen = Transcript()
         try:
             async with self._stage(life, Stage.PREPARE):
                 life.place = await self._prepare(assignment)
@@ -299,9 +305,10 @@ class RolloutRunner:
             limits=limits,
             session_id=life.session.session_id if life.session else "",
             rollout_id=life.held.rollout_id,
+            seen=life.seen,
         )
         try:
-            async with asyncio.timeout(limits.evaluate_s):
+            async with asyncio.timeout(limits.evaluate_s + ENDING_S):
                 return await evaluator.evaluate(evidence)
         except TimeoutError:
             raise EvaluatorFailed(f"the evaluation ran past {limits.evaluate_s:g} s") from None
@@ -320,6 +327,7 @@ class RolloutRunner:
                 reason=end.reason,
                 cause=end.cause,
                 scoring=end.verdict.scoring if end.verdict else None,
+                evaluation=str(life.seen),
             )
         except LedgerError as refused:
             return await self._ended_elsewhere(life, refused)

@@ -14,6 +14,7 @@ from rolltap.settings import (
     ListenSettings,
     PinSettings,
     PolicySettings,
+    QueueSettings,
     StoreSettings,
 )
 
@@ -22,6 +23,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "listen": ListenSettings,
     "limits": LimitSettings,
     "store": StoreSettings,
+    "queue": QueueSettings,
     "keys": KeySettings,
     "engines.NAME": EngineSettings,
     "policies.NAME": PolicySettings,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
-from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict
+from rolltap.harnesses.base import Command, Evidence, Score, Verdict
+from rolltap.harnesses.output import read_output
 from rolltap.harnesses.sources import inside
 
 
@@ -34,15 +35,15 @@ class CommandCheck:
         if self.reward_file:
             _clear(place.folder, reward_path)
         launch = Command(("/bin/bash", "-c", self.command))
-        exit_ = await place.run(launch, evidence.limits, evidence.limits.evaluate_s)
-        if exit_.ending is Ending.TIMED_OUT:
-            raise EvaluatorFailed(f"the evaluator's command ran past {evidence.limits.evaluate_s:g} s")
-        detail = {"command": self.command, "code": exit_.code, "output": exit_.output, "seconds": exit_.seconds}
+        exit_ = await evidence.run(place, "the evaluator's command", launch)
+        detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds}
         if not self.reward_file:
             return Verdict((Score(float(exit_.code == 0)),), detail)
         if not _is_plain(place.folder, reward_path):
-            raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {exit_.output[-300:]}")
-        return Verdict((Score(parse_reward(reward_path.read_text(errors="replace"))),), detail)
+            raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {exit_.output.strip()[-300:]}")
+        written = read_output(reward_path)
+        evidence.seen.add(self.reward_file, written)
+        return Verdict((Score(parse_reward(written)),), detail)
 
 
 def _is_plain(folder: Path, path: Path) -> bool:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict
+from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.evaluators.command import parse_reward
+from rolltap.harnesses.output import Transcript, read_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +40,25 @@ class HarborCheck:
             (logs / "verifier").mkdir(parents=True)
             await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
-            exit_ = await evidence.place.run(launch, evidence.limits, evidence.limits.evaluate_s)
-            if exit_.ending is Ending.TIMED_OUT:
-                raise EvaluatorFailed(f"test.sh ran past {evidence.limits.evaluate_s:g} s")
-            value, parts = read_reward(logs / "verifier", exit_.output)
+            exit_ = await evidence.run(evidence.place, "test.sh", launch)
+            value, parts = read_reward(logs / "verifier", exit_.output, evidence.seen)
         finally:
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
-        return Verdict((Score(value),), {"code": exit_.code, "output": exit_.output, "parts": parts})
+        return Verdict((Score(value),), {"code": exit_.code, "parts": parts})
 
 
-def read_reward(folder: Path, output: str) -> tuple[float, dict[str, float]]:
+def read_reward(folder: Path, output: str, seen: Transcript) -> tuple[float, dict[str, float]]:
     """The reward that the verifier wrote, and its parts by name."""
     text, table = folder / "reward.txt", folder / "reward.json"
     if text.is_file() and not text.is_symlink():
-        return parse_reward(text.read_text(errors="replace")), {}
+        written = read_output(text)
+        seen.add(text.name, written)
+        return parse_reward(written), {}
     if table.is_file() and not table.is_symlink():
+        written = read_output(table)
+        seen.add(table.name, written)
         try:
-            given = json.loads(table.read_text(errors="replace"))
+            given = json.loads(written)
             parts = {str(name): parse_reward(str(value)) for name, value in given.items()}
         except (ValueError, AttributeError) as error:
             raise EvaluatorFailed(f"reward.json is not an object of numbers: {error}") from error

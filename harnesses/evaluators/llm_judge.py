@@ -60,6 +60,7 @@ class LlmJudge:
             answer = await self._ask(session, prompt, evidence.limits.evaluate_s)
         finally:
             await self.client.close_session(session.session_id)
+        evidence.seen.add(f"the judge's answer in session {session.session_id}", answer)
         scores = SCORE.findall(answer)
         if not scores or float(scores[-1]) > 10:
             raise EvaluatorFailed(f"the judge gave no score from 0 to 10: {answer.strip()[-200:]!r}")

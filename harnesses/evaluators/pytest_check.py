@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
-from rolltap.harnesses.base import Command, Ending, Evidence, Limits, Place, Score, Verdict
+from rolltap.harnesses.base import Command, Ending, Evidence, Place, Score, Verdict
 from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
 
 REPORT = "junit.xml"
@@ -36,17 +36,17 @@ class PytestCheck:
     async def evaluate(self, evidence: Evidence) -> Verdict:
         fresh = await evidence.fresh()
         found, dropped = await asyncio.to_thread(self._carry, evidence.place.folder, fresh.folder)
+        told = [f"{change.kind.value} {change.path}{' (dropped)' if change in dropped else ''}" for change in found]
+        evidence.seen.add("the agent's changes", "\n".join(told))
         if self.test_patch:
-            await self._apply_patch(fresh, evidence.limits)
+            await self._apply_patch(fresh, evidence)
         tests = (*self.must_pass, *self.keep_passing)
         launch = Command(
             (self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={fresh.home / REPORT}", "-o",
              "junit_family=xunit1", *dict.fromkeys(test.split("[")[0] for test in tests)),
             env={"PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
-        exit_ = await fresh.run(launch, evidence.limits, evidence.limits.evaluate_s)
-        if exit_.ending is Ending.TIMED_OUT:
-            raise EvaluatorFailed(f"the tests ran past {evidence.limits.evaluate_s:g} s")
+        exit_ = await evidence.run(fresh, "the tests", launch)
         results = read_report(fresh.home_folder / REPORT, exit_.output)
         passed = {test: _passed(test, results) for test in tests}
         detail = {
@@ -54,7 +54,6 @@ class PytestCheck:
             "failed": [test for test, ok in passed.items() if not ok],
             "changed": len(found),
             "dropped_test_changes": [change.path for change in dropped],
-            "output": exit_.output,
         }
         return Verdict((Score(float(all(passed.values()))),), detail)
 
@@ -62,11 +61,11 @@ class PytestCheck:
         found = changes(fresh, agent)
         return found, apply_changes(found, agent, fresh, self.protected)
 
-    async def _apply_patch(self, place: Place, limits: Limits) -> None:
+    async def _apply_patch(self, place: Place, evidence: Evidence) -> None:
         launch = Command(
             ("git", "apply", "--whitespace=nowarn", str(place.home / PATCH)), files={PATCH: self.test_patch}
         )
-        applied = await place.run(launch, limits, limits.evaluate_s)
+        applied = await evidence.run(place, "git apply", launch)
         if applied.ending is not Ending.DONE:
             raise EvaluatorFailed(f"the test patch does not apply: {applied.output.strip()[-300:]}")
 

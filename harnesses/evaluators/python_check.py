@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ class PythonCheck:
             values = given if isinstance(given, Mapping) else {"rollout": given}
             scores = tuple(Score(float(value), scope) for scope, value in values.items())
         except Exception as error:
+            evidence.seen.add("the check", traceback.format_exc())
             raise EvaluatorFailed(f"the check raised {type(error).__name__}: {error}") from error
         for score in scores:
             if not math.isfinite(score.value):

@@ -100,7 +100,7 @@ class BubblewrapPlace:
                 pass_fds=descriptors,
             )
         seconds = time.monotonic() - started
-        output = self._folders.output_tail()
+        output = self._folders.output()
         if code == 1 and output.startswith("bwrap: "):
             raise RuntimeFailed(
                 f"bubblewrap could not make the sandbox: {output.strip()[:300]}; allow user namespaces on this machine "

@@ -96,7 +96,7 @@ class ContainerPlace:
             )
         finally:
             await self.remove_container()
-        output = self._folders.output_tail()
+        output = self._folders.output()
         if code in ENGINE_FAILURES:
             raise RuntimeFailed(f"{self.client} could not run {self.image}: {output.strip()[-300:]}")
         return Exit(ending or launch.ending(code), time.monotonic() - started, code, output)

@@ -15,11 +15,9 @@ from pathlib import Path
 
 from rolltap.errors import RolltapError, RuntimeFailed
 from rolltap.harnesses.base import Source
+from rolltap.harnesses.output import read_output
 from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
 from rolltap.harnesses.sources import GitCommit, inside
-
-OUTPUT_TAIL = 8192
-"""Bytes of a run's output that are kept with its `Exit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +58,9 @@ class Folders:
             target.write_text(text, encoding="utf-8")
             target.chmod(0o600)
 
-    def output_tail(self) -> str:
-        """The last bytes printed, as text."""
-        if not self.out.exists():
-            return ""
-        with self.out.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - OUTPUT_TAIL))
-            return file.read().decode("utf-8", errors="replace")
+    def output(self) -> str:
+        """What the last run printed, within the bound of `read_output`."""
+        return read_output(self.out)
 
     async def remove(self) -> None:
         """Removes everything, folders that the agent made unwritable included."""

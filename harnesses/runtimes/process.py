@@ -88,7 +88,7 @@ class ProcessPlace:
             timeout=timeout,
         )
         seconds = time.monotonic() - started
-        return Exit(ending or launch.ending(code), seconds, code, self._folders.output_tail())
+        return Exit(ending or launch.ending(code), seconds, code, self._folders.output())
 
     async def close(self) -> None:
         await self._folders.remove()

@@ -18,6 +18,9 @@ from rolltap.proxy.routes.services import Services
 from rolltap.proxy.turn_cap import TAG
 from rolltap.types import Cause, Group, GroupStatus, RolloutStatus, Scoring, Task
 
+EVALUATION_CHARS = 8 << 20
+"""The most that is kept of what an evaluator saw. Our runner keeps 1 MiB of each step's output."""
+
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -76,6 +79,7 @@ class FinishRollout(Body):
     scoring: Scoring | None = None
     cause: Cause | None = None
     node_token: str = ""
+    evaluation: str = Field("", max_length=EVALUATION_CHARS)
 
 
 class RewardBody(Body):
@@ -120,7 +124,9 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/rollouts/{rollout_id}")
     async def show_rollout(rollout_id: str) -> dict[str, Any]:
-        return asdict(await ledger.rollouts.get(rollout_id))
+        """The rollout with its rewards, and what its evaluator saw."""
+        rollout = asdict(await ledger.rollouts.get(rollout_id))
+        return {**rollout, "evaluation": await ledger.rollouts.evaluation(rollout_id)}
 
     @routes.post("/rollouts/{rollout_id}/start")
     async def start_rollout(rollout_id: str, body: StartRollout) -> dict[str, Any]:
@@ -162,7 +168,9 @@ def router(services: Services) -> APIRouter:
     @routes.post("/rollouts/{rollout_id}/finish")
     async def finish_rollout(rollout_id: str, body: FinishRollout) -> dict[str, Any]:
         """The one terminal state; closes the session."""
-        ending = Ending(body.status, body.attempt, body.reason, body.scoring, body.node_token, body.cause)
+        ending = Ending(
+            body.status, body.attempt, body.reason, body.scoring, body.node_token, body.cause, body.evaluation
+        )
         return asdict(await ledger.rollouts.finish(rollout_id, ending))
 
     return routes

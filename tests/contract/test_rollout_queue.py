@@ -19,7 +19,7 @@ from rolltap.ledger.rollouts import Ending
 from rolltap.ledger.rules import GroupRule
 from rolltap.ledger.schema import metadata
 from rolltap.ledger.submissions import SubmissionSpec
-from rolltap.types import GroupStatus, RolloutStatus, Task
+from rolltap.types import Cause, GroupStatus, RolloutStatus, Task
 
 from ..unit.ledger.world import KINDS, World, database_url, empty
 
@@ -138,6 +138,60 @@ async def test_groups_wait_in_the_queue_while_the_trainers_have_no_room(world: W
     await world.ledger.trainers.acknowledge(claimed.id, claimed.token, 1)
     assert len(await lease(world)) == 1
     assert (await world.ledger.submissions.get("s")).queued == 1
+
+
+async def waits_for(world: World) -> str:
+    return (await world.ledger.submissions.get("s")).waits_for
+
+
+async def test_a_submission_says_what_it_waits_for(world: World) -> None:
+    trainer = LeaseRequest("slow", "policy", 1, max_staleness=0)
+    await world.ledger.trainers.lease(trainer)  # room for one group
+    await world.ledger.submissions.submit(spec(tasks=2, n=1), submission_id="s")
+    assert await waits_for(world) == "a node: none asks for work (`rolltap node`)"
+    assert await lease(world, "of another submission", submission="t") == ()
+    assert (await waits_for(world)).startswith("a node: none")
+    (only,) = await lease(world, "n1")
+    await run(world, only)
+    told = await waits_for(world)
+    assert "room at the trainers of policy: slow (last heard of at 20" in told
+    assert told.endswith("groups: 1 ready, 0 leased, 0 under way")
+    claimed = await world.ledger.trainers.lease(trainer)
+    await world.ledger.trainers.acknowledge(claimed.id, claimed.token, 1)
+    assert await waits_for(world) == "a free slot of n1"
+    world.clock.ahead += 100
+    assert "(`rolltap node`); the last one, n1, asked at 20" in await waits_for(world)
+    await lease(world, "n2")
+    assert await waits_for(world) == ""
+
+
+async def test_a_trainers_demand_ends_with_its_silence(world: World) -> None:
+    for number in range(2):
+        await world.ledger.submissions.submit(spec(tasks=1, n=1), submission_id=f"s{number}")
+        (given,) = await lease(world)
+        await run(world, given)
+    claimed = await world.ledger.trainers.lease(LeaseRequest("gone", "policy", 1, max_staleness=0))
+    await world.ledger.submissions.submit(spec(tasks=1, n=1), submission_id="s")
+    silence = world.ledger.settings.trainer_silence
+    world.clock.ahead += silence - 100
+    await world.ledger.trainers.extend(claimed.id, claimed.token, 2 * silence)
+    world.clock.ahead += silence - 100
+    assert await lease(world) == ()
+    world.clock.ahead += 200
+    assert len(await lease(world)) == 1
+
+
+async def test_what_the_evaluator_saw_is_kept(world: World) -> None:
+    await world.ledger.submissions.submit(spec(tasks=1, n=2))
+    seen, unseen = await lease(world)
+    text = "=== the tests ===\n\0 bytes of any kind \N{SNOWMAN}\n" * 1000
+    for given, evaluation in ((seen, text), (unseen, "")):
+        await world.ledger.rollouts.start(given.rollout_id, new_id(), node_token=given.token)
+        ending = Ending(RolloutStatus.FAILED, 1, node_token=given.token, cause=Cause.EVALUATION, evaluation=evaluation)
+        for _ in range(2):  # the same ending again changes nothing
+            await world.ledger.rollouts.finish(given.rollout_id, ending)
+    assert await world.ledger.rollouts.evaluation(seen.rollout_id) == text
+    assert await world.ledger.rollouts.evaluation(unseen.rollout_id) == ""
 
 
 async def test_a_dead_nodes_rollout_goes_to_another_and_the_dead_ones_key_and_results_are_refused(world: World) -> None:

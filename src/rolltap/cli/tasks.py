@@ -31,6 +31,7 @@ from rolltap.ids import new_id
 from rolltap.types import RolloutStatus
 
 POLL_S = 0.3
+SHOWN_FAILURES = 10
 UNDER_WAY = (Stage.PREPARE, Stage.RUN, Stage.EVALUATE)
 OPEN = (RolloutStatus.PENDING, RolloutStatus.RUNNING)
 
@@ -107,12 +108,20 @@ async def tell_outcome(client: AdminClient, submission_id: str, seconds: float) 
     """Prints the rewards of each group and why rollouts failed; True if one did not succeed."""
     groups = await client.submission_groups(submission_id)
     console.print(groups_table(groups))
-    rollouts = [(group["task_id"], rollout) for group in groups for rollout in group["rollouts"]]
-    failed = [one for one in rollouts if one[1]["status"] not in (RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED)]
-    for task_id, rollout in failed[:10]:
-        console.print(f"{task_id}: {rollout['status']} ({rollout['cause']}): {rollout['reason']}", markup=False)
-    console.print(f"{len(rollouts)} rollouts in {seconds:.1f} s, {len(failed)} not succeeded")
+    failed = tell_failures(groups)
+    count = sum(len(group["rollouts"]) for group in groups)
+    console.print(f"{count} rollouts in {seconds:.1f} s, {failed} not succeeded")
     return bool(failed)
+
+
+def tell_failures(groups: Sequence[dict[str, Any]]) -> int:
+    """Prints why the first ten rollouts that did not succeed did not, and where to read on; how many there are."""
+    fine = (*OPEN, RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED)
+    failed = [rollout for group in groups for rollout in group["rollouts"] if rollout["status"] not in fine]
+    for rollout in failed[:SHOWN_FAILURES]:
+        ended = f"{rollout['task_id']}: {rollout['status']} ({rollout['cause']}): {rollout['reason']}"
+        console.print(f"{ended}\n  rolltap rollout {rollout['id']}", markup=False)
+    return len(failed)
 
 
 def casting(given: str) -> Casting:
@@ -199,13 +208,13 @@ def status(
     if follow and submissions:
         asyncio.run(_status_of(plane, submissions[0]["id"], stay=True))
         return
-    console.print(submissions_table(submissions))
+    tell_submissions(submissions)
 
 
 @one_line_errors
 def cancel(id: Annotated[str, typer.Argument(help="a submission")]) -> None:
     """Cancels a submission: what is queued or under way. What is complete stays."""
-    console.print(submissions_table([PlaneClient("admin").call("POST", f"/tasks/{id}/cancel", {})]))
+    tell_submissions([PlaneClient("admin").call("POST", f"/tasks/{id}/cancel", {})])
 
 
 async def _status_of(plane: PlaneClient, id: str, *, stay: bool) -> None:
@@ -213,8 +222,19 @@ async def _status_of(plane: PlaneClient, id: str, *, stay: bool) -> None:
         if stay:
             with bars() as shown, suppress(asyncio.CancelledError):
                 await follow(client, id, Board(shown))
-        console.print(submissions_table([await client.get(f"/tasks/{id}")]))
-        console.print(groups_table(await client.submission_groups(id)))
+        submission = await client.get(f"/tasks/{id}")
+        tell_submissions([submission])
+        groups = await client.submission_groups(id)
+        console.print(groups_table(groups))
+        tell_failures(groups)
+
+
+def tell_submissions(submissions: Sequence[dict[str, Any]]) -> None:
+    """Prints how far they have come, and what their work waits for."""
+    console.print(submissions_table(submissions))
+    for one in submissions:
+        if one["waits_for"]:
+            console.print(f"{one['id']} waits for {one['waits_for']}", markup=False)
 
 
 def submissions_table(submissions: Sequence[dict[str, Any]]) -> Table:

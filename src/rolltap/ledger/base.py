@@ -33,8 +33,8 @@ class LedgerSettings:
     open_retry_after: float = 1.0
     """What the rollout side is told to wait while too many groups are outstanding."""
 
-    trainer_memory: float = 3600.0
-    """A trainer that has not asked for this long no longer counts for backpressure."""
+    trainer_silence: float = 600.0
+    """A trainer that has not asked for, extended or ended a lease for this long no longer counts for backpressure."""
 
     infra_retries: int = 3
     """Attempts that a rollout may lose to failing nodes before it is lost for good."""

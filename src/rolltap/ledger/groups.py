@@ -66,7 +66,7 @@ class Groups:
         return await self._store.transact(work)
 
     def _check_room(self, tx: Transaction, policy: str) -> None:
-        if room(tx, policy, self._store.settings.trainer_memory) == 0:
+        if room(tx, policy, self._store.settings.trainer_silence) == 0:
             raise RateLimited(
                 f"policy {policy!r} has as many groups outstanding as its trainers can take; open this one later",
                 retry_after=self._store.settings.open_retry_after,

@@ -38,12 +38,14 @@ def _locked_lease(tx: Transaction, lease_id: str, token: int) -> Any:
 
 
 def _held_lease(tx: Transaction, lease_id: str, token: int) -> Any:
-    """The lease's row; `LeaseLost` unless it is open and its time is not over."""
+    """The lease's row, and its trainer was heard of; `LeaseLost` unless it is open and its time is not over."""
     lease = _locked_lease(tx, lease_id, token)
     if lease.status != "open":
         raise LeaseLost(f"lease {lease_id} is {lease.status}")
     if lease.expires_at <= tx.now:
         raise LeaseLost(f"lease {lease_id} expired {tx.now - lease.expires_at:.1f} s ago; extend leases in time")
+    of_trainer = sa.and_(demands.c.trainer == lease.trainer, demands.c.policy == lease.policy)
+    tx.run(sa.update(demands).where(of_trainer).values(seen_at=tx.now))
     return lease
 
 

@@ -21,9 +21,10 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.claims import check_ttl
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rows import load_tasks
-from rolltap.ledger.schema import groups, rollouts
+from rolltap.ledger.schema import groups, nodes, rollouts
 from rolltap.ledger.store import Store, Transaction, wait_for
 from rolltap.ledger.submissions import open_queued, queue_head
+from rolltap.ledger.waiting import note_node
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring, Task
 
 MAX_ROLLOUTS = 1024
@@ -63,18 +64,16 @@ class Nodes:
 
     async def lease(self, request: NodeRequest, *, wait: float = 0.0) -> Sequence[Assigned]:
         """Rollouts for the node, highest priority and longest waiting first; waits up to `wait` s for the first."""
-        memory = self._store.settings.trainer_memory
+        silence = self._store.settings.trainer_silence
         deadline = time.monotonic() + wait
-        while True:
+        ticket = self._store.changed.ticket()
+        found = await self._store.transact(lambda tx: _lease(tx, request, silence))
+        while not found and (left := deadline - time.monotonic()) > 0:
+            await wait_for(ticket, min(left, self._store.settings.poll))
             ticket = self._store.changed.ticket()
             if await self._store.query(lambda tx: _anything(tx, request.submission)):
-                found = await self._store.transact(lambda tx: _lease(tx, request, memory))
-                if found:
-                    return found
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return ()
-            await wait_for(ticket, min(left, self._store.settings.poll))
+                found = await self._store.transact(lambda tx: _lease(tx, request, silence))
+        return found
 
     async def anything_waits(self, submission: str | None = None) -> bool:
         """Whether there is a rollout that nobody runs, or a queued task, be it that its trainers have no room yet."""
@@ -87,7 +86,12 @@ class Nodes:
 
     async def release(self, node: str) -> int:
         """Everything the node holds is to be run by others at once, and no failure is counted. Returns how many."""
-        return await self._store.transact(lambda tx: _give_back(tx, rollouts.c.node == node, None))
+
+        def work(tx: Transaction) -> int:
+            tx.run(sa.delete(nodes).where(nodes.c.name == node))
+            return _give_back(tx, rollouts.c.node == node, None)
+
+        return await self._store.transact(work)
 
     async def expire(self) -> int:
         """Ends the claims that have run out; returns how many there were."""
@@ -115,8 +119,9 @@ def _anything(tx: Transaction, submission: str | None) -> bool:
     return tx.first(waiting) is not None or queue_head(tx, submission) is not None
 
 
-def _lease(tx: Transaction, request: NodeRequest, memory: float) -> list[Assigned]:
-    _open_what_is_due(tx, request, memory)
+def _lease(tx: Transaction, request: NodeRequest, silence: float) -> Sequence[Assigned]:
+    note_node(tx, request.node, request.submission)
+    _open_what_is_due(tx, request, silence)
     chosen = (
         sa.select(groups.c.id, groups.c.policy)
         .where(sa.exists().where(rollouts.c.group_id == groups.c.id, _waiting(request.submission)))
@@ -129,7 +134,7 @@ def _lease(tx: Transaction, request: NodeRequest, memory: float) -> list[Assigne
     free = sa.select(rollouts).select_from(JOINED).where(rollouts.c.group_id.in_(order), _waiting(request.submission))
     waiting = sorted(tx.all(free), key=lambda row: (order[row.group_id], row.position))[: request.capacity]
     if not waiting:
-        return []
+        return ()
     token = new_id()
     claim = {"node": request.node, "node_token": token, "node_expires_at": tx.now + request.ttl}
     tx.run(sa.update(rollouts).where(rollouts.c.id.in_([row.id for row in waiting])).values(claim))
@@ -137,13 +142,13 @@ def _lease(tx: Transaction, request: NodeRequest, memory: float) -> list[Assigne
     return [Assigned(row.id, token, policies[row.group_id], tasks[row.group_id]) for row in waiting]
 
 
-def _open_what_is_due(tx: Transaction, request: NodeRequest, memory: float) -> None:
+def _open_what_is_due(tx: Transaction, request: NodeRequest, silence: float) -> None:
     """Opens groups of queued tasks until those that go first could fill the node."""
-    while (head := queue_head(tx, request.submission, memory)) is not None:
+    while (head := queue_head(tx, request.submission, silence)) is not None:
         ahead = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
         if tx.scalar(ahead.where(groups.c.priority >= head.priority)) >= request.capacity:
             return
-        if not open_queued(tx, head, memory):
+        if not open_queued(tx, head, silence):
             return
 
 

@@ -82,8 +82,8 @@ class Policies:
 
     async def stats(self, name: str) -> PolicyStats:
         """Counts of everything the ledger holds for the policy."""
-        memory = self._store.settings.trainer_memory
-        return await self._store.query(lambda tx: _stats(tx, policy_row(tx, name), memory))
+        silence = self._store.settings.trainer_silence
+        return await self._store.query(lambda tx: _stats(tx, policy_row(tx, name), silence))
 
 
 def _update(name: str) -> sa.Update:
@@ -131,19 +131,25 @@ def outstanding(tx: Transaction, policy: str) -> int:
     return tx.scalar(statement)
 
 
-def room(tx: Transaction, policy: str, memory: float) -> int | None:
+def demands_of(tx: Transaction, policy: str, silence: float) -> Sequence[Any]:
+    """What the policy's trainers take, of those that were heard of in the last `silence` seconds."""
+    heard = sa.and_(demands.c.policy == policy, demands.c.seen_at > tx.now - silence)
+    return tx.all(sa.select(demands).where(heard).order_by(demands.c.trainer))
+
+
+def room(tx: Transaction, policy: str, silence: float) -> int | None:
     """How many groups may be opened: (max_staleness + 1) · batch over its trainers, less the outstanding ones.
 
-    None where no trainer has asked lately or one of them takes groups of any age.
+    None where no trainer was heard of in the last `silence` seconds or one of them takes groups of any age.
     """
-    asked = tx.all(sa.select(demands).where(demands.c.policy == policy, demands.c.seen_at > tx.now - memory))
+    asked = demands_of(tx, policy, silence)
     if not asked or any(row.max_staleness is None for row in asked):
         return None
     limit = sum((row.max_staleness + 1) * row.batch for row in asked)
     return max(0, limit - outstanding(tx, policy))
 
 
-def _stats(tx: Transaction, policy: Any, memory: float) -> PolicyStats:
+def _stats(tx: Transaction, policy: Any, silence: float) -> PolicyStats:
     of_policy = groups.c.policy == policy.name
     by_status = tx.all(sa.select(groups.c.status, sa.func.count()).where(of_policy).group_by(groups.c.status))
     of_rollouts = (
@@ -162,7 +168,7 @@ def _stats(tx: Transaction, policy: Any, memory: float) -> PolicyStats:
         groups=dict(map(tuple, by_status)),
         rollouts=dict(map(tuple, tx.all(of_rollouts))),
         outstanding=outstanding(tx, policy.name),
-        room=room(tx, policy.name, memory),
+        room=room(tx, policy.name, silence),
         zero_variance=tx.scalar(sa.select(sa.func.count()).where(of_policy, groups.c.zero_variance.is_(True))),
         staleness=dict(sorted(ages.items())),
     )

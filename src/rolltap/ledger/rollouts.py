@@ -11,11 +11,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from rolltap.calllog.codec import pack_bytes, unpack_bytes
 from rolltap.errors import AlignmentError, InvalidRequest, LeaseLost, LedgerError, NotFound, RecordCorrupt
 from rolltap.ledger.base import StartedRollout, TrainedVersions
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rows import load_group, locked_group
-from rolltap.ledger.schema import attempts, rollouts
+from rolltap.ledger.schema import attempts, evaluations, rollouts
 from rolltap.ledger.store import Store, Transaction
 from rolltap.types import Cause, Group, Rollout, RolloutStatus, Scoring
 
@@ -41,7 +42,8 @@ class Ending:
     """How attempt `attempt` ended; attempt 0 ends a rollout that was never started.
 
     `node_token` is the claim of the node that ran it, "" where its group was opened by its own runner. What is not the
-    agent's doing says nothing of the policy: it is unscorable where the runner does not say otherwise.
+    agent's doing says nothing of the policy: it is unscorable where the runner does not say otherwise. `evaluation` is
+    what the evaluator saw.
     """
 
     status: RolloutStatus
@@ -50,6 +52,7 @@ class Ending:
     scoring: Scoring | None = None
     node_token: str = ""
     cause: Cause | None = None
+    evaluation: str = ""
 
     def __post_init__(self) -> None:
         if not self.status.terminal:
@@ -77,6 +80,13 @@ class Rollouts:
     async def get(self, rollout_id: str) -> Rollout:
         group = await self.group_of(rollout_id)
         return next(rollout for rollout in group.rollouts if rollout.id == rollout_id)
+
+    async def evaluation(self, rollout_id: str) -> str:
+        """What the rollout's evaluator saw; "" where there was none."""
+        packed = await self._store.query(
+            lambda tx: tx.scalar(sa.select(evaluations.c.seen).where(evaluations.c.rollout_id == rollout_id))
+        )
+        return unpack_bytes(packed or b"").decode()
 
     async def group_of(self, rollout_id: str) -> Group:
         """The group that the rollout belongs to."""
@@ -191,5 +201,7 @@ def _end(tx: Transaction, row: Any, ending: Ending, trained: TrainedVersions) ->
             node_expires_at=None,
         )
     )
+    if ending.evaluation:
+        tx.run(evaluations.insert().values(rollout_id=row.id, seen=pack_bytes(ending.evaluation.encode())))
     told = {"status": ending.status, "cause": ending.caused_by, "reason": ending.reason}
     tx.note("rollout_finished", row.id, group_id=row.group_id, **told)

@@ -16,6 +16,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     String,
     Table,
     Text,
@@ -146,6 +147,13 @@ attempts = Table(
     Column("started_at", Double, nullable=False),
 )
 
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("rollout_id", ForeignKey("rollouts.id"), primary_key=True),
+    Column("seen", LargeBinary, nullable=False),  # what the evaluator of the last attempt saw, packed text
+)
+
 rewards = Table(
     "rewards",
     metadata,
@@ -174,6 +182,14 @@ demands = Table(
     Column("batch", Integer, nullable=False),
     Column("max_staleness", Integer),
     Column("seen_at", Double, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("submission_id", String),  # the only one that it runs; None: any
+    Column("asked_at", Double, nullable=False),
 )
 
 leases = Table(

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
+from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.completion import drop, leave_out
 from rolltap.ledger.groups import GroupSpec, insert_group, insert_task
 from rolltap.ledger.policies import locked_policy, room
@@ -24,6 +25,7 @@ from rolltap.ledger.rows import load_groups, rule_json, rule_of, task_digest, ta
 from rolltap.ledger.rules import GroupRule
 from rolltap.ledger.schema import groups, policies, rollouts, submissions, submitted, tasks
 from rolltap.ledger.store import Store, Transaction
+from rolltap.ledger.waiting import waits_for
 from rolltap.types import Group, GroupStatus, Task
 
 MAX_TASKS = 10_000
@@ -67,7 +69,10 @@ class SubmissionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """How far a submission has come. `queued` tasks have no group yet; the mappings count by status."""
+    """How far a submission has come. `queued` tasks have no group yet; the mappings count by status.
+
+    `waits_for` says in words what the work that nobody runs waits for.
+    """
 
     id: str
     policy: str
@@ -82,6 +87,7 @@ class Submission:
     groups: Mapping[str, int]
     rollouts: Mapping[str, int]
     reward_mean: float | None
+    waits_for: str
 
     @property
     def ended(self) -> bool:
@@ -106,17 +112,18 @@ class Submissions:
                 raise LedgerError(
                     f"submission {id} is on record with other tasks or settings; use a new id", param="id"
                 )
-            return _load(tx, id)
+            return _load(tx, id, self._store.settings)
 
         return await self._store.transact(work)
 
     async def get(self, submission_id: str) -> Submission:
-        return await self._store.query(lambda tx: _load(tx, submission_id))
+        return await self._store.query(lambda tx: _load(tx, submission_id, self._store.settings))
 
     async def list(self, *, limit: int = 50) -> Sequence[Submission]:
         """The newest first."""
         ids = sa.select(submissions.c.id).order_by(submissions.c.created_at.desc(), submissions.c.id.desc())
-        return await self._store.query(lambda tx: [_load(tx, row.id) for row in tx.all(ids.limit(limit))])
+        settings = self._store.settings
+        return await self._store.query(lambda tx: [_load(tx, row.id, settings) for row in tx.all(ids.limit(limit))])
 
     async def groups(self, submission_id: str, *, after: str = "", limit: int = 100) -> Sequence[Group]:
         """Its groups by id, with rollouts and rewards; `after` is the last id of the former page."""
@@ -142,7 +149,7 @@ class Submissions:
                 tx.run(change.values(cancelled_at=tx.now))
                 tx.note("submission_cancelled", submission_id, reason=reason)
             _cancel_open(tx, submission_id, reason)
-            return _load(tx, submission_id)
+            return _load(tx, submission_id, self._store.settings)
 
         return await self._store.transact(work)
 
@@ -166,8 +173,8 @@ def _insert(tx: Transaction, id: str, spec: SubmissionSpec) -> None:
     tx.note("submitted", id, policy=spec.policy, tasks=len(spec.tasks), n=spec.n)
 
 
-def queue_head(tx: Transaction, submission: str | None, memory: float | None = None) -> Any:
-    """The queued task that goes next, locked, or None. With `memory`, only of policies that have room for a group."""
+def queue_head(tx: Transaction, submission: str | None, silence: float | None = None) -> Any:
+    """The queued task that goes next, locked, or None. With `silence`, only of policies that have room for a group."""
     waiting = (
         sa.select(submitted, submissions.c.priority, submissions.c.policy)
         .join(submissions, submissions.c.id == submitted.c.submission_id)
@@ -178,17 +185,17 @@ def queue_head(tx: Transaction, submission: str | None, memory: float | None = N
     )
     if submission is not None:
         waiting = waiting.where(submissions.c.id == submission)
-    if memory is None:
+    if silence is None:
         return tx.first(waiting)
-    full = [row.name for row in tx.all(sa.select(policies.c.name)) if room(tx, row.name, memory) == 0]
+    full = [row.name for row in tx.all(sa.select(policies.c.name)) if room(tx, row.name, silence) == 0]
     waiting = waiting.where(submissions.c.policy.not_in(full))
     return tx.first(waiting.with_for_update(skip_locked=True, of=submitted))
 
 
-def open_queued(tx: Transaction, head: Any, memory: float) -> bool:
+def open_queued(tx: Transaction, head: Any, silence: float) -> bool:
     """Opens the group of a queued task; False where another transaction has just taken the room."""
     locked_policy(tx, head.policy)
-    if room(tx, head.policy, memory) == 0:
+    if room(tx, head.policy, silence) == 0:
         return False
     asked = tx.first(sa.select(submissions).where(submissions.c.id == head.submission_id))
     task = tx.first(sa.select(tasks).where(tasks.c.digest == head.task_digest))
@@ -210,7 +217,7 @@ def _cancel_open(tx: Transaction, submission_id: str, reason: str) -> None:
         drop(tx, group.id, reason)
 
 
-def _load(tx: Transaction, id: str) -> Submission:
+def _load(tx: Transaction, id: str, settings: LedgerSettings) -> Submission:
     row = tx.first(sa.select(submissions).where(submissions.c.id == id))
     if row is None:
         raise _unknown(id)
@@ -219,6 +226,7 @@ def _load(tx: Transaction, id: str) -> Submission:
     joined = sa.select(rollouts.c.status, sa.func.count()).join(groups, groups.c.id == rollouts.c.group_id)
     mine = submitted.c.submission_id == id
     count = sa.select(sa.func.count()).select_from(submitted)
+    queued = 0 if row.cancelled_at else tx.scalar(count.where(mine, submitted.c.group_id.is_(None)))
     return Submission(
         id=row.id,
         policy=row.policy,
@@ -229,10 +237,11 @@ def _load(tx: Transaction, id: str) -> Submission:
         created_at=row.created_at,
         cancelled=row.cancelled_at is not None,
         tasks=tx.scalar(count.where(mine)),
-        queued=0 if row.cancelled_at else tx.scalar(count.where(mine, submitted.c.group_id.is_(None))),
+        queued=queued,
         groups=dict(map(tuple, tx.all(of_groups))),
         rollouts=dict(map(tuple, tx.all(joined.where(own).group_by(rollouts.c.status)))),
         reward_mean=tx.scalar(sa.select(sa.func.avg(groups.c.reward_mean)).where(own)),
+        waits_for=waits_for(tx, row, queued, settings),
     )
 
 

@@ -15,6 +15,7 @@ from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.llm_judge import LlmJudge
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.output import KEPT_BYTES, Transcript, read_output
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.sources import Empty, Files
@@ -50,6 +51,7 @@ async def judged(
     source: dict[str, str] | None = None,
     evaluate_s: float = 60,
     trap: Source = NOTHING,
+    seen: Transcript | None = None,
 ) -> Verdict:
     """What `evaluator` says of a place that started as `source` and where the agent wrote `left` and laid `trap`."""
     source = PROJECT if source is None else source
@@ -69,6 +71,7 @@ async def judged(
         Limits(evaluate_s=evaluate_s),
         "s",
         "r",
+        seen or Transcript(),
     )
     try:
         return await evaluator.evaluate(evidence)
@@ -136,6 +139,26 @@ async def test_command_by_exit_code_and_by_reward_file(runtime: Runtime) -> None
         await judged(CommandCheck("sleep 30"), runtime, {}, evaluate_s=0.2)
     with pytest.raises(TaskInvalid, match="leaves the task's folder"):
         CommandCheck("true", "../../reward")
+
+
+@pytest.mark.parametrize("end", ["true", "sleep 30"])
+async def test_all_that_a_failed_evaluation_printed_is_seen(runtime: Runtime, end: str) -> None:
+    seen = Transcript()
+    check = CommandCheck(f"seq 100000; {end}", "reward.txt")
+    with pytest.raises(EvaluatorFailed) as failed:
+        await judged(check, runtime, {}, evaluate_s=30 if end == "true" else 3, seen=seen)
+    assert len(failed.value.message) < 400
+    numbers = "\n".join(map(str, range(1, 100001)))
+    assert str(seen) == f"=== the evaluator's command ===\n{numbers}\n"
+
+
+def test_of_very_long_output_the_middle_is_left_out_and_that_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"first" + b"." * 2 * KEPT_BYTES + b"last")
+    kept = read_output(path)
+    assert (kept[:5], kept[-4:]) == ("first", "last")
+    assert f"[... {KEPT_BYTES + 9:,} bytes are left out ...]" in kept
+    assert len(kept) < KEPT_BYTES + 100
 
 
 async def test_links_that_an_agent_left_lead_no_evaluator_out(runtime: Runtime, tmp_path: Path) -> None:

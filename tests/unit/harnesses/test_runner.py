@@ -154,6 +154,7 @@ async def test_an_unusable_reward_fails_the_rollout(server: Stub, tmp_path: Path
     assert (body["status"], body["cause"]) == ("failed", "evaluation")
     assert "scoring" not in body, "the ledger's rule for failed rollouts decides"
     assert reason in body["reason"]
+    assert ("Traceback" in body.get("evaluation", "")) == (reason == "ValueError")
     assert not server.rewards
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from rolltap.cli.rollouts import told
 from rolltap.cli.tasks import casting, submissions_table
 from rolltap.errors import TaskInvalid
 
@@ -28,3 +29,11 @@ def test_a_narrow_terminal_still_shows_whole_ids() -> None:
     with console.capture() as shown:
         console.print(submissions_table([{**one, "cancelled": False, "rollouts": {"succeeded": 4}}]))
     assert one["id"] in shown.get()
+
+
+def test_a_failed_rollout_shows_all_that_its_evaluator_saw() -> None:
+    rollout = {"id": "r", "task_id": "t", "attempt": 2, "status": "failed", "cause": "evaluation", "session_id": "s"}
+    seen = "=== the tests ===\n" + "\n".join(f"line {number}" for number in range(1000)) + "\n"
+    shown = told({**rollout, "reason": "no report", "rewards": [], "evaluation": seen})
+    assert "failed (evaluation): no report" in shown
+    assert shown.endswith(seen)

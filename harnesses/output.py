@@ -1,0 +1,37 @@
+"""What runs printed, kept whole within a bound: the beginning and the end, and a line that says what is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+KEPT_BYTES = 1 << 20
+"""Bytes of one run's output that are kept."""
+
+
+def read_output(path: Path, limit: int = KEPT_BYTES) -> str:
+    """The file's text; of more than `limit` bytes the first and the last half of them. "" where there is no file."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        left_out = file.seek(0, 2) - limit
+        file.seek(0)
+        if left_out <= 0:
+            return file.read().decode("utf-8", errors="replace")
+        head = file.read(limit // 2)
+        file.seek(left_out, 1)
+        tail = file.read(limit - len(head))
+    cut = f"\n[... {left_out:,} bytes are left out ...]\n".encode()
+    return (head + cut + tail).decode("utf-8", errors="replace")
+
+
+class Transcript:
+    """What the steps of an evaluation printed, in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def add(self, step: str, output: str) -> None:
+        self._parts.append(f"=== {step} ===\n{output.rstrip()}\n")
+
+    def __str__(self) -> str:
+        return "\n".join(self._parts)

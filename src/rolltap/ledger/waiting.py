@@ -1,0 +1,81 @@
+"""Why work of a submission waits: for a node, or for its trainers to take what is there.
+
+A node that holds rollouts, or has asked for some within `NODE_MEMORY` seconds, is taken for alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.policies import demands_of, room
+from rolltap.ledger.schema import groups, nodes, rollouts
+from rolltap.ledger.store import Transaction
+from rolltap.types import GroupStatus, RolloutStatus
+
+NODE_MEMORY = 60.0
+"""A node that waits for work asks again within the longest wait of a lease, which is shorter."""
+
+FORGOTTEN_AFTER = 86_400.0
+
+
+def note_node(tx: Transaction, name: str, submission: str | None) -> None:
+    """The node asks for work now. Nodes that have not asked for a day are forgotten."""
+    tx.run(sa.delete(nodes).where(nodes.c.asked_at < tx.now - FORGOTTEN_AFTER))
+    values = {"submission_id": submission, "asked_at": tx.now}
+    if not tx.insert_new(nodes, {"name": name, **values}):
+        tx.run(sa.update(nodes).where(nodes.c.name == name).values(values))
+
+
+def waits_for(tx: Transaction, submission: Any, queued: int, settings: LedgerSettings) -> str:
+    """What the work of a submission (its row) that nobody runs waits for, in words; "" where all of it runs."""
+    free = (
+        sa.select(sa.func.count())
+        .select_from(rollouts.join(groups, groups.c.id == rollouts.c.group_id))
+        .where(groups.c.submission_id == submission.id, groups.c.status == GroupStatus.OPEN)
+        .where(rollouts.c.status == RolloutStatus.PENDING, rollouts.c.node_token.is_(None))
+    )
+    if tx.scalar(free) or (queued and room(tx, submission.policy, settings.trainer_silence) != 0):
+        return _for_a_node(tx, submission.id)
+    return _for_trainers(tx, submission.policy, settings) if queued else ""
+
+
+def _for_a_node(tx: Transaction, submission: str) -> str:
+    serves = sa.or_(nodes.c.submission_id.is_(None), nodes.c.submission_id == submission)
+    holding = sa.exists().where(rollouts.c.node == nodes.c.name, rollouts.c.node_expires_at > tx.now)
+    known = sa.select(nodes).where(serves).order_by(nodes.c.name)
+    alive = tx.all(known.where(sa.or_(nodes.c.asked_at > tx.now - NODE_MEMORY, holding)))
+    if alive:
+        return f"a free slot of {_some([row.name for row in alive])}"
+    last = tx.first(sa.select(nodes).where(serves).order_by(nodes.c.asked_at.desc()).limit(1))
+    heard = f"; the last one, {last.name}, asked at {_time(last.asked_at)}" if last else ""
+    return f"a node: none asks for work (`rolltap node`){heard}"
+
+
+def _for_trainers(tx: Transaction, policy: str, settings: LedgerSettings) -> str:
+    asked = demands_of(tx, policy, settings.trainer_silence)
+    who = _some([f"{row.trainer} (last heard of at {_time(row.seen_at)})" for row in asked])
+    of_policy = sa.select(groups.c.status, sa.func.count()).where(groups.c.policy == policy)
+    counts = dict(map(tuple, tx.all(of_policy.group_by(groups.c.status))))
+    there = ", ".join(
+        f"{counts.get(status, 0)} {name}"
+        for status, name in (
+            (GroupStatus.COMPLETE, "ready"),
+            (GroupStatus.LEASED, "leased"),
+            (GroupStatus.OPEN, "under way"),
+        )
+    )
+    return f"room at the trainers of {policy}: {who}; groups: {there}"
+
+
+def _some(names: Sequence[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
