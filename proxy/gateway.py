@@ -23,7 +23,6 @@ from rolltap.errors import InvalidRequest, NotFound, RequestError, RolltapError
 from rolltap.ids import new_id
 from rolltap.proxy.capture import CAPTURED, Capture
 from rolltap.proxy.chat import ChatRequest, ReplyStarted
-from rolltap.proxy.continuation.forest import Node
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects.base import Dialect, WireReply, WireRequest
 from rolltap.proxy.exchange import BrokenReply, ClientGone, Exchange
@@ -90,6 +89,12 @@ class Gateway:
             if exchange.started:
                 raise BrokenReply(str(error)) from error
             await exchange.reply(dialect.error(error))
+
+    async def refuse(self, dialect: Dialect, wire: WireRequest, error: RequestError) -> None:
+        """Records a model call whose body did not come, under its key's session. An unknown key is an error first."""
+        live = await self._known(dialect, wire)
+        if live is not None:
+            await self._recorder.refuse(live.session.id, live.session.policy, dialect.name, wire.body, error)
 
     async def count_tokens(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
         """How many tokens the request's prompt would have; samples and records nothing."""
@@ -161,7 +166,7 @@ class Gateway:
                     plan = replace(plan, break_=replace(plan.break_, call_id=call_id))
                 prompt = plan.prompt_ids.tolist()
                 request = policy.sample_request(call_id, live.session.id, chat, prompt)
-                node = Node(call_id, plan.parent, plan.lineage, plan.prompt_ids, plan.shared, items=chat.items)
+                node = plan.node(call_id, chat.items)
                 turn.calls.append(OpenCall(call_id, node, plan, request, prompt, time.time()))
                 call_id = new_id()
             for call in turn.calls:

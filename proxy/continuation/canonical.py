@@ -28,9 +28,11 @@ DIGEST_BYTES = 16
 
 
 def canonical_arguments(text: str) -> str:
-    """JSON text with sorted keys and no spacing; text that is not JSON, stripped."""
+    """JSON text with sorted keys and no spacing (none at all is an empty object); text that is not JSON, stripped."""
     try:
-        return json.dumps(_integral(json.loads(text)), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return json.dumps(
+            _integral(json.loads(text or "{}")), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        )
     except (ValueError, RecursionError):
         return text.strip()
 

@@ -29,7 +29,7 @@ from rolltap.proxy.continuation.canonical import (
     reasoning_agrees,
     tools_digest,
 )
-from rolltap.types import Int32, Outcome
+from rolltap.types import Break, Int32, Outcome
 
 OUTLINES = 8
 """Requests whose digests are kept: one for each conversation that a session has under way at a time, or nearly."""
@@ -40,13 +40,14 @@ class Lineage(msgspec.Struct, frozen=True):
 
     A request is its frame (policy, tools, leading system text) and its conversation (the other messages). `base` is
     how many of the conversation's messages are the parent's (its reply included), `links` the concatenated chain
-    digests of the others.
+    digests of the others. `thinking` is whether the call was to think: the prompt's end depends on it.
     """
 
     base: int
     links: bytes
     tools: bytes
     system: bytes
+    thinking: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Node:
     """
 
     __slots__ = (
-        "_prompt", "agent", "call_id", "context_digest", "items", "lineage", "outcome", "output_ids", "parent",
+        "_prompt", "break_", "call_id", "context_digest", "items", "lineage", "outcome", "output_ids", "parent",
         "prompt_length", "reply", "shared",
     )  # fmt: skip
 
@@ -82,7 +83,7 @@ class Node:
         lineage: Lineage,
         prompt_ids: Int32,
         shared: int = 0,
-        agent: str = "",
+        break_: Break | None = None,
         items: tuple[bytes, ...] = (),
     ) -> None:
         self.call_id = call_id
@@ -91,7 +92,7 @@ class Node:
         self.prompt_length = len(prompt_ids)
         self._prompt = prompt_ids  # all of it, or what follows `shared`
         self.shared = shared
-        self.agent = agent
+        self.break_ = break_
         self.output_ids: Int32 = np.empty(0, np.int32)
         self.reply: Message | None = None
         self.outcome: Outcome | None = None  # None: in flight
@@ -113,12 +114,15 @@ class Node:
 
     @property
     def prompt_ids(self) -> Int32:
-        """The prompt, [P]; put together from the calls before it where a child has taken over."""
+        """The prompt, [P]; put together from the calls before it where a child has taken over.
+
+        A thread may read it while a child takes over: each call's own part is looked at once.
+        """
         pieces: list[Int32] = []
         node, wanted = self, self.prompt_length
-        while len(node._prompt) < node.prompt_length:
+        while len(own := node._prompt) < node.prompt_length:
             if wanted > node.shared:
-                pieces.append(node._prompt[: wanted - node.shared])
+                pieces.append(own[: wanted - node.shared])
                 wanted = node.shared
             assert node.parent is not None
             node = node.parent
@@ -126,8 +130,8 @@ class Node:
                 pieces.append(node.output_ids[: wanted - node.prompt_length])
                 wanted = node.prompt_length
         if not pieces:
-            return node._prompt
-        return np.concatenate([node._prompt[:wanted], *reversed(pieces)])
+            return own
+        return np.concatenate([own[:wanted], *reversed(pieces)])
 
     @prompt_ids.setter
     def prompt_ids(self, ids: Int32) -> None:
@@ -188,11 +192,6 @@ class Forest:
         self._contexts: dict[bytes, list[Node]] = {}
         self._prefixes: dict[bytes, Node] = {}
         self._outlined: deque[tuple[str, ChatRequest, Outline]] = deque(maxlen=OUTLINES)
-
-    @property
-    def last(self) -> str | None:
-        """The greatest call id known, to ask the log for newer ones."""
-        return max(self.nodes, default=None)
 
     def outline(self, policy: str, request: ChatRequest) -> Outline:
         """The request as digests. What repeats an earlier request, object by object, is not hashed again."""
@@ -265,25 +264,42 @@ class Forest:
             node.parent.hand_over()
 
     def complete(self, node: Node, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
-        """Records how the call ended; from now on it can be continued if it completed."""
+        """Records how the call ended; from now on it can be continued if it completed. A completed one stays so."""
+        if node.outcome is Outcome.COMPLETED:
+            return
         node.output_ids, node.reply, node.outcome = output_ids, reply, outcome
         if node.continuable and reply is not None:
             node.context_digest = extend_chain(node.request_digest(), self._digests.digest(reply))
             self._contexts.setdefault(node.context_digest + node.frame, []).append(node)
 
-    def load(self, rows: Sequence[CallRow]) -> None:
-        """Takes in recorded calls that this process has not seen (another replica's, or from before a restart)."""
-        for row in rows:
-            intent, done = row.intent, row.completion
-            if intent.id in self.nodes or not intent.lineage:
-                continue
+    @property
+    def completed(self) -> set[str]:
+        """The calls of which nothing more is to be learnt from the log."""
+        return {call_id for call_id, node in self.nodes.items() if node.outcome is Outcome.COMPLETED}
+
+    def load(self, rows: Sequence[CallRow]) -> bool:
+        """Takes in recorded calls of another replica or from before a restart, and ends of those known to be in flight.
+
+        True if there was anything new.
+        """
+        return sum(map(self._load, rows)) > 0
+
+    def _load(self, row: CallRow) -> bool:
+        intent, done = row.intent, row.completion
+        node = self.nodes.get(intent.id)
+        if not intent.lineage:
+            return False
+        if node is not None and (done is None or node.outcome in (Outcome.COMPLETED, done.outcome)):
+            return False
+        if node is None:
             lineage = msgspec.msgpack.decode(intent.lineage, type=Lineage)
             parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
-            node = Node(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.agent)
+            node = Node(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
             self.add(node)
-            if done is not None:
-                reply = msgspec.json.decode(done.message, type=Message) if done.message else None
-                self.complete(node, done.output_ids, reply, done.outcome)
+        if done is not None:
+            reply = msgspec.json.decode(done.message, type=Message) if done.message else None
+            self.complete(node, done.output_ids, reply, done.outcome)
+        return True
 
 
 def _begins_with(request: ChatRequest, known: ChatRequest) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
+import msgspec
 import numpy as np
 
 from rolltap.proxy.chat import ChatRequest, Message, Reasoning
@@ -35,10 +37,9 @@ class PromptPlan:
     lineage: Lineage
     items_shared: int
 
-    @property
-    def first(self) -> bool:
-        """Whether this starts a conversation of its own."""
-        return self.parent is None
+    def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> Node:
+        """The planned call's place in the forest; `items` are its request's."""
+        return Node(call_id, self.parent, self.lineage, self.prompt_ids, self.shared, self.break_, items)
 
 
 class Lineages:
@@ -66,20 +67,20 @@ class Lineages:
         return replace(plan, prompt_ids=prompt, shared=shared, break_=break_)
 
     def _place(self, forest: Forest, request: ChatRequest) -> tuple[Outline, Match, Node | None]:
-        """What of the request is on record; and the call that asked the very same, if there is one."""
+        """What of the request is on record; and the call that asked the very same of the same parent, if any did."""
         outline = forest.outline(self.policy, request)
         match = forest.find(outline, request, self._named(request))
         twin = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
-        return outline, match, twin if match.proven > match.covered else None
+        if twin is None or match.proven == match.covered:
+            return outline, match, None
+        continued = twin.parent if twin.lineage.base else None
+        return outline, match, twin if continued is match.context else None
 
     def _again(self, twin: Node, call_id: str, request: ChatRequest, outline: Outline) -> PromptPlan:
         """The same request once more is a sibling: the same prompt, the same parent, a new sample."""
         base = twin.lineage.base
-        lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system)
-        context = twin.parent.context_length if twin.parent else 0
-        break_ = None
-        if twin.shared < context:
-            break_ = Break(BreakReason.HISTORY_EDITED, call_id, twin.parent and twin.parent.call_id, twin.shared, base)
+        lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system, twin.lineage.thinking)
+        break_ = replace(twin.break_, call_id=call_id) if twin.break_ is not None else None
         return PromptPlan(
             twin.prompt_ids, twin.parent, twin.shared, break_, lineage, _shared_items(request, twin.parent)
         )
@@ -149,13 +150,17 @@ class Continuation(Lineages):
     def draft(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> Callable[[], PromptPlan]:
         """The look at the forest, and what is left of `plan`: rendering and encoding, which any thread may do."""
         outline, match, twin = self._place(forest, request)
-        if twin is not None:
-            plan = self._again(twin, call_id, request, outline)
-            return lambda: plan
+        if twin is not None and twin.lineage.thinking == thinking:
+            again = self._again(twin, call_id, request, outline)
+            return lambda: again
 
         def finish() -> PromptPlan:
             prompt, reason = self._prompt(match, request, outline, thinking=thinking)
-            return self._placed(call_id, forest, request, outline, match, prompt, reason)
+            if twin is not None and match.context is None:
+                plan = self.seen(self._again(twin, call_id, request, outline), prompt)
+            else:
+                plan = self._placed(call_id, forest, request, outline, match, prompt, reason)
+            return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking))
 
         return finish
 
@@ -209,6 +214,8 @@ class Continuation(Lineages):
         while step is not None:
             if step.reply is not None and step.reply.reasoning:
                 return True
+            if step.break_ is not None and step.break_.reason is BreakReason.THINKING_DROPPED:
+                return False  # what was thought before this call is not in its prompt
             step = step.parent
         return False
 
@@ -235,9 +242,7 @@ def _common_prefix(prompt: Int32, parent: Node | None) -> int:
 
 def _shared_items(request: ChatRequest, parent: Node | None) -> int:
     """How many leading history items repeat the parent request's byte for byte."""
-    count = 0
-    for mine, theirs in zip(request.items, parent.items if parent else (), strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count
+    theirs = parent.items if parent else ()
+    if request.items[: len(theirs)] == theirs:
+        return len(theirs)
+    return next(at for at, (mine, own) in enumerate(zip_longest(request.items, theirs)) if mine != own)

@@ -19,7 +19,7 @@ import numpy as np
 from rolltap.ids import new_id
 from rolltap.proxy.chat import ChatRequest, Message, Reasoning, Text, Tool, ToolCall
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.continuation.forest import Forest, Node
+from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation
@@ -76,7 +76,7 @@ class Driver:
         call_id = new_id()
         plan = self._continuation.plan(call_id, self._forest, request, thinking=True)
         self._count(plan, request, altered)
-        node = Node(call_id, plan.parent, plan.lineage, plan.prompt_ids, plan.shared)
+        node = plan.node(call_id)
         self._forest.add(node)
         ids = self._write(reply)
         parser = ReplyParser(

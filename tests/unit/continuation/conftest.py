@@ -53,7 +53,7 @@ class World:
     def call(self, *messages: Message, output: str | list[int], outcome: Outcome = Outcome.COMPLETED) -> Node:
         """Plans a call, lets the engine sample `output`, and takes it into the forest."""
         plan = self.plan(self.request(*messages))
-        node = Node(self._next, plan.parent, plan.lineage, plan.prompt_ids, plan.shared)
+        node = plan.node(self._next)
         self.forest.add(node)
         ids = self.tokenizer.encode(output) if isinstance(output, str) else output
         call_id = node.call_id

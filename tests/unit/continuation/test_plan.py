@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from rolltap.proxy.chat import Message, Reasoning, Text, Tool, ToolCall
+from rolltap.proxy.continuation.forest import Node
 from rolltap.types import BreakReason, Outcome
 
 TURN = '<tool_call>\n{"name":  "bash", "arguments": {"command": "ls",   "n": 1.0}}\n</tool_call><|im_end|>'
@@ -155,3 +157,64 @@ def test_equal_replies_with_other_tokens_need_a_handle(world: Any) -> None:
         plan = world.plan(world.request(user("list"), node.reply, tool_result(node.reply.tool_calls[0], "a")))
         assert plan.parent is node
         assert extends(plan, node)
+
+
+def test_a_sibling_of_a_named_reply_has_that_replys_tokens(world: Any) -> None:
+    make = "<tool_call>\n{}\n</tool_call><|im_end|>".format
+    for arguments in ('{"name": "bash", "arguments": {}}', '{"name":"bash","arguments":{}}'):
+        node = world.call(user("list"), output=make(arguments))
+        again = (user("list"), node.reply, tool_result(node.reply.tool_calls[0], "a"))
+        assert world.call(*again, output="ok<|im_end|>").parent is node
+
+
+def test_a_sibling_that_does_not_think_has_a_prompt_of_its_own(world: Any) -> None:
+    asked = world.request(user("list"))
+    unthinking = world.continuation.plan("one", world.forest, asked, thinking=False).prompt_ids
+    thinking = world.call(user("list"), output="ok<|im_end|>").prompt_ids
+    assert unthinking.tolist() != thinking.tolist()
+    plan = world.continuation.plan("two", world.forest, asked, thinking=False)
+    assert plan.prompt_ids.tolist() == unthinking.tolist()
+    assert plan.parent is None
+    assert plan.break_ is None
+
+
+def test_a_sibling_stands_behind_the_same_break(world: Any) -> None:
+    first = world.call(user("list"), output="<think>\nhm\n</think>\n\nok<|im_end|>")
+    for _ in range(2):
+        world.call(user("list"), first.reply, user("more"), output="ok<|im_end|>")
+        assert world.planned.break_.reason is BreakReason.THINKING_DROPPED
+        assert world.planned.break_.message_index == 2
+    for _ in range(2):
+        world.call(user("a side matter"), output="ok<|im_end|>")
+        assert world.planned.break_.reason is BreakReason.NEW_CONVERSATION
+
+
+def test_thinking_is_dropped_once(world: Any) -> None:
+    first = world.call(user("list"), output="<think>\nhm\n</think>\n\nok<|im_end|>")
+    second = world.call(user("list"), first.reply, user("b"), output="fine<|im_end|>")
+    assert second.break_.reason is BreakReason.THINKING_DROPPED
+    assert extends(world.plan(world.request(user("list"), first.reply, user("b"), second.reply, user("c"))), second)
+
+
+def test_no_arguments_are_an_empty_object(world: Any) -> None:
+    first = world.call(user("list"), output='<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call><|im_end|>')
+    echo = Message("assistant", (), (ToolCall("other-id", "bash", ""),))
+    assert extends(world.plan(world.request(user("list"), echo, tool_result(echo.tool_calls[0], "a"))), first)
+
+
+def test_a_prompt_stays_whole_while_a_child_takes_over(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread encodes for one call while the event loop adds another to the forest."""
+    first = world.call(user("list"), output="ok<|im_end|>")
+    second = world.call(user("list"), first.reply, user("b"), output="fine<|im_end|>")
+    whole = second.prompt_ids.tolist()
+    slot = Node.__dict__["_prompt"]
+
+    def read(node: Node) -> Any:
+        held = slot.__get__(node)
+        if node is second and len(held) == node.prompt_length:
+            slot.__set__(node, held[node.shared :])
+        return held
+
+    monkeypatch.setattr(Node, "_prompt", property(read, slot.__set__))
+    assert second.prompt_ids.tolist() == whole
+    assert second.prompt_ids.tolist() == whole
