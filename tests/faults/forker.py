@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from typing import Any, NoReturn
 
 import renderers  # noqa: F401 - what a proxy imports late is imported here, once
@@ -46,6 +47,8 @@ def serve(order: dict[str, Any]) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - os._exit would swallow it
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)

@@ -9,6 +9,7 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections import Counter
@@ -34,13 +35,17 @@ class Bench:
 
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="rolltap-faults-")))
     _parts: dict[str, Any] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # a part may be asked for, and closed, in any thread
+    _closed: bool = False
 
     def part(self, kind: type[Any]) -> Any:
-        if kind.__name__ not in self._parts:
-            self._parts[kind.__name__] = kind()
-            if kind in (PostgresServer, RedisServer):
-                self._parts[kind.__name__].start()
-        return self._parts[kind.__name__]
+        with self._lock:
+            assert not self._closed
+            if kind.__name__ not in self._parts:
+                self._parts[kind.__name__] = kind()
+                if kind in (PostgresServer, RedisServer):
+                    self._parts[kind.__name__].start()
+            return self._parts[kind.__name__]
 
     @property
     def postgres(self) -> PostgresServer:
@@ -51,8 +56,10 @@ class Bench:
         return self.part(RedisServer)
 
     def close(self) -> None:
-        for part in self._parts.values():
-            part.remove() if isinstance(part, PostgresServer | RedisServer) else part.close()
+        with self._lock:
+            self._closed = True
+            for part in self._parts.values():
+                part.remove() if isinstance(part, PostgresServer | RedisServer) else part.close()
         shutil.rmtree(self.folder)
 
     async def database(self) -> str:
