@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 
-from rolltap.errors import NotFound, RolltapError
+from rolltap.errors import NotFound, RequestError, RolltapError
 from rolltap.proxy.dialects.base import Action, Dialect, WireRequest
 from rolltap.proxy.exchange import BrokenReply, ClientGone, Exchange
 from rolltap.proxy.gateway import Gateway
@@ -31,6 +31,8 @@ class Endpoint:
     def __init__(self, dialect: Dialect, action: Action, gateway: Gateway, limits: LimitSettings) -> None:
         self._dialect = dialect
         self._limits = limits
+        self._gateway = gateway
+        self._recorded = action == "generate"
         self._handle = {
             "generate": gateway.generate,
             "count_tokens": gateway.count_tokens,
@@ -42,7 +44,7 @@ class Endpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            body = await exchange.body(int(self._limits.body_mb * 1_000_000), self._limits.receipt_s)
+            body = await self._body(scope, exchange)
             await self._handle(self._dialect, wire_request(scope, body), exchange)
         except ClientGone:
             return
@@ -55,6 +57,15 @@ class Endpoint:
             if exchange.started:
                 raise BrokenReply("failed inside rolltap") from error
             await exchange.reply(self._dialect.error(RolltapError("internal error; the server's log has it")))
+
+    async def _body(self, scope: Any, exchange: Exchange) -> bytes:
+        """The whole body. A model call whose body is too large or too slow is recorded as refused."""
+        try:
+            return await exchange.body(int(self._limits.body_mb * 1_000_000), self._limits.receipt_s)
+        except RequestError as error:
+            if self._recorded:
+                await self._gateway.refuse(self._dialect, wire_request(scope, b""), error)
+            raise
 
 
 def wire_request(scope: Any, body: bytes) -> WireRequest:

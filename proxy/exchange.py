@@ -37,7 +37,13 @@ class Exchange:
         self.gone = False
 
     async def body(self, limit: int, deadline: float) -> bytes:
-        """The whole body of at most `limit` bytes, received within `deadline` seconds."""
+        """The whole body of at most `limit` bytes, received within `deadline` seconds.
+
+        One that says itself that it is longer is refused before it comes.
+        """
+        too_large = BodyTooLarge(f"the request body is over {limit} bytes")
+        if self._announced() > limit:
+            raise too_large
         chunks: list[bytes] = []
         size = 0
         try:
@@ -50,11 +56,15 @@ class Exchange:
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
                     if size > limit:
-                        raise BodyTooLarge(f"the request body is over {limit} bytes")
+                        raise too_large
                     if not message.get("more_body"):
                         return b"".join(chunks)
         except TimeoutError:
             raise RequestTimeout(f"the request did not arrive within {deadline:g} s") from None
+
+    def _announced(self) -> int:
+        """The body's length as the request's head says it, which the server has checked; 0 where it does not."""
+        return next((int(value) for name, value in self.scope["headers"] if name == b"content-length"), 0)
 
     async def reply(self, reply: WireReply) -> None:
         """A whole answer."""

@@ -14,12 +14,13 @@ from rolltap.errors import RolltapError
 from rolltap.proxy.auth import Keyring
 from rolltap.proxy.routes import events, health, leases, metrics, nodes, policies, rollouts, sessions, tasks
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.values import check_values
 
 
 def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
     """Leases, trajectories and weights, by trainer key."""
     app = _app("trainer plane")
-    guard = [Depends(keyring.require("trainer", "admin"))]
+    guard = [Depends(keyring.require("trainer", "admin")), Depends(check_values)]
     for routes in (leases.router(services), policies.trainer_router(services)):
         app.include_router(routes, dependencies=guard)
     app.include_router(health.router(services))
@@ -29,11 +30,12 @@ def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
 def admin_app(services: Services, keyring: Keyring) -> FastAPI:
     """Sessions, tasks and rewards, by admin key; evaluator keys may append rewards only."""
     app = _app("admin plane")
-    guard = [Depends(keyring.require("admin"))]
+    guard = [Depends(keyring.require("admin")), Depends(check_values)]
     for part in (sessions, tasks, rollouts, nodes, events, metrics):
         app.include_router(part.router(services), dependencies=guard)
     app.include_router(policies.admin_router(services), dependencies=guard)
-    app.include_router(rollouts.reward_router(services), dependencies=[Depends(keyring.require("evaluator", "admin"))])
+    rewarding = [Depends(keyring.require("evaluator", "admin")), Depends(check_values)]
+    app.include_router(rollouts.reward_router(services), dependencies=rewarding)
     app.include_router(health.router(services))
     return app
 

@@ -21,6 +21,9 @@ DEFAULT_MAX_CONTEXT = 32_768
 ENCODED_INLINE = 16_384
 """Bytes of a request up to which its prompt is encoded where it stands: some 10 ms of work."""
 
+SAMPLE = 8
+"""Characters per token of context that are looked at of a text that may be far too long; usual text has 4."""
+
 STRUCTURED = {
     "openai_responses": "text.format",
     "anthropic": "output_config.format",
@@ -67,8 +70,29 @@ class PolicyRuntime:
 
     async def plan(self, call_id: str, forest: Forest, chat: ChatRequest) -> PromptPlan:
         """The prompt, and where the call belongs. A long one is encoded in a thread: other calls go on meanwhile."""
+        long = _weight(chat) > ENCODED_INLINE
+        if long:
+            await asyncio.to_thread(self._check_length, chat)
         draft = self.continuation.draft(call_id, forest, chat, thinking=thinks(self.settings, chat.sampling))
-        return await asyncio.to_thread(draft) if _weight(chat) > ENCODED_INLINE else draft()
+        return await asyncio.to_thread(draft) if long else draft()
+
+    def _check_length(self, chat: ChatRequest) -> None:
+        """Refuses a prompt that is far too long by the beginning of its longest text.
+
+        Encoding 50 MB takes half a minute and gigabytes. Tokens of a beginning are those of the whole but for the
+        last word; to be sure, they must be half as many again as fit.
+        """
+        text = max((message.text for message in chat.messages if message.role in ("user", "tool")), key=len, default="")
+        if len(text) <= SAMPLE * self.max_context:
+            return
+        tokenizer = self.continuation.renderer.tokenizer
+        tokens = len(tokenizer.encode(tokenizer.guard(text[: SAMPLE * self.max_context])))
+        if tokens > 1.5 * self.max_context:
+            raise self._overflow(tokens)
+
+    def _overflow(self, tokens: int) -> ContextOverflow:
+        message = f"the prompt has at least {tokens} tokens; policy {self.name!r} takes {self.max_context} in all"
+        return ContextOverflow(message, tokens=tokens, limit=self.max_context)
 
     def check(self, chat: ChatRequest) -> None:
         """Refuses what this policy's engine can't do, by the field's name; nothing is ignored in silence."""
@@ -92,11 +116,7 @@ class PolicyRuntime:
         """What is sent to the engine; `ContextOverflow` if the prompt leaves no room."""
         room = self.max_context - len(prompt_ids)
         if room < 1:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt_ids)} tokens; policy {self.name!r} takes {self.max_context} in all",
-                tokens=len(prompt_ids),
-                limit=self.max_context,
-            )
+            raise self._overflow(len(prompt_ids))
         asked, pin = chat.sampling, self.settings.pin
         penalties = {
             name: value

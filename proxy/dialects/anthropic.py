@@ -114,7 +114,7 @@ class Anthropic:
         return ChatRequest(
             dialect=self.name,
             model=head.model,
-            messages=self._linker.link(messages, places),
+            messages=self._linker.link(messages, places.__getitem__),
             tools=tools.tools,
             tool_choice=tool_choice(head.tool_choice, tools),
             sampling=sampling(head),

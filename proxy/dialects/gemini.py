@@ -102,7 +102,7 @@ class Gemini:
         return ChatRequest(
             dialect=self.name,
             model=head.model.removeprefix("models/"),
-            messages=self._linker.link(messages, places),
+            messages=self._linker.link(messages, places.__getitem__),
             tools=tools,
             tool_choice=tool_choice(head.tool_config, tools),
             sampling=sampling(config),

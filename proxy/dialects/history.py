@@ -6,7 +6,10 @@ only Gemini's wire has and some chat templates need.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import is_
 
 import msgspec
 
@@ -15,38 +18,81 @@ from rolltap.proxy.chat import Message
 from rolltap.proxy.dialects.items import DERIVED_BYTES, Kept, message_bytes
 from rolltap.proxy.dialects.reading import invalid
 
+HISTORIES = 64
+"""Linked histories that are remembered: about one for each conversation under way."""
+
+
+@dataclass(slots=True, eq=False)
+class Linked:
+    """A history that holds together: as it was `given`, with its tools' names, and what it has called and answered."""
+
+    given: tuple[Message, ...] = ()
+    messages: list[Message] = field(default_factory=list)
+    named: dict[str, str] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+
+    def copy(self) -> Linked:
+        return Linked(self.given, self.messages.copy(), self.named.copy(), self.answered.copy())
+
 
 class Linker:
-    """Links tool results to their calls. One per dialect: it hands out one object per message and name."""
+    """Links tool results to their calls. One per dialect: it hands out one object per message and name.
+
+    A history that begins with one of the last, object by object, is linked from there on.
+    """
 
     def __init__(self) -> None:
         self._named: Kept[tuple[Message, str], Message] = Kept(DERIVED_BYTES, message_bytes)
+        self._last: deque[Linked] = deque(maxlen=HISTORIES)
 
-    def link(self, messages: Sequence[Message], places: Sequence[str], *, whole: bool = True) -> tuple[Message, ...]:
-        """The messages with their tools' names; `places[i]` is where message i came from, for refusals.
+    def link(
+        self, messages: Sequence[Message], place: Callable[[int], str], *, whole: bool = True
+    ) -> tuple[Message, ...]:
+        """The messages with their tools' names; `place(i)` is where message i came from, for refusals.
 
         A call id may come again in a later turn (some clients count from zero), but not twice in one turn, and a
         call is answered once. Without the `whole` history, results may answer calls that only the record holds.
         """
-        named: dict[str, str] = {}
-        answered: set[str] = set()
-        out: list[Message] = []
-        for message, place in zip(messages, places, strict=True):
+        if not whole:
+            return tuple(self._extended(Linked(), messages, place, whole=False).messages)
+        former = self._longest(messages)
+        if former is not None:
+            self._last.remove(former)
+        linked = self._extended(former.copy() if former else Linked(), messages, place, whole=True)
+        self._last.appendleft(linked)
+        return tuple(linked.messages)
+
+    def _longest(self, messages: Sequence[Message]) -> Linked | None:
+        """The longest of the last histories that this one begins with."""
+        begun = [
+            linked
+            for linked in self._last
+            if len(linked.given) <= len(messages) and all(map(is_, linked.given, messages))
+        ]
+        return max(begun, key=lambda linked: len(linked.given), default=None)
+
+    def _extended(
+        self, linked: Linked, messages: Sequence[Message], place: Callable[[int], str], *, whole: bool
+    ) -> Linked:
+        """`linked` with the messages that it does not hold yet."""
+        for index in range(len(linked.given), len(messages)):
+            message = messages[index]
             if message.role == "tool":
                 call_id = message.tool_call_id or ""
-                name = named.get(call_id)
-                if call_id in answered:
-                    raise invalid(place, f"a second tool result for the call {call_id!r}")
+                name = linked.named.get(call_id)
+                if call_id in linked.answered:
+                    raise invalid(place(index), f"a second tool result for the call {call_id!r}")
                 if name is None and whole:
-                    raise invalid(place, f"a tool result for the call {call_id!r}, which no earlier turn made")
-                answered.add(call_id)
+                    raise invalid(place(index), f"a tool result for the call {call_id!r}, which no earlier turn made")
+                linked.answered.add(call_id)
                 if name is not None and message.name != name:
                     message = self._named.get((message, name), _with_name)
             elif message.tool_calls:
-                named |= _calls(message, place)
-                answered.difference_update(call.id for call in message.tool_calls)
-            out.append(message)
-        return tuple(out)
+                linked.named |= _calls(message, place(index))
+                linked.answered.difference_update(call.id for call in message.tool_calls)
+            linked.messages.append(message)
+        linked.given = tuple(messages)
+        return linked
 
 
 def _with_name(key: tuple[Message, str]) -> Message:

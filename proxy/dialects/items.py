@@ -8,8 +8,9 @@ kept is bounded in bytes, whatever clients send.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
+from itertools import compress
 from typing import Generic, TypeVar
 
 import msgspec
@@ -53,6 +54,12 @@ class Kept(Generic[K, V]):
                 self._size -= self._weigh(self._entries.popitem(last=False)[1])
         return value
 
+    def known(self, keys: Sequence[K]) -> list[V | None]:
+        """The value of each key, None where it is not kept. The loops are C's: histories are long."""
+        found = list(map(self._entries.get, keys))
+        deque(map(self._entries.move_to_end, compress(keys, found)), maxlen=0)
+        return found
+
 
 class ItemCache(Generic[V]):
     """Parsed items. `parse` is pure."""
@@ -70,16 +77,15 @@ class ItemCache(Generic[V]):
 
     def all(self, raws: Sequence[msgspec.Raw], where: str) -> tuple[tuple[bytes, ...], list[V]]:
         """The items' bytes and values; a refusal names the item within the list `where`."""
-        items: list[bytes] = []
-        values: list[V] = []
-        for index, raw in enumerate(raws):
+        keys = list(map(bytes, raws))
+        entries = self._kept.known(keys)
+        for index in [index for index, entry in enumerate(entries) if entry is None]:
             try:
-                item, value = self.get(bytes(raw))
+                entries[index] = self.get(keys[index])
             except InvalidRequest as error:
                 raise within(error, f"{where}[{index}]") from None
-            items.append(item)
-            values.append(value)
-        return tuple(items), values
+        whole = [entry for entry in entries if entry is not None]
+        return tuple([item for item, _ in whole]), [value for _, value in whole]
 
 
 def message_bytes(message: Message) -> int:

@@ -61,11 +61,10 @@ class OpenAIChat:
         if not messages:
             raise invalid("messages", "at least one message is required")
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ()
-        places = [f"messages[{index}]" for index in range(len(messages))]
         return ChatRequest(
             dialect=self.name,
             model=head.model,
-            messages=self._linker.link(messages, places),
+            messages=self._linker.link(messages, "messages[{}]".format),
             tools=tools,
             tool_choice=tool_choice(head.tool_choice, head.parallel_tool_calls, tools),
             sampling=sampling(head),

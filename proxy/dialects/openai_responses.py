@@ -93,7 +93,7 @@ class OpenAIResponses:
         return ChatRequest(
             dialect=self.name,
             model=head.model,
-            messages=self._linker.link(messages, places, whole=whole),
+            messages=self._linker.link(messages, places.__getitem__, whole=whole),
             tools=tools.tools,
             tool_choice=tool_choice(head.tool_choice, head.parallel_tool_calls, tools),
             sampling=sampling(head),

@@ -44,8 +44,7 @@ async def recall(request: ChatRequest, lookup: Lookup) -> ChatRequest:
         history.append((*_split(found.request)[1], found.reply))
         step = found.request
     messages = [await _known(message, lookup) for turns in reversed(history) for message in turns]
-    places = [f"input[{index}]" for index in range(len(messages))]
-    linked = Linker().link(messages, places)
+    linked = Linker().link(messages, "input[{}]".format)
     return msgspec.structs.replace(request, messages=(*own, *linked), previous=None, recalls=False)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from rolltap.proxy.routes.services import Services
@@ -24,7 +24,7 @@ def router(services: Services) -> APIRouter:
     ledger = services.ledger
 
     @routes.get("/events")
-    async def events(after: int | None = None) -> StreamingResponse:
+    async def events(after: Annotated[int | None, Query(ge=0, lt=2**63)] = None) -> StreamingResponse:
         """Everything from now on; with `after`, the last number seen, everything since."""
         start = await ledger.events.last() if after is None else after
 

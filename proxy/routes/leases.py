@@ -13,6 +13,7 @@ from rolltap import wire
 from rolltap.ledger.claims import LeaseRequest
 from rolltap.ledger.replay import ReplayFilter
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.values import Integer, Limit
 from rolltap.types import Lease
 
 MAX_WAIT_S = 300.0
@@ -25,8 +26,8 @@ class Body(BaseModel):
 class Replay(Body):
     """Which acknowledged groups to lease again: see `rolltap.ledger.replay.ReplayFilter`."""
 
-    min_age: int = 0
-    max_age: int | None = None
+    min_age: Integer = 0
+    max_age: Integer | None = None
     min_reward: float | None = None
     max_reward: float | None = None
     tags: tuple[str, ...] = ()
@@ -37,10 +38,10 @@ class LeaseBody(Body):
     trainer: str
     policy: str
     groups: int
-    max_staleness: int | None = None
+    max_staleness: Integer | None = None
     wait: float = Field(0.0, ge=0, le=MAX_WAIT_S)
     ttl: float = Field(600.0, gt=0)
-    batch: int | None = None
+    batch: Integer | None = None
     stale: Literal["drop", "keep"] = "drop"
     at_least: int | None = Field(None, ge=1)
     replay: Replay | None = None
@@ -108,7 +109,7 @@ def router(services: Services) -> APIRouter:
         return asdict(await trainers.rewind(name, body.step))
 
     @routes.get("/dead-letters")
-    async def dead_letters(policy: str | None = None, limit: int = 100) -> dict[str, Any]:
+    async def dead_letters(policy: str | None = None, limit: Limit = 100) -> dict[str, Any]:
         found = await trainers.dead_letters(policy, min(limit, 1000))
         return {"dead_letters": [asdict(letter) for letter in found]}
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rolltap.errors import UnknownPolicy
 from rolltap.proxy.policies import Policy
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.values import Integer
 
 
 class Body(BaseModel):
@@ -23,7 +24,7 @@ class BeginUpdate(Body):
 
 class Push(Body):
     path: str = Field(min_length=1)
-    version: int = Field(ge=0)
+    version: Integer = Field(ge=0)
 
 
 def admin_router(services: Services) -> APIRouter:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from rolltap.errors import LedgerError
@@ -15,6 +15,7 @@ from rolltap.ledger.rollouts import Ending
 from rolltap.ledger.rules import GroupRule
 from rolltap.proxy.roles import main_role, role_tags
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.values import Integer, Limit
 from rolltap.proxy.turn_cap import TAG
 from rolltap.types import Cause, Group, GroupStatus, RolloutStatus, Scoring, Task
 
@@ -57,7 +58,7 @@ class OpenGroup(Body):
     task: TaskBody
     tags: list[str] = []
     rule: RuleBody = RuleBody()
-    priority: int = 0
+    priority: Integer = 0
     id: str | None = None
 
 
@@ -65,16 +66,16 @@ class StartRollout(Body):
     ttl: float | None = Field(None, gt=0)
     runner: str = ""
     node_token: str = ""
-    turns: int = Field(0, ge=0)
+    turns: Integer = Field(0, ge=0)
 
 
 class CapTurns(Body):
-    turns: int
+    turns: Integer
 
 
 class FinishRollout(Body):
     status: RolloutStatus
-    attempt: int = 0
+    attempt: Integer = 0
     reason: str = ""
     scoring: Scoring | None = None
     cause: Cause | None = None
@@ -88,7 +89,7 @@ class RewardBody(Body):
     scope: str = "rollout"
     source: str = ""
     detail: dict[str, Any] = {}
-    attempt: int | None = None
+    attempt: Integer | None = None
     id: str | None = None
 
 
@@ -107,7 +108,7 @@ def router(services: Services) -> APIRouter:
     async def list_groups(
         policy: str | None = None,
         status: GroupStatus | None = None,
-        limit: Annotated[int, Query(ge=1)] = 100,
+        limit: Limit = 100,
         before: str | None = None,
     ) -> dict[str, Any]:
         """The newest groups first, at most 1,000; `before` is the last id of the former page."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rolltap.calllog.base import CallRow
 from rolltap.errors import NotFound
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.values import Limit
 from rolltap.proxy.turn_cap import REACHED, cap_of
 from rolltap.reconstructor.report import report_of
 from rolltap.types import Outcome, Session
@@ -43,7 +44,7 @@ def router(services: Services) -> APIRouter:
         }
 
     @routes.get("/sessions")
-    async def list_sessions(limit: int = 100, before: str | None = None) -> dict[str, Any]:
+    async def list_sessions(limit: Limit = 100, before: str | None = None) -> dict[str, Any]:
         """The newest sessions first; `before` is the last id of the former page."""
         found = await services.call_log.sessions(limit=min(limit, 1000), before=before)
         return {"sessions": [_session(session) for session in found]}

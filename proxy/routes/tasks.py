@@ -15,6 +15,7 @@ from rolltap.ledger.submissions import Submission, SubmissionSpec
 from rolltap.proxy.routes.events import frame
 from rolltap.proxy.routes.rollouts import Body, RuleBody, TaskBody
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.values import Integer, Limit
 
 PAGE = 100
 
@@ -25,7 +26,7 @@ class SubmitTasks(Body):
     tasks: list[TaskBody]
     tags: list[str] = Field([])
     rule: RuleBody = RuleBody()
-    priority: int = 0
+    priority: Integer = 0
     id: str | None = None
 
 
@@ -44,7 +45,7 @@ def router(services: Services) -> APIRouter:
         return _told(await ledger.submissions.submit(spec, submission_id=body.id))
 
     @routes.get("/tasks")
-    async def list_submissions(limit: int = 50) -> dict[str, Any]:
+    async def list_submissions(limit: Limit = 50) -> dict[str, Any]:
         """The newest submissions first."""
         return {"submissions": [_told(one) for one in await ledger.submissions.list(limit=min(limit, 1000))]}
 

@@ -1,85 +1,125 @@
-"""Planning time in a deep chain: `python -m tests.bench.bench_continuation`. Writes reports/continuation.json.
+"""The time of a call in a deep chain: `python -m tests.bench.bench_continuation`. Writes reports/continuation.json.
 
-One session of 2,000 tool calls. Each request repeats its history as the dialects hand it out: the same message objects
-and one assistant turn that the harness has serialised its own way. A turn's work must not grow with the turns before.
+One session of 2,000 tool calls through the whole gateway (OpenAI chat, streamed), with a log in memory behind it and an
+engine in the same process that says what it is told. Each request repeats its history as a harness does, with the
+calls' arguments serialised in its own way. What grows with the history should be the bytes that are read and sent.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import statistics
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.ids import new_id
-from rolltap.proxy.chat import ChatRequest, Message, Text, Tool, ToolCall
-from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.continuation.forest import Forest, Node
-from rolltap.proxy.continuation.handles import Handles
-from rolltap.proxy.continuation.plan import Continuation
-from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.types import Outcome
+from rolltap.settings import LimitSettings
+from tests.unit.proxy.conftest import Plane, make_plane
 
 ROOT = Path(__file__).parents[2]
-MARKS = (10, 100, 1000, 2000)
+MARKS = (10, 500, 2000)
 AROUND = 10
-"""A figure is the median of the calls up to this many before the mark."""
+"""A figure is the median of the calls up to this many before and after the mark."""
 
-BASH = Tool("bash", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
+BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Runs a command.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+    },
+}
 
 
-def deep_chain(turns: int) -> tuple[list[float], list[int], Forest]:
-    """Planning time in seconds and prompt length of each call, and the session's forest."""
-    renderer = FamilyRenderer("qwen3", HubTokenizer(FOLDER))
-    continuation = Continuation("policy", renderer, Handles(b"continuation-bench"), "tool_cycle")
-    forest = Forest(DigestCache())
-    history: tuple[Message, ...] = (Message("system", (Text("You fix bugs."),)), Message("user", (Text("fix it"),)))
-    items = tuple(str(message).encode() for message in history)
-    seconds, lengths = [], []
-    for turn in range(turns):
-        request = ChatRequest("bench", "policy", history, (BASH,), items=items)
-        call_id = new_id()
-        start = time.perf_counter()
-        plan = continuation.plan(call_id, forest, request, thinking=True)
-        node = Node(call_id, plan.parent, plan.lineage, plan.prompt_ids, plan.shared, items=items)
-        forest.add(node)
-        seconds.append(time.perf_counter() - start)
-        lengths.append(len(plan.prompt_ids))
-        assert plan.break_ is None
-        said = f'<tool_call>\n{{"name":  "bash", "arguments": {{"command": "sed -n {turn}p x.py"}}}}\n</tool_call>'
-        ids = renderer.tokenizer.encode(said + "<|im_end|>")
-        reply = Message("assistant", (), (ToolCall("id", "bash", f'{{"command": "sed -n {turn}p x.py"}}'),))
-        forest.complete(node, np.asarray(ids, np.int32), reply, Outcome.COMPLETED)
-        echo = Message("assistant", (), (ToolCall("id", "bash", f'{{"command":"sed -n {turn}p x.py"}}'),))
-        new = (echo, Message("tool", (Text(f"line {turn} of the file"),), tool_call_id="id"))
-        history, items = history + new, items + tuple(str(message).encode() for message in new)
-    return seconds, lengths, forest
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One call: its prompt in tokens, its request in bytes, and how long it took, by the clock and of processors."""
+
+    prompt_tokens: int
+    body_bytes: int
+    seconds: float
+    cpu_seconds: float
+
+
+class Chain:
+    """A harness that calls a tool at every turn."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._messages = [
+            _encoded({"role": "system", "content": "You fix bugs."}),
+            _encoded({"role": "user", "content": "fix it"}),
+        ]
+
+    async def turn(self, number: int) -> Timed:
+        said = f'<tool_call>\n{{"name":  "bash", "arguments": {{"command": "sed -n {number}p x.py"}}}}\n</tool_call>'
+        self._plane.engine.replies = [said + "<|im_end|>"]
+        history = b",".join(self._messages)
+        body = b'{"model":"tiny","stream":true,"tools":[%b],"messages":[%b]}' % (_encoded(BASH), history)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        answer = await self._plane.client.post("/v1/chat/completions", body)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        function = {"name": "bash", "arguments": f'{{"command":"sed -n {number}p x.py"}}'}
+        id = _call_id(answer.body)
+        self._messages += [
+            _encoded({"role": "assistant", "tool_calls": [{"id": id, "type": "function", "function": function}]}),
+            _encoded({"role": "tool", "tool_call_id": id, "content": f"line {number} of the file"}),
+        ]
+        return Timed(len(self._plane.engine.seen.pop().prompt_ids), len(body), seconds, cpu_seconds)
+
+
+async def deep_chain(turns: int) -> list[Timed]:
+    """Every call of a chain, each of which continues the one before it."""
+    plane = await make_plane(HubTokenizer(FOLDER), LimitSettings())
+    plane.policy.max_context = 1 << 20
+    chain = Chain(plane)
+    calls = [await chain.turn(number) for number in range(turns)]
+    breaks = [row.intent.break_ for row in await plane.rows()]
+    assert breaks == [None] * turns
+    return calls
+
+
+def _call_id(stream: bytes) -> str:
+    """The id of the one tool call of a streamed reply."""
+    for line in stream.splitlines():
+        if line.startswith(b"data: {"):
+            for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+                for call in choice["delta"].get("tool_calls", ()):
+                    if call.get("id"):
+                        return call["id"]
+    raise SystemExit(f"no tool call in {stream!r}")
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value).encode()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=MARKS[-1])
     options = parser.parse_args()
-    seconds, lengths, forest = deep_chain(options.turns)
-    table = Table("turn", "prompt tokens", "planning, ms", title="A chain of tool calls")
+    calls = asyncio.run(deep_chain(options.turns + AROUND))
+    table = Table("turn", "prompt tokens", "request, kB", "a call, ms", "of which CPU, ms", title="A chain of tool calls")
     rows = []
     for mark in (mark for mark in MARKS if mark <= options.turns):
-        median = statistics.median(seconds[max(0, mark - AROUND) : mark])
-        rows.append({"turn": mark, "prompt_tokens": lengths[mark - 1], "planning_ms": round(1000 * median, 3)})
-        table.add_row(str(mark), str(lengths[mark - 1]), f"{1000 * median:.2f}")
+        at = calls[mark - 1]
+        around = calls[max(0, mark - AROUND) : mark + AROUND]
+        seconds = statistics.median(call.seconds for call in around)
+        cpu_seconds = statistics.median(call.cpu_seconds for call in around)
+        rows.append({"turn": mark, **asdict(at), "seconds": round(seconds, 6), "cpu_seconds": round(cpu_seconds, 6)})
+        sizes = f"{at.prompt_tokens:,}", f"{at.body_bytes / 1000:,.0f}"
+        table.add_row(str(mark), *sizes, f"{1000 * seconds:.1f}", f"{1000 * cpu_seconds:.1f}")
     Console().print(table)
-    held = sum(node.held for node in forest.nodes.values())
-    print(f"the forest holds {held} token ids for a last prompt of {lengths[-1]}")
-    report = {"rows": rows, "held_ids": held, "cores": os.cpu_count(), "python": sys.version.split()[0]}
+    report = {"rows": rows, "cores": os.cpu_count(), "python": sys.version.split()[0]}
     (ROOT / "reports").mkdir(exist_ok=True)
     (ROOT / "reports" / "continuation.json").write_text(json.dumps(report, indent=2))
 

@@ -41,8 +41,11 @@ class Run:
 
 
 class House:
-    def __init__(self, app: Rolltap, engine: ScriptedEngine, client: AdminClient, places: Path) -> None:
+    def __init__(
+        self, app: Rolltap, urls: Mapping[str, str], engine: ScriptedEngine, client: AdminClient, places: Path
+    ) -> None:
         self.app = app
+        self.urls = urls
         self.engine = engine
         self.client = client
         self.places = places
@@ -78,14 +81,16 @@ class House:
 
 
 @asynccontextmanager
-async def house(script: Script, folder: Path, **policy: Any) -> AsyncIterator[House]:
+async def house(
+    script: Script, folder: Path, *, limits: Mapping[str, Any] | None = None, **policy: Any
+) -> AsyncIterator[House]:
     """Everything up, with an engine that follows `script`; `policy` are more of the policy's settings."""
     async with ScriptedEngine(script, FOLDER) as engine:
-        settings = load_settings(None, **house_settings(folder, engine.url, **policy))
-        async with Rolltap.running(settings) as app, serving(app, settings) as admin:
+        settings = load_settings(None, **house_settings(folder, engine.url, **policy), limits=limits or {})
+        async with Rolltap.running(settings) as app, serving(app, settings) as urls:
             kept = app.settings.keys
-            async with AdminClient(admin, kept.admin) as client:
-                yield House(app, engine, client, folder / "places")
+            async with AdminClient(urls["admin"], kept.admin) as client:
+                yield House(app, urls, engine, client, folder / "places")
 
 
 def house_settings(folder: Path, engine_url: str, **policy: Any) -> Mapping[str, Any]:
@@ -98,15 +103,15 @@ def house_settings(folder: Path, engine_url: str, **policy: Any) -> Mapping[str,
 
 
 @asynccontextmanager
-async def serving(app: Rolltap, settings: Settings) -> AsyncIterator[str]:
-    """The planes on free ports; yields the admin plane's URL."""
+async def serving(app: Rolltap, settings: Settings) -> AsyncIterator[dict[str, str]]:
+    """The planes on free ports; yields their URLs."""
     sockets = {plane: bind("127.0.0.1", 0) for plane in ("agent", "trainer", "admin")}
-    ports = {plane: listener.getsockname()[1] for plane, listener in sockets.items()}
-    app.set_base_url(f"http://127.0.0.1:{ports['agent']}")
+    urls = {plane: f"http://127.0.0.1:{listener.getsockname()[1]}" for plane, listener in sockets.items()}
+    app.set_base_url(urls["agent"])
     stop = asyncio.Event()
     running = asyncio.create_task(serve({plane: (app.planes[plane], sockets[plane]) for plane in sockets}, stop))
     try:
-        yield f"http://127.0.0.1:{ports['admin']}"
+        yield urls
     finally:
         stop.set()
         await running

@@ -57,8 +57,8 @@ async def home(tmp_path: Path) -> AsyncIterator[tuple[Rolltap, AdminClient]]:
         settings = load_settings(None, **asked)
         async with (
             Rolltap.running(settings, check_task=check) as app,
-            serving(app, settings) as admin,
-            AdminClient(admin, app.settings.keys.admin) as client,
+            serving(app, settings) as urls,
+            AdminClient(urls["admin"], app.settings.keys.admin) as client,
         ):
             yield app, client
 

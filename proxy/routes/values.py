@@ -1,0 +1,73 @@
+"""What the planes refuse in any request, since no store holds it or no JSON says it again."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+from pydantic import Field
+
+from rolltap.errors import InvalidRequest
+
+MAX_DEPTH = 64
+"""How deep a body may be nested; what reads it later recurses."""
+
+INTEGERS = range(-(2**63), 2**63)
+
+Integer = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""What a column of integers holds on every store."""
+
+Limit = Annotated[int, Query(ge=1)]
+"""How many rows a page has at most."""
+
+
+async def check_values(request: Request) -> None:
+    """A dependency that refuses integers over 64 bits, NaN and infinities, text with NUL or lone surrogates, and bodies
+    nested deeper than `MAX_DEPTH`. Whether a body is JSON at all is the route's to say."""
+    for name, text in [*request.path_params.items(), *request.query_params.items()]:
+        _check(text, name)
+    try:
+        body = await request.json()
+    except RecursionError:
+        raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError:
+        return
+    level = [("", body)]
+    for _ in range(MAX_DEPTH):
+        level = [inner for name, value in level for inner in _inside(name, value)]
+        if not level:
+            return
+        for name, value in level:
+            _check(value, name)
+    raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels", param=level[0][0])
+
+
+def _inside(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What an object or a list holds, by the name of the body's field that it is in; an object's names among it."""
+    if isinstance(value, dict):
+        return [(name or key, part) for key, inner in value.items() for part in (key, inner)]
+    return [(name, inner) for inner in value] if isinstance(value, list) else []
+
+
+def _check(value: Any, name: str) -> None:
+    problem = None
+    if isinstance(value, str):
+        problem = _text_problem(value)
+    elif isinstance(value, int) and value not in INTEGERS:
+        problem = "an integer of more than 64 bits"
+    elif isinstance(value, float) and not math.isfinite(value):
+        problem = "not a finite number"
+    if problem is not None:
+        param = name.encode("ascii", "replace").decode()
+        raise InvalidRequest(f"{param}: {problem}", param=param)
+
+
+def _text_problem(text: str) -> str | None:
+    if "\0" in text:
+        return "text with a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "text with a lone surrogate"
+    return None

@@ -1,0 +1,105 @@
+"""Requests made from the planes' own OpenAPI schema, sound and unsound: never an internal error.
+
+The cases are the same in every run. The agent plane has no schema: its dialects are the vendors'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from hypothesis.strategies import SearchStrategy
+from schemathesis import GenerationMode
+from schemathesis.core.result import Ok
+
+from rolltap.engine.scripted import say
+from rolltap.types import Task
+
+from ..harnesses.house import POLICY, House, house
+
+EXAMPLES = 5
+"""Cases per operation and mode."""
+AT_ONCE = settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+ENDLESS = "/events"
+"""What the paths of endless streams end with."""
+
+
+@pytest.mark.parametrize("plane", ["admin", "trainer"])
+async def test_no_request_is_an_internal_error(plane: str, tmp_path: Path) -> None:
+    async with house(say("Hello."), tmp_path) as home, aiohttp.ClientSession() as http:
+        known = await populated(home)
+        url = home.urls[plane]
+        key = getattr(home.app.settings.keys, plane)
+        statuses: set[int] = set()
+        for number, case in enumerate(cases(home.app.planes[plane].openapi())):
+            sent = request(case, known if number % 2 else {}, url)
+            headers = {**sent.headers, "Authorization": f"Bearer {key}"}
+            async with http.request(sent.method or "", sent.url or "", data=sent.body, headers=headers) as response:
+                told = await response.text()
+                assert response.status < 500, (case.method, sent.url, sent.body, response.status, told)
+                statuses.add(response.status)
+        assert {200, 400, 404} <= statuses
+        async with http.get(f"{url}/health") as response:
+            assert response.status == 200
+
+
+def cases(schema: dict[str, Any]) -> Iterator[schemathesis.Case]:
+    """Requests for every operation, a few as the schema has them and a few that break it."""
+    operations = [
+        found.ok() for found in schemathesis.openapi.from_dict(schema).get_all_operations() if isinstance(found, Ok)
+    ]
+    assert len(operations) == sum(map(len, schema["paths"].values()))
+    for operation in operations:
+        if operation.path.endswith(ENDLESS):
+            continue
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            yield from examples(operation.as_strategy(generation_mode=mode))
+
+
+def examples(strategy: SearchStrategy[schemathesis.Case]) -> list[schemathesis.Case]:
+    made: list[schemathesis.Case] = []
+
+    @AT_ONCE
+    @given(strategy)
+    def make(case: schemathesis.Case) -> None:
+        made.append(case)
+
+    with suppress(Unsatisfiable):  # an operation without a body or parameters can't be asked wrongly
+        make()
+    return made
+
+
+def request(case: schemathesis.Case, known: dict[str, str], url: str) -> requests.PreparedRequest:
+    """The case as bytes; with the ids of what exists where it names some, and without a long wait."""
+    case.path_parameters = {name: known.get(name, value) for name, value in case.path_parameters.items()}
+    if isinstance(case.body, dict):
+        case.body = {name: known.get(name, value) for name, value in case.body.items() if name != "wait"}
+    return requests.Request(**case.as_transport_kwargs(base_url=url)).prepare()
+
+
+async def populated(home: House) -> dict[str, str]:
+    """One of each thing, by the name that the schema gives its id."""
+    group = await home.client.open_group(Task("t", "Look."), policy=POLICY, n=1)
+    session = await home.open()
+    return {
+        "session_id": session.session_id,
+        "group_id": group.id,
+        "rollout_id": group.rollout_ids[0],
+        "name": POLICY,
+        "policy": POLICY,
+    }
