@@ -85,3 +85,22 @@ def collate(pack: Pack) -> Batch:
         rows=len(pack.rows),
         unshared_tokens=sum(len(row) for row in pack.rows),
     )
+
+
+def empty_batch() -> Batch:
+    """A batch of one token and no loss, whose gradient is zero: for a rank that has to make a pass all the same."""
+    numbers, floats, token = torch.zeros(0, dtype=torch.int64), torch.zeros(0), torch.zeros(1, dtype=torch.int64)
+    return Batch(
+        token_ids_N=token,
+        position_ids_N=token,
+        spans=(Span(0, 1, 0),),
+        sources_M=numbers,
+        targets_M=numbers,
+        logprobs_M=floats,
+        versions_M=numbers,
+        advantages_M=floats,
+        weights_M=floats,
+        rollouts_M=numbers,
+        rows=0,
+        unshared_tokens=0,
+    )

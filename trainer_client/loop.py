@@ -15,17 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rolltap.trainer_client import recipe, weights
-from rolltap.trainer_client.checkpoint import Checkpoints, load_optimiser
+from rolltap.trainer_client.checkpoint import Checkpoints
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.collate import Batch, collate
-from rolltap.trainer_client.learner import Learner
+from rolltap.trainer_client.distributed import Workers
 from rolltap.trainer_client.leases import LeaseHolder
-from rolltap.trainer_client.metrics import Clock, Gauge, StepReport, describe_groups, describe_rollouts
+from rolltap.trainer_client.metrics import StepReport, describe_groups, describe_rollouts
 from rolltap.trainer_client.protocol import LeaseOptions
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.scoring import TrainedRollout
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
+from rolltap.trainer_client.worker import Worker
 from rolltap.types import LeasedGroup
 
 LEASE_WAIT_S = 5.0
@@ -42,7 +43,10 @@ class Plan:
 
 
 class Trainer:
-    """One training run. Setting `stopping` ends it after the step under way, with a checkpoint."""
+    """One training run, made by the lead of `ranks`.
+
+    Setting `stopping` ends it after the step under way, with a checkpoint.
+    """
 
     def __init__(
         self, settings: TrainerSettings, client: TrainerClient, ranks: Ranks, sinks: Sequence[Sink] = ()
@@ -52,8 +56,7 @@ class Trainer:
         self.sinks = sinks
         self.stopping = False
         self._score = recipe.scorer(settings.loss)
-        self._pack = recipe.packer(settings.loss, settings.compute)
-        self._objective = recipe.objective(settings.loss)
+        self._pack = recipe.packer(settings.loss, settings.compute, ranks.size)
         self.checkpoints = Checkpoints(
             settings.out,
             settings.policy,
@@ -64,9 +67,9 @@ class Trainer:
         saved = self.checkpoints.latest()
         self.step = saved.step if saved else 0
         self._folder = saved.folder if saved else settings.model
-        self.learner = Learner(self._folder, settings, ranks)
-        if saved:
-            self.learner.restore(load_optimiser(saved))
+        own = Worker(settings, ranks, saved)
+        self._model, self._clock = own.learner.model, own.clock
+        self._workers = Workers(own, ranks)
 
     def run(self) -> None:
         """Trains up to the settings' step, or until told to stop."""
@@ -77,12 +80,13 @@ class Trainer:
         count_even = not self.settings.loss.drop_even_groups
         with LeaseHolder(self.client, self.settings.policy, options, count_even=count_even) as leases:
             while self.step < self.settings.steps and not self.stopping:
-                clock = Clock(self.learner.device)
-                with clock.part("wait"):
+                self._clock.seconds.clear()
+                with self._clock.part("wait"):
                     ready = leases.gather(self.settings.groups, lambda: self.stopping)
-                if ready and (report := self._train(leases, clock)) is not None:
+                if ready and (report := self._train(leases)) is not None:
                     for sink in self.sinks:
                         sink.write(report)
+        self._workers.dismiss()
 
     def _take_over(self) -> None:
         """Makes server and engines agree with the checkpoint, or the model, that this run goes on from.
@@ -95,33 +99,33 @@ class Trainer:
         if served.version != self.step or served.paused is not None:
             self._push()
 
-    def _train(self, leases: LeaseHolder, clock: Clock) -> StepReport | None:
+    def _train(self, leases: LeaseHolder) -> StepReport | None:
         """One step on the groups held; None if no weights came of it."""
         while leases.groups:
             served = leases.policy_version
-            with clock.part("collate"):
+            with self._clock.part("collate"):
                 plan = self._plan(leases.groups)
-            gauge = Gauge(self.learner.device, self.step, self.settings.report.mismatch)
-            norm = self._gradient(plan.updates[0], gauge, clock, first=True) if plan.updates else 0.0
+            self._workers.begin(self.step, plan.updates)
+            norm = self._workers.gradient(0) if plan.updates else 0.0
             if not math.isfinite(norm):
                 leases.refuse(f"step {self.step + 1}: the gradient's norm is {norm}")
-                self.learner.forget()
+                self._workers.forget()
                 return None
             if leases.acknowledge(self.step + 1):
                 break
-            self.learner.forget()
+            self._workers.forget()
         else:
             return None
-        lr = self._apply(plan, gauge, clock)
+        lr = self._apply(plan)
         self.step += 1
         leases.done()
-        self._hand_over(clock)
-        return self._report(plan, served, gauge, clock, norm, lr)
+        self._hand_over()
+        return self._report(plan, served, norm, lr)
 
     def _plan(self, groups: tuple[LeasedGroup, ...]) -> Plan:
         """Advantages, weights and packs; every epoch shuffles the rollouts into its minibatches."""
         rollouts = self._score(groups)
-        moving = [rollout for rollout in rollouts if rollout.advantage or self._objective.kl]
+        moving = [rollout for rollout in rollouts if rollout.advantage or self.settings.loss.kl]
         parts = self.settings.optimiser.minibatches
         order = random.Random(f"{self.settings.seed}/{self.step}")
         updates: list[list[Batch]] = []
@@ -133,61 +137,39 @@ class Trainer:
                 updates.append([collate(pack) for pack in self._pack(share)])
         return Plan(groups, rollouts, [update for update in updates if update])
 
-    def _gradient(self, update: list[Batch], gauge: Gauge, clock: Clock, *, first: bool) -> float:
-        """Accumulates the gradient of all batches of an update; returns its norm before clipping."""
-        for batch in update:
-            batch = batch.to(self.learner.device)
-            with clock.part("forward"):
-                batch = self.learner.with_reference(batch)
-                predicted = self.learner.predict(batch)
-                terms = self._objective(predicted, batch)
-            gauge.add(predicted, batch, terms, first=first)
-            with clock.part("backward"):
-                self.learner.backward(terms.loss)
-        with clock.part("backward"):
-            return self.learner.clip()
-
-    def _apply(self, plan: Plan, gauge: Gauge, clock: Clock) -> float:
+    def _apply(self, plan: Plan) -> float:
         """The first update's optimiser step, then the other updates; returns the learning rate."""
-        later = plan.updates[1:]
-        if self._objective.correction.needs_proximal:
-            with clock.part("forward"):
-                later = [[self._with_proximal(batch) for batch in update] for update in later]
-        lr = self._optimise(clock) if plan.updates else 0.0
-        for update in later:
-            if math.isfinite(self._gradient(update, gauge, clock, first=False)):
-                self._optimise(clock)
+        if not plan.updates:
+            return 0.0
+        self._workers.keep_proximal()
+        lr = self._workers.apply(self.step + 1)
+        for index in range(1, len(plan.updates)):
+            if math.isfinite(self._workers.gradient(index)):
+                self._workers.apply(self.step + 1)
             else:
-                self.learner.forget()
+                self._workers.forget()
         return lr
 
-    def _with_proximal(self, batch: Batch) -> Batch:
-        return self.learner.with_proximal(batch.to(self.learner.device))
-
-    def _optimise(self, clock: Clock) -> float:
-        with clock.part("optimiser"):
-            return self.learner.apply(self.step + 1)
-
-    def _hand_over(self, clock: Clock) -> None:
+    def _hand_over(self) -> None:
         """Makes the step durable, if it is one of those, and the engines serve it."""
         last = self.stopping or self.step >= self.settings.steps
-        with clock.part("checkpoint"):
-            state = self.learner.weights()
+        with self._clock.part("checkpoint"):
+            weights_now = self._workers.weights()
             if self.checkpoints.due(self.step, last):
-                self._folder = self.checkpoints.save(self.step, self.learner.model, state, self.learner.state())
+                self._folder = self.checkpoints.save(self.step, self._model, weights_now, self._workers.state())
             else:
-                self._folder = self.checkpoints.save_weights(self.step, self.learner.model, state)
-        with clock.part("push"):
+                self._folder = self.checkpoints.save_weights(self.step, self._model, weights_now)
+        with self._clock.part("push"):
             self._push()
         self.checkpoints.prune(self.step)
 
     def _push(self) -> None:
         weights.push(self.client, self.settings.policy, self._folder, self.step, self.settings.update_mode)
 
-    def _report(self, plan: Plan, served: int, gauge: Gauge, clock: Clock, norm: float, lr: float) -> StepReport:
+    def _report(self, plan: Plan, served: int, norm: float, lr: float) -> StepReport:
         batches = [batch for update in plan.updates for batch in update]
         computed = sum(batch.tokens for batch in batches)
-        busy = sum(clock.seconds[part] for part in ("forward", "backward", "optimiser"))
+        busy = sum(self._clock.seconds[part] for part in ("forward", "backward", "optimiser"))
         return StepReport(
             step=self.step,
             version=self.step,
@@ -196,8 +178,8 @@ class Trainer:
             tokens=computed,
             shared_tokens=sum(batch.unshared_tokens for batch in batches) - computed,
             tokens_per_second=computed / busy if busy else 0.0,
-            seconds={name: round(value, 4) for name, value in clock.seconds.items()},
+            seconds={name: round(value, 4) for name, value in self._clock.seconds.items()},
             **describe_groups(plan.groups, served),
             **describe_rollouts(plan.rollouts),
-            **gauge.read(),
+            **self._workers.figures(),
         )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 
 import torch
 
-from rolltap.errors import ConfigError
 from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.distributed import follow
 from rolltap.trainer_client.loop import Trainer
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Terminal, open_sinks
+from rolltap.trainer_client.worker import Worker
 
 
 def run(settings: TrainerSettings) -> None:
@@ -23,22 +26,30 @@ def run(settings: TrainerSettings) -> None:
         torch.set_num_threads(settings.compute.threads)
     torch.manual_seed(settings.seed)
     ranks = Ranks.of_environment(settings.compute.device)
-    if ranks.size > 1:
-        raise ConfigError("the loop trains in one process: start `rolltap train` without torchrun")
+    if ranks.lead:
+        _lead(settings, ranks)
+    else:
+        _on_signals(signal.SIG_IGN)  # torchrun passes its own on to every rank; the lead is the one that stops
+        follow(Worker(settings, ranks, None), ranks)
+    ranks.leave()
+
+
+def _lead(settings: TrainerSettings, ranks: Ranks) -> None:
     client = TrainerClient(settings.url, settings.key, settings.name)
     with ExitStack() as stack:
         sinks = [Terminal(), *open_sinks(settings.report.sinks, settings.out, settings.report.project, settings.name)]
         for sink in sinks:
             stack.callback(sink.close)
         trainer = Trainer(settings, client, ranks, sinks)
-        _stop_on_signals(trainer)
+
+        def stop(*_: Any) -> None:
+            trainer.stopping = True
+
+        _on_signals(stop)
         trainer.run()
 
 
-def _stop_on_signals(trainer: Trainer) -> None:
-    def stop(*_: Any) -> None:
-        trainer.stopping = True
-
+def _on_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
     if threading.current_thread() is threading.main_thread():
         for kind in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(kind, stop)
+            signal.signal(kind, handler)

@@ -104,6 +104,8 @@ class Gauge:
     @torch.no_grad()
     def add(self, predicted: Predictions, batch: Batch, terms: Terms, *, first: bool) -> None:
         """Counts a batch; entropy and mismatch in the step's `first` update only."""
+        if not batch.trained_tokens:
+            return
         found: dict[str, Tensor | float] = {
             "clipped": terms.clipped_M.sum(),
             "correction": terms.correction_M.sum(),

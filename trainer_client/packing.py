@@ -8,6 +8,7 @@ tokens of a row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -70,51 +71,25 @@ class Packer:
 
     What must stay together is never split and, if it alone is over the budget, stands alone: a row, or with `whole`
     all rows of a rollout (a sequence-level ratio needs them in one pass). `share` computes common beginnings once.
+    Where there is less than a budget for each of `ranks`, the packs are smaller, so that every rank has some.
     """
 
     budget: int
     share: bool = False
     whole: bool = False
+    ranks: int = 1
 
     def __call__(self, rollouts: Sequence[TrainedRollout]) -> list[Pack]:
         """The rollouts' packs; a row's `rollout` is an index into `rollouts`."""
         units = [unit for index, rollout in enumerate(rollouts) for unit in self._units(index, rollout)]
+        budget = min(self.budget, math.ceil(sum(map(_tokens, units)) / self.ranks))
         if self.share:
-            return [_forest(rows) for rows in self._along_prefixes(units)]
-        return [_side_by_side(rows) for rows in self._first_fit(units)]
+            return [_forest(rows) for rows in _along_prefixes(units, budget)]
+        return [_side_by_side(rows) for rows in _first_fit(units, budget)]
 
     def _units(self, index: int, rollout: TrainedRollout) -> Iterable[list[Row]]:
         rows = [Row(segment, index, rollout.advantage, rollout.weight) for segment in rollout.segments]
         return [rows] if self.whole else [[row] for row in rows]
-
-    def _first_fit(self, units: list[list[Row]]) -> list[list[Row]]:
-        """First fit, longest first."""
-        bins: list[list[Row]] = []
-        free: list[int] = []
-        for unit in sorted(units, key=_tokens, reverse=True):
-            size = _tokens(unit)
-            fitting = next((index for index, room in enumerate(free) if room >= size), None)
-            if fitting is None:
-                bins.append(list(unit))
-                free.append(self.budget - size)
-            else:
-                bins[fitting].extend(unit)
-                free[fitting] -= size
-        return bins
-
-    def _along_prefixes(self, units: list[list[Row]]) -> list[list[Row]]:
-        """In the order of their tokens, so that what begins alike is neighbours; a new pack when the budget is full."""
-        ordered = sorted((sorted(unit, key=_key) for unit in units), key=lambda unit: _key(unit[0]))
-        bins: list[list[Row]] = []
-        used = 0
-        for unit in ordered:
-            added = _added(bins[-1][-1] if bins else None, unit)
-            if not bins or used + added > self.budget:
-                bins.append([])
-                used, added = 0, _added(None, unit)
-            bins[-1].extend(unit)
-            used += added
-        return bins
 
 
 def shared_length(one: Int32, other: Int32) -> int:
@@ -123,6 +98,37 @@ def shared_length(one: Int32, other: Int32) -> int:
     differing = np.flatnonzero(one[:length] != other[:length])
     shared = int(differing[0]) if len(differing) else length
     return shared if shared >= LEAST_SHARED else 0
+
+
+def _first_fit(units: list[list[Row]], budget: int) -> list[list[Row]]:
+    """First fit, longest first."""
+    bins: list[list[Row]] = []
+    free: list[int] = []
+    for unit in sorted(units, key=_tokens, reverse=True):
+        size = _tokens(unit)
+        fitting = next((index for index, room in enumerate(free) if room >= size), None)
+        if fitting is None:
+            bins.append(list(unit))
+            free.append(budget - size)
+        else:
+            bins[fitting].extend(unit)
+            free[fitting] -= size
+    return bins
+
+
+def _along_prefixes(units: list[list[Row]], budget: int) -> list[list[Row]]:
+    """In the order of their tokens, so that what begins alike is neighbours; a new pack when the budget is full."""
+    ordered = sorted((sorted(unit, key=_key) for unit in units), key=lambda unit: _key(unit[0]))
+    bins: list[list[Row]] = []
+    used = 0
+    for unit in ordered:
+        added = _added(bins[-1][-1] if bins else None, unit)
+        if not bins or used + added > budget:
+            bins.append([])
+            used, added = 0, _added(None, unit)
+        bins[-1].extend(unit)
+        used += added
+    return bins
 
 
 def _tokens(unit: Sequence[Row]) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from datetime import timedelta
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +15,9 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 T = TypeVar("T")
+
+PATIENCE = timedelta(days=365)
+"""How long a rank waits for the lead, which may be waiting for rollouts; torchrun ends those whose lead has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +42,43 @@ class Ranks:
         return self.rank == 0
 
     def mesh(self) -> DeviceMesh:
-        """All ranks in a line; joins them at the first call."""
-        if not dist.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-            store = None if self.size > 1 else HashStore()
-            dist.init_process_group(backend, rank=self.rank, world_size=self.size, store=store)
+        """All ranks in a line."""
+        self._join()
         return init_device_mesh(self.device.type, (self.size,))
 
     def from_lead(self, value: T) -> T:
         """The lead's value, on every rank."""
+        return self.scatter([value] * self.size if self.lead else None)
+
+    def scatter(self, values: Sequence[T] | None) -> T:
+        """This rank's own of the lead's `values`, one a rank; the others give None."""
         if self.size == 1:
-            return value
-        held = [value]
-        dist.broadcast_object_list(held, src=0)
-        return held[0]
+            assert values is not None
+            return values[0]
+        self._join()
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, None if values is None else list(values), src=0, group=_waiting_group())
+        return mine[0]
 
     def total(self, values: torch.Tensor, *, peak: bool = False) -> torch.Tensor:
         """The sum (or the largest) over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX if peak else dist.ReduceOp.SUM)
         return values
+
+    def leave(self) -> None:
+        """Ends what joined the ranks, when all of them are done."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _join(self) -> None:
+        if not dist.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+            store = None if self.size > 1 else HashStore()
+            dist.init_process_group(backend, rank=self.rank, world_size=self.size, store=store)
+
+
+@cache
+def _waiting_group() -> Any:
+    """All ranks, joined by gloo, with `PATIENCE`."""
+    return dist.new_group(backend="gloo", timeout=PATIENCE)

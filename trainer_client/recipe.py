@@ -17,9 +17,9 @@ def scorer(settings: LossSettings) -> Scorer:
     return Scorer(advantage_method(settings.advantage), settings.normalise, settings.length, overlong)
 
 
-def packer(loss: LossSettings, compute: ComputeSettings) -> Packer:
+def packer(loss: LossSettings, compute: ComputeSettings, ranks: int) -> Packer:
     """Rollouts to packs; a ratio over whole rollouts needs each of them in one pack."""
-    return Packer(compute.token_budget, share=compute.share_prefixes, whole=loss.ratio == "sequence")
+    return Packer(compute.token_budget, compute.share_prefixes, whole=loss.ratio == "sequence", ranks=ranks)
 
 
 def objective(settings: LossSettings) -> PolicyLoss:

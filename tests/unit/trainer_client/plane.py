@@ -142,6 +142,7 @@ class Plane:
             self.version = body["version"]
         elif verb:
             self.paused = body.get("mode")
+        self.changed.notify_all()
         return {"name": name, "version": self.version, "tokenizer_hash": self.tokenizer_hash, "paused": self.paused}
 
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rolltap.errors import CheckpointMismatch, ConfigError, UnknownPolicy
-from rolltap.trainer_client import main
+from rolltap.errors import CheckpointMismatch, UnknownPolicy
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.loop import Trainer
 from rolltap.trainer_client.ranks import Ranks
@@ -206,15 +205,6 @@ def test_a_checkpoint_of_another_policy_is_refused(plane: Plane, url: str, model
     trainer(made(url, model, tmp_path, steps=1)).run()
     with pytest.raises(CheckpointMismatch, match="is of policy 'policy', not 'other'"):
         trainer(made(url, model, tmp_path, policy="other"))
-
-
-def test_several_processes_are_refused_before_anything_is_leased(
-    plane: Plane, settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="one process"):
-        main.run(settings)
-    assert plane.calls == []
 
 
 def test_an_unknown_policy_is_named(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""What a rank does of a step: gradients of its share of the batches, and the optimiser's steps.
+
+One process has one worker with all batches. Of several ranks, every worker is called at once (`distributed`), since
+each of them holds only its shard of the weights. Whatever a method returns is the same on every rank, except that only
+the lead is given whole weights and states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rolltap.trainer_client import recipe
+from rolltap.trainer_client.checkpoint import Saved, load_optimiser
+from rolltap.trainer_client.collate import Batch
+from rolltap.trainer_client.learner import Learner
+from rolltap.trainer_client.metrics import Clock, Gauge
+from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.settings import TrainerSettings
+
+
+class Worker:
+    """The learner of this rank and the step under way. `saved` is the lead's checkpoint, None where the run begins."""
+
+    def __init__(self, settings: TrainerSettings, ranks: Ranks, saved: Saved | None) -> None:
+        saved = ranks.from_lead(saved)
+        self.learner = Learner(saved.folder if saved else settings.model, settings, ranks)
+        if saved:
+            self.learner.restore(load_optimiser(saved))
+        self.clock = Clock(self.learner.device)
+        self._ranks = ranks
+        self._threshold = settings.report.mismatch
+        self._objective = recipe.objective(settings.loss)
+        self._updates: list[Sequence[Batch]] = []
+        self._gauge = self._new_gauge(0)
+
+    def begin(self, version: int, updates: Sequence[Sequence[Batch]]) -> None:
+        """A step from the weights of `version`: the gradients are those of this rank's batches of each update."""
+        self._updates = list(updates)
+        self._gauge = self._new_gauge(version)
+
+    def gradient(self, index: int) -> float:
+        """Accumulates the gradient of all batches of an update; returns its norm before clipping."""
+        for batch in self._updates[index]:
+            batch = batch.to(self.learner.device)
+            with self.clock.part("forward"):
+                batch = self.learner.with_reference(batch)
+                predicted = self.learner.predict(batch)
+                terms = self._objective(predicted, batch)
+            self._gauge.add(predicted, batch, terms, first=index == 0)
+            with self.clock.part("backward"):
+                self.learner.backward(terms.loss)
+        with self.clock.part("backward"):
+            return self.learner.clip()
+
+    def keep_proximal(self) -> None:
+        """Notes the log-probs from before the first update where the loss of the later ones needs them."""
+        if not self._objective.correction.needs_proximal:
+            return
+        with self.clock.part("forward"):
+            self._updates[1:] = [
+                [self.learner.with_proximal(batch.to(self.learner.device)) for batch in update]
+                for update in self._updates[1:]
+            ]
+
+    def apply(self, step: int) -> float:
+        """The optimiser's step towards `step`; returns the learning rate."""
+        with self.clock.part("optimiser"):
+            return self.learner.apply(step)
+
+    def forget(self) -> None:
+        """Drops the gradient."""
+        self.learner.forget()
+
+    def figures(self) -> dict[str, Any]:
+        """What was gauged of the step's tokens over all ranks, by the names of `StepReport`."""
+        for sums in (self._gauge.sums, self._gauge.loss):
+            self._ranks.total(sums)
+        self._ranks.total(self._gauge.peaks, peak=True)
+        return self._gauge.read()
+
+    def weights(self) -> dict[str, Any]:
+        """See `Learner.weights`."""
+        return self.learner.weights()
+
+    def state(self) -> dict[str, Any]:
+        """See `Learner.state`."""
+        return self.learner.state()
+
+    def _new_gauge(self, version: int) -> Gauge:
+        return Gauge(self.learner.device, version, self._threshold)
