@@ -158,7 +158,7 @@ class Gateway:
         async with live.planning:
             call_id = new_id()
             plan = await policy.plan(call_id, live.forest, chat)
-            if plan.break_ is not None and await self._sessions.refresh(live):
+            if policy.lineages.may_lack_parent(plan, live.forest, chat) and await self._sessions.refresh(live):
                 plan = await policy.plan(call_id, live.forest, chat)
             check_turn(live, plan.parent)
             for _ in range(chat.sampling.n):

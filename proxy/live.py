@@ -81,15 +81,20 @@ class LiveSessions:
         if live is None or now - live.looked_up_at > TRUST_S:
             live = await self._look_up(hashed, live)
             live.looked_up_at = now
+        live = self._by_hash.setdefault(hashed, live)  # it may have been let go while it was looked up
         self._by_hash.move_to_end(hashed)
-        session = live.session
-        if named is not None and named != session.id:
+        if named is not None and named != live.session.id:
             raise Unauthenticated(f"the key is not of session {named!r}, which the URL names")
-        if session.closed_at is not None:
-            raise SessionClosed(f"session {session.id} is closed; open a new one")
-        if session.expires_at <= time.time():
-            raise SessionClosed(f"session {session.id} has expired; open a new one")
+        _check_open(live.session)
         return live
+
+    async def named(self, session_id: str) -> LiveSession:
+        """The session of a URL prefix, for calls that carry another party's key."""
+        session = await self._log.session(session_id)
+        if session is None:
+            raise Unauthenticated(f"there is no session {session_id!r}, which the URL names")
+        _check_open(session)
+        return await self.adopt(session)
 
     async def _look_up(self, hashed: str, known: LiveSession | None) -> LiveSession:
         session = await self._log.session_by_key(hashed)
@@ -118,16 +123,22 @@ class LiveSessions:
                 del self._by_hash[hashed]
 
     async def refresh(self, live: LiveSession) -> bool:
-        """Takes in calls that other replicas recorded; True if there were any. Those of a store that is away wait."""
-        known = len(live.forest.nodes)
+        """Takes in what other replicas recorded; True if there was anything. What a store holds that is away waits."""
         try:
-            live.forest.load(await self._log.rows(live.session.id))
+            rows = await self._log.rows(live.session.id, known=live.forest.completed)
         except StoreUnavailable:
             return False
-        return len(live.forest.nodes) > known
+        return live.forest.load(rows)
 
     def forget(self, session: Session) -> None:
         """The session was closed through this process."""
         live = self._by_hash.get(session.key_hash)
         if live is not None:
             live.looked_up_at = 0.0
+
+
+def _check_open(session: Session) -> None:
+    if session.closed_at is not None:
+        raise SessionClosed(f"session {session.id} is closed; open a new one")
+    if session.expires_at <= time.time():
+        raise SessionClosed(f"session {session.id} has expired; open a new one")

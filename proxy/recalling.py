@@ -29,8 +29,8 @@ class Recalls:
 
         async def lookup(handle: str) -> Recorded | None:
             call_id = self._handles.read(handle)
-            if call_id is not None and call_id not in live.forest.nodes:  # perhaps another replica's
-                live.forest.load(await self._log.rows(live.session.id))
+            if call_id is not None and call_id not in live.forest.completed:  # perhaps another replica's
+                live.forest.load(await self._log.rows(live.session.id, known=live.forest.completed))
             node = live.forest.nodes.get(call_id) if call_id else None
             if node is None or node.reply is None:
                 return None

@@ -26,9 +26,19 @@ from rolltap.proxy.live import LiveSession
 from rolltap.proxy.merge import merge
 from rolltap.proxy.policies import CapturePolicy, Policy, PolicyRuntime
 from rolltap.proxy.recorder import OpenCall, Recorder
-from rolltap.types import BreakReason, CallKind, Flaw, Outcome
+from rolltap.types import Break, BreakReason, CallKind, Flaw, Outcome
 
 log = logging.getLogger("rolltap.turn")
+
+
+def kind_of(policy: Policy, chat: ChatRequest, break_: Break | None) -> CallKind:
+    """What a call is for: the policy decides, then the harness's own hint, then its shape."""
+    if not policy.settings.trainable:
+        return CallKind.AUXILIARY
+    if chat.hints.kind in set(CallKind):
+        return CallKind(chat.hints.kind)
+    apart = break_ is not None and break_.reason is BreakReason.NEW_CONVERSATION
+    return CallKind.AUXILIARY if apart and not chat.tools else CallKind.MAIN
 
 
 @dataclass(slots=True, eq=False)
@@ -72,15 +82,8 @@ class Turn:
         return Usage(len(first.prompt), output, cached=first.plan.shared, reasoning=self.reasoning_ids)
 
     def kind(self) -> CallKind:
-        """What the call is for: the policy decides, then the harness's own hint, then its shape."""
-        if not self.policy.settings.trainable:
-            return CallKind.AUXILIARY
-        hint = self.chat.hints.kind
-        if hint in set(CallKind):
-            return CallKind(hint)
-        break_ = self.calls[0].plan.break_
-        apart = break_ is not None and break_.reason is BreakReason.NEW_CONVERSATION
-        return CallKind.AUXILIARY if apart and not self.chat.tools else CallKind.MAIN
+        """What the call is for."""
+        return kind_of(self.policy, self.chat, self.calls[0].plan.break_)
 
     def leave(self) -> None:
         """A reader went away; the last one to leave before the end cancels the turn."""
@@ -269,15 +272,20 @@ class Sampler:
         return ReplyEnded(tuple(turn.choices[index] for index in sorted(turn.choices)), turn.usage())
 
     async def _close(self, turn: Turn, outcome: Outcome, *, error: str = "") -> None:
-        """Writes the completions; returns when they are durable. The forest learns how the calls ended."""
+        """Writes the completions; returns when they are durable. The forest learns how the calls ended.
+
+        What may not be on record is not continued: prompts are recorded as what they add to those before them.
+        """
+        recorded = True
         try:
             await asyncio.gather(*(self._complete(turn, index, outcome, error) for index in range(len(turn.calls))))
         except StoreError as failure:
-            outcome, turn.error = Outcome.ABORTED, failure
+            outcome, turn.error, recorded = Outcome.ABORTED, failure, False
         for index, call in enumerate(turn.calls):
             choice = turn.choices.get(index)
             reply = choice.message if choice is not None else None
-            turn.live.forest.complete(call.node, np.asarray(call.sampled.ids, np.int32), reply, outcome)
+            ids = call.sampled.ids if recorded else []
+            turn.live.forest.complete(call.node, np.asarray(ids, np.int32), reply, outcome)
 
     async def _complete(self, turn: Turn, index: int, outcome: Outcome, error: str) -> None:
         call = turn.calls[index]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from itertools import zip_longest
 
 import msgspec
 import numpy as np
@@ -66,6 +65,14 @@ class Lineages:
             proven = plan.parent is not None and 0 < len(plan.parent.context_ids()) == shared
             break_ = None if proven else replace(break_, token_index=shared)
         return replace(plan, prompt_ids=prompt, shared=shared, break_=break_)
+
+    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
+        """Whether the call that the request goes on from may be one that the forest lacks: another replica's."""
+        if plan.break_ is not None:
+            return True
+        if plan.parent is None:
+            return any(message.role == "assistant" for message in request.messages)
+        return any(call_id not in forest.nodes for call_id in self._named(request))
 
     def _place(self, forest: Forest, request: ChatRequest) -> tuple[Outline, Match, Node | None]:
         """What of the request is on record; and the call that asked the very same of the same parent, if any did."""

@@ -201,13 +201,19 @@ async def brisk(tokenizer: HubTokenizer) -> Plane:
 
 
 async def make_plane(tokenizer: HubTokenizer, limits: LimitSettings) -> Plane:
-    log, engine, handles = GatedLog(), ToldEngine(tokenizer), Handles(SECRET)
-    continuation = Continuation("tiny", FamilyRenderer("qwen3", tokenizer), handles, "tool_cycle")
+    log, engine = GatedLog(), ToldEngine(tokenizer)
+    now = time.time()
+    session = Session(new_id(), "tiny", key_hash("key"), now, now + 3600)
+    await log.open_session(session)
+    return serve(log, engine, session, limits)
+
+
+def serve(log: GatedLog, engine: ToldEngine, session: Session, limits: LimitSettings) -> Plane:
+    """A proxy process on `log`; several may share it."""
+    handles = Handles(SECRET)
+    continuation = Continuation("tiny", FamilyRenderer("qwen3", engine.tokenizer), handles, "tool_cycle")
     runtime = PolicyRuntime("tiny", PolicySettings(engine="told"), engine, continuation, max_context=2048)
     policies, live, recorder = Policies({"tiny": runtime}), LiveSessions(log), Recorder(log)
     capture = Capture("project-key", log, live, policies, 3600)
     gateway = Gateway(live, capture, policies, recorder, Recalls(log, handles, policies), handles, limits)
-    now = time.time()
-    session = Session(new_id(), "tiny", key_hash("key"), now, now + 3600)
-    await log.open_session(session)
     return Plane(Client(agent_app(DIALECTS, gateway, limits, [])), engine, log, recorder, session, limits, runtime)

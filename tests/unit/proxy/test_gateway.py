@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from rolltap.errors import EngineError, RateLimited, StoreUnavailable
+from rolltap.ids import new_id
 from rolltap.proxy.exchange import BrokenReply
-from rolltap.proxy.live import TRUST_S
-from rolltap.types import Flaw, Outcome
+from rolltap.proxy.live import TRUST_S, LiveSessions, key_hash
+from rolltap.types import Flaw, Outcome, Session
 
 TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
 USER = {"role": "user", "content": "list the files"}
@@ -319,3 +320,40 @@ async def test_structured_output_reaches_the_engine_or_is_refused_by_name(plane:
         assert answer.status == 400
         assert named.encode() in answer.body
         assert plane.engine.seen == []
+
+
+async def test_an_unrecorded_reply_is_no_part_of_a_later_prompts_record(
+    plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has read the text of a call whose completion the store refused, and goes on from it."""
+
+    async def refuse(completion: Any) -> None:
+        raise StoreUnavailable("disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plane.log, "append_completion", refuse)
+        with pytest.raises(BrokenReply):
+            await plane.client.chat(USER, stream=True)
+    await plane.client.chat(USER, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"})
+    one, two = await plane.rows()
+    assert one.completion is None
+    assert two.prompt_ids.tolist() == list(plane.engine.seen[1].prompt_ids)
+
+
+async def test_a_session_that_is_let_go_while_it_is_looked_up_is_served(
+    plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = LiveSessions(plane.log, capacity=1)
+    first = await sessions.enter("key", None)
+    now = time.time()
+    await plane.log.open_session(Session(new_id(), "tiny", key_hash("other"), now, now + 3600))
+    look_up = plane.log.session_by_key
+
+    async def slowly(hashed: str) -> Any:
+        if hashed == key_hash("key"):
+            await sessions.enter("other", None)
+        return await look_up(hashed)
+
+    monkeypatch.setattr(plane.log, "session_by_key", slowly)
+    first.looked_up_at = 0.0
+    assert (await sessions.enter("key", None)).session.id == plane.session.id
