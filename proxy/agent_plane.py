@@ -18,6 +18,7 @@ from rolltap.errors import NotFound, RequestError, RolltapError
 from rolltap.proxy.dialects.base import Action, Dialect, WireRequest
 from rolltap.proxy.exchange import BrokenReply, ClientGone, Exchange
 from rolltap.proxy.gateway import Gateway
+from rolltap.proxy.vendors.relay import Relay
 from rolltap.settings import LimitSettings
 
 log = logging.getLogger("rolltap.agent_plane")
@@ -28,8 +29,10 @@ SESSION_PREFIX = "/s/{session}"
 class Endpoint:
     """One dialect's route as an ASGI application."""
 
-    def __init__(self, dialect: Dialect, action: Action, gateway: Gateway, limits: LimitSettings) -> None:
+    def __init__(self, dialect: Dialect, action: Action, gateway: Gateway, relay: Relay, limits: LimitSettings) -> None:
         self._dialect = dialect
+        self._action: Action = action
+        self._relay = relay
         self._limits = limits
         self._gateway = gateway
         self._recorded = action == "generate"
@@ -45,7 +48,9 @@ class Endpoint:
         exchange = Exchange(scope, receive, send)
         try:
             body = await self._body(scope, exchange)
-            await self._handle(self._dialect, wire_request(scope, body), exchange)
+            wire = wire_request(scope, body)
+            if not await self._relay.take(self._action, self._dialect, wire, exchange):
+                await self._handle(self._dialect, wire, exchange)
         except ClientGone:
             return
         except BrokenReply:
@@ -76,13 +81,13 @@ def wire_request(scope: Any, body: bytes) -> WireRequest:
 
 
 def agent_app(
-    dialects: Mapping[str, Dialect], gateway: Gateway, limits: LimitSettings, probes: list[BaseRoute]
+    dialects: Mapping[str, Dialect], gateway: Gateway, relay: Relay, limits: LimitSettings, probes: list[BaseRoute]
 ) -> Starlette:
     """The plane's application; `probes` are the static answers that harnesses look for before they call."""
     routes: list[BaseRoute] = []
     for dialect in dialects.values():
         for route in dialect.routes:
-            endpoint = Endpoint(dialect, route.action, gateway, limits)
+            endpoint = Endpoint(dialect, route.action, gateway, relay, limits)
             for path in (route.path, SESSION_PREFIX + route.path):
                 routes.append(Route(path, endpoint, methods=[route.method]))
     fallback = next(iter(dialects.values()))

@@ -29,16 +29,19 @@ from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.probes import probe_routes
-from rolltap.proxy.engines import CHAT_ENGINES, open_chat_engine, open_engine
+from rolltap.proxy.engines import CHAT_ENGINES, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine
+from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.proxy.gateway import Gateway
 from rolltap.proxy.live import LiveSessions
 from rolltap.proxy.planes import admin_app, trainer_app
-from rolltap.proxy.policies import CapturePolicy, Policies, Policy, PolicyRuntime
+from rolltap.proxy.policies import CapturePolicy, PassthroughPolicy, Policies, Policy, PolicyRuntime
 from rolltap.proxy.recalling import Recalls
 from rolltap.proxy.recorder import Recorder
 from rolltap.proxy.routes.services import CheckTask, Services
 from rolltap.proxy.sessions import SessionService
+from rolltap.proxy.vendors.access import Access
+from rolltap.proxy.vendors.relay import Relay
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
 from rolltap.settings import EngineSettings, PolicySettings, Settings, with_keys
@@ -140,9 +143,12 @@ class Rolltap:
 def _check_exposure(settings: Settings) -> None:
     """Loopback needs nothing; any other address only with keys that somebody chose."""
     host = settings.listen.host
-    loopback = host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-    if not loopback and not (settings.keys.admin and settings.keys.trainer):
+    if not _is_loopback(host) and not (settings.keys.admin and settings.keys.trainer):
         raise ConfigError(f"listening on {host} needs keys: set keys.admin and keys.trainer in the settings")
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def _is_address(host: str) -> bool:
@@ -158,7 +164,8 @@ async def _http() -> AsyncIterator[aiohttp.ClientSession]:
     """The one connection pool of the process. No redirects are followed anywhere: engines are not asked to move."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as session:
+    jar = aiohttp.DummyCookieJar()  # a vendor's cookies are not for another user's calls
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar) as session:
         yield session
 
 
@@ -214,8 +221,10 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
         trajectories=trajectories,
     )
     keyring = Keyring(settings.keys)
+    access = Access(live, capture, policies, keyring, unnamed=_is_loopback(settings.listen.host))
+    relay = Relay(access, capture, recorder, settings.limits)
     planes = {
-        "agent": agent_app(DIALECTS, gateway, settings.limits, probe_routes("", SESSION_PREFIX)),
+        "agent": agent_app(DIALECTS, gateway, relay, settings.limits, probe_routes("", SESSION_PREFIX)),
         "trainer": trainer_app(services, keyring),
         "admin": admin_app(services, keyring),
     }
@@ -231,20 +240,26 @@ def _rules(session: Session | None, settings: Settings) -> Rules:
 
 
 def _policies(settings: Settings, handles: Handles, http: aiohttp.ClientSession) -> dict[str, Policy]:
-    """Every policy on its engine: by tokens, or listening to a chat upstream."""
+    """Every policy on its engine: by tokens, listening to a chat upstream, or relaying to a vendor."""
     engines: dict[str, Engine] = {}
     upstreams: dict[str, ChatEngine] = {}
+    vendors: dict[str, PassthroughUpstream] = {}
     for name, engine in settings.engines.items():
-        if engine.kind in CHAT_ENGINES:
+        if engine.kind == "passthrough":
+            vendors[name] = open_vendor(name, engine, http)
+        elif engine.kind in CHAT_ENGINES:
             upstreams[name] = open_chat_engine(name, engine, http)
         else:
             engines[name] = open_engine(name, engine, http)
-    return {
-        name: CapturePolicy(name, policy, upstreams[policy.engine], Lineages(name, handles))
-        if policy.engine in upstreams
-        else PolicyRuntime(name, policy, engines[policy.engine], _continuation(name, policy, handles))
-        for name, policy in settings.policies.items()
-    }
+
+    def served(name: str, policy: PolicySettings) -> Policy:
+        if policy.engine in vendors:
+            return PassthroughPolicy(name, policy, vendors[policy.engine], Lineages(name, handles))
+        if policy.engine in upstreams:
+            return CapturePolicy(name, policy, upstreams[policy.engine], Lineages(name, handles))
+        return PolicyRuntime(name, policy, engines[policy.engine], _continuation(name, policy, handles))
+
+    return {name: served(name, policy) for name, policy in settings.policies.items()}
 
 
 def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Continuation:
@@ -284,13 +299,18 @@ async def check_store(settings: Settings) -> Checked:
 async def check_engines(settings: Settings) -> list[Checked]:
     """What every engine can give, and what would make it give more."""
     async with _http() as http:
-        return [
-            await _check_engine((open_chat_engine if engine.kind in CHAT_ENGINES else open_engine)(name, engine, http))
-            for name, engine in settings.engines.items()
-        ]
+        return [await _check_engine(_opened(name, engine, http)) for name, engine in settings.engines.items()]
 
 
-async def _check_engine(engine: Engine | ChatEngine) -> Checked:
+def _opened(
+    name: str, settings: EngineSettings, http: aiohttp.ClientSession
+) -> Engine | ChatEngine | PassthroughUpstream:
+    if settings.kind == "passthrough":
+        return open_vendor(name, settings, http)
+    return (open_chat_engine if settings.kind in CHAT_ENGINES else open_engine)(name, settings, http)
+
+
+async def _check_engine(engine: Engine | ChatEngine | PassthroughUpstream) -> Checked:
     what = f"engine {engine.name}"
     try:
         facts = await engine.probe()

@@ -7,11 +7,13 @@ which conversation a call belongs to *within one project*; they never lead to an
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
 import time
 from collections import OrderedDict
+from itertools import count
 
 from rolltap.calllog.base import CallLog
 from rolltap.ids import new_id
@@ -35,43 +37,56 @@ class Capture:
         self._policies = policies
         self._ttl = ttl
         self._recent: OrderedDict[str, LiveSession] = OrderedDict()
+        self._naming = asyncio.Lock()  # a harness's first calls come together
 
     def owns(self, key: str | None) -> bool:
         """Whether `key` is the project's."""
         return bool(key and self._key) and hmac.compare_digest(key.encode(), self._key.encode())  # type: ignore[union-attr]
 
-    async def session(self, chat: ChatRequest) -> LiveSession:
-        """The session of the request's conversation, opened if it is new."""
+    async def session(self, chat: ChatRequest, policy: str | None = None) -> LiveSession:
+        """The session of the request's conversation, opened if it is new.
+
+        With `policy` it is one of that policy; else of the one that the first call's model leads to.
+        """
         conversation = chat.hints.conversation
-        live = await self._named(chat, conversation) if conversation else self._continued(chat)
+        live = await self._named(chat, conversation, policy) if conversation else self._continued(chat, policy)
         if live is None:
-            live = await self._open(chat, key_hash(f"{self._key}\0{secrets.token_hex(16)}"))
+            live = await self._open(chat, key_hash(f"{self._key}\0{secrets.token_hex(16)}"), policy)
         self._recent[live.session.id] = live
         self._recent.move_to_end(live.session.id)
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)
         return live
 
-    async def _named(self, chat: ChatRequest, conversation: str) -> LiveSession:
-        hashed = hashlib.sha256(f"{self._key}\0{chat.dialect}\0{conversation}".encode()).hexdigest()
-        known = await self._log.session_by_key(hashed)
-        usable = known is not None and known.closed_at is None and known.expires_at > time.time()
-        return await self._live.adopt(known) if known is not None and usable else await self._open(chat, hashed)
+    async def _named(self, chat: ChatRequest, conversation: str, policy: str | None) -> LiveSession:
+        """The session of a conversation that the harness names; a new one where the former has ended."""
+        async with self._naming:
+            for turn in count():
+                identity = (self._key, chat.dialect, policy or "", conversation, str(turn))
+                hashed = hashlib.sha256("\0".join(identity).encode()).hexdigest()
+                known = await self._log.session_by_key(hashed)
+                if known is None:
+                    return await self._open(chat, hashed, policy)
+                if known.closed_at is None and known.expires_at > time.time():
+                    return await self._live.adopt(known)
+        raise AssertionError("unreachable")
 
-    def _continued(self, chat: ChatRequest) -> LiveSession | None:
+    def _continued(self, chat: ChatRequest, policy: str | None) -> LiveSession | None:
         """The recent session that holds the longest beginning of this conversation, if any holds a turn of it."""
         best: tuple[int, LiveSession] | None = None
         for live in reversed(self._recent.values()):
-            policy = self._policies[live.session.policy]
-            outline = live.forest.outline(policy.name, chat)
+            if policy is not None and live.session.policy != policy:
+                continue
+            outline = live.forest.outline(live.session.policy, chat)
             match = live.forest.find(outline, chat, [])
             if match.context is not None and (best is None or match.covered > best[0]):
                 best = (match.covered, live)
         return best[1] if best else None
 
-    async def _open(self, chat: ChatRequest, hashed: str) -> LiveSession:
+    async def _open(self, chat: ChatRequest, hashed: str, policy: str | None) -> LiveSession:
         now = time.time()
         tags = {CAPTURED: chat.dialect, "model": chat.model}
-        session = Session(new_id(), self._policies.for_model(chat.model), hashed, now, now + self._ttl, tags=tags)
+        bound = policy or self._policies.for_model(chat.model)
+        session = Session(new_id(), bound, hashed, now, now + self._ttl, tags=tags)
         await self._log.open_session(session)
         return await self._live.adopt(session)

@@ -69,11 +69,11 @@ class Exchange:
     async def reply(self, reply: WireReply) -> None:
         """A whole answer."""
         length = {"content-length": str(len(reply.body))}
-        await self._start(reply.status, {**reply.headers, **length})
+        await self.start(reply.status, {**reply.headers, **length})
         await self._send({"type": "http.response.body", "body": reply.body})
 
     async def start_stream(self, content_type: str) -> None:
-        await self._start(200, {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        await self.start(200, {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -81,7 +81,8 @@ class Exchange:
     async def end(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data})
 
-    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """The head of an answer whose body follows in pieces."""
         self.started = True
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from rolltap.errors import ContextOverflow, InvalidRequest, NotFound
+from rolltap.errors import ContextOverflow, InvalidRequest, NotFound, Unauthenticated
 from rolltap.proxy.chat import ChatRequest, Sampling, TokenLogprob
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import Continuation, Lineages, PromptPlan
 from rolltap.proxy.engines.base import ChatCall, ChatEngine, Engine, EngineFacts, SampleRequest
+from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import PolicySettings
 
 DEFAULT_MAX_CONTEXT = 32_768
@@ -143,13 +144,16 @@ class PolicyRuntime:
         )
 
 
+Upstream = TypeVar("Upstream", ChatEngine, PassthroughUpstream)
+
+
 @dataclass(slots=True, eq=False)
-class CapturePolicy:
-    """A policy behind a chat upstream (capture mode): it renders its prompts itself and is listened to."""
+class UpstreamPolicy(Generic[Upstream]):
+    """A policy whose upstream renders its prompts itself."""
 
     name: str
     settings: PolicySettings
-    engine: ChatEngine
+    engine: Upstream
     lineages: Lineages
     version: int = 0
     logprobs_mode: str = "unknown"
@@ -166,6 +170,18 @@ class CapturePolicy:
         """Where the call belongs; its prompt is the upstream's to tell."""
         return self.lineages.observe(call_id, forest, chat)
 
+    def sample_request(self, call_id: str, session_id: str, chat: ChatRequest, prompt_ids: list[int]) -> ChatCall:
+        """What is sent to the upstream: the conversation, and the sampling that the policy or the harness decided."""
+        pins = {name: value for name, value in self.settings.pin.model_dump().items() if value is not None}
+        sampling = msgspec.structs.replace(chat.sampling, **pins)
+        return ChatCall(call_id, self.settings.model or chat.model, chat, sampling, session_id)
+
+
+class CapturePolicy(UpstreamPolicy[ChatEngine]):
+    """A policy behind a chat upstream (capture mode), which is listened to."""
+
+    __slots__ = ()
+
     def check(self, chat: ChatRequest) -> None:
         """Refuses what an upstream can't be asked for, by the field's name."""
         if chat.sampling.logprobs:
@@ -175,14 +191,24 @@ class CapturePolicy:
                 "this policy can't allow some tools only", param=TOOL_CHOICE.get(chat.dialect, "tool_choice")
             )
 
-    def sample_request(self, call_id: str, session_id: str, chat: ChatRequest, prompt_ids: list[int]) -> ChatCall:
-        """What is sent to the upstream: the conversation, and the sampling that the policy or the harness decided."""
-        pins = {name: value for name, value in self.settings.pin.model_dump().items() if value is not None}
-        sampling = msgspec.structs.replace(chat.sampling, **pins)
-        return ChatCall(call_id, self.settings.model or chat.model, chat, sampling, session_id)
+
+class PassthroughPolicy(UpstreamPolicy[PassthroughUpstream]):
+    """A vendor's models. A harness's own calls are relayed (`rolltap.proxy.vendors`); nothing else reaches it."""
+
+    __slots__ = ()
+
+    def check(self, chat: ChatRequest) -> None:
+        """Refuses every call that was not relayed."""
+        raise self.refusal()
+
+    def refusal(self) -> Unauthenticated:
+        """For a call that came without the key that this vendor's calls are made with, or in another protocol."""
+        key = "a key of rolltap's" if self.engine.keyed else "the vendor's own key, not rolltap's"
+        spoken = ", ".join(self.engine.dialects)
+        return Unauthenticated(f"policy {self.name!r} relays calls to its vendor: send {key}; it speaks {spoken}")
 
 
-Policy = PolicyRuntime | CapturePolicy
+Policy = PolicyRuntime | CapturePolicy | PassthroughPolicy
 
 
 def thinks(settings: PolicySettings, asked: Sampling) -> bool:

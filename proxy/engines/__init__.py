@@ -10,6 +10,7 @@ from rolltap.errors import ConfigError
 from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.llamacpp import LlamaCppEngine
 from rolltap.proxy.engines.openai_compatible import OpenAiCompatibleEngine
+from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.proxy.engines.pool import EnginePool
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries
 from rolltap.proxy.engines.sglang import SglangEngine
@@ -64,3 +65,11 @@ def open_chat_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSe
             f"engines.{name}.kind: {settings.kind!r} is no chat upstream; known: {', '.join(CHAT_ENGINES)}"
         )
     return CHAT_ENGINES[settings.kind](name, settings, http, retries=DEFAULT_RETRIES)
+
+
+def open_vendor(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> PassthroughUpstream:
+    """The client of a vendor (passthrough); `ConfigError` if the URL is not that of one server."""
+    url = settings.url.strip()
+    if "," in url or not url.startswith(("https://", "http://")):
+        raise ConfigError(f"engines.{name}.url: want the http(s) URL of one vendor, not {url!r}")
+    return PassthroughUpstream(name, settings, http)

@@ -1,8 +1,8 @@
 """Closed models: a harness's own bytes go to the vendor and the vendor's own bytes come back.
 
-Nothing is parsed, rendered, tried again or trained: the exchange is recorded as text. The upstream's address is the
-settings' and only its path is the request's, so no client can aim rolltap at another host. The user's key passes
-through and is in nothing that `recorded` gives; a key in the settings takes its place.
+Nothing is parsed, rendered or tried again here. The upstream's address is the settings' and only its path is the
+request's, so no client can aim rolltap at another host. The user's key passes through and is in no error's message;
+a key in the settings takes its place.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest
+from rolltap.errors import EngineRefused, EngineTimeout, EngineUnavailable, InvalidRequest
+from rolltap.proxy.engines.base import EngineFacts, PauseMode
 from rolltap.proxy.engines.http import Silence
-from rolltap.settings import EngineSettings
+from rolltap.settings import DIALECTS, EngineSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
 KEY_PARAMETER = "key"  # Gemini's
-SECRET_HEADERS = frozenset({*KEY_HEADERS, "cookie", "set-cookie", "proxy-authorization"})
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -36,11 +36,11 @@ HOP_BY_HOP = frozenset(
         "content-length",
         "content-encoding",
         "accept-encoding",
+        "expect",
         "cookie",
         "set-cookie",
     }
 )
-RECORD_LIMIT = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,28 @@ class NativeRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
 
-    def recorded(self) -> dict[str, str]:
-        """The headers that may be kept."""
-        return {name: value for name, value in self.headers.items() if name not in SECRET_HEADERS}
+    def without_key(self, text: str) -> str:
+        """`text` with `[key]` where this request's key stands in it."""
+        held = [value for name, value in self.headers.items() if name in KEY_HEADERS]
+        for value in (*held, self.query.get(KEY_PARAMETER, "")):
+            if key := value.rpartition(" ")[2]:
+                text = text.replace(key, "[key]")
+        return text
 
 
 @dataclass(slots=True)
 class NativeReply:
-    """A reply as it comes. `chunks` is read once; what it gave is in `body`, up to a limit."""
+    """A reply as it comes. `chunks` is read once; `whole` once the body has come to its end."""
 
     status: int
     headers: dict[str, str]
     chunks: AsyncIterator[bytes]
-    body: bytearray = field(default_factory=bytearray)
-    whole: bool = False  # the body has come to its end
-    cut: bool = False  # `body` lacks what came after the limit
+    whole: bool = False
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it is a stream of events."""
+        return self.headers.get("content-type", "").startswith("text/event-stream")
 
 
 class PassthroughUpstream:
@@ -77,11 +84,44 @@ class PassthroughUpstream:
 
     def __init__(self, name: str, settings: EngineSettings, session: aiohttp.ClientSession) -> None:
         self.name = name
+        self.dialects = settings.dialects or DIALECTS
         self._base = settings.url.strip().rstrip("/")
         self._key = settings.api_key
         self._first_byte_s = settings.first_byte_s
         self._idle_s = settings.idle_s
         self._session = session
+
+    @property
+    def keyed(self) -> bool:
+        """Whether calls are made under the settings' key, not the user's."""
+        return bool(self._key)
+
+    async def probe(self) -> EngineFacts:
+        """What is known of any vendor. It is not asked: only its users' calls reach it."""
+        return EngineFacts(
+            kind=self.kind,
+            url=self._base,
+            models=(),
+            max_context=None,
+            weight_versions=False,
+            weight_updates=False,
+            logprobs_mode="unknown",
+            notes=("a vendor's replies are recorded as text and can't be trained",),
+        )
+
+    async def pause(self, mode: PauseMode) -> None:
+        raise self._fixed()
+
+    async def resume(self) -> None:
+        raise self._fixed()
+
+    async def load_weights(self, path: str, version: int) -> None:
+        raise self._fixed()
+
+    async def close(self) -> None: ...
+
+    def _fixed(self) -> EngineRefused:
+        return EngineRefused(f"upstream {self.name}: a vendor takes no weights", http_status=501)
 
     @asynccontextmanager
     async def relay(self, request: NativeRequest) -> AsyncIterator[NativeReply]:
@@ -93,7 +133,7 @@ class PassthroughUpstream:
         silence = Silence(response, self._idle_s)
         headers = {name.lower(): value for name, value in response.headers.items() if name.lower() not in HOP_BY_HOP}
         reply = NativeReply(response.status, headers, _nothing())
-        reply.chunks = self._chunks(silence, reply)
+        reply.chunks = self._chunks(request, silence, reply)
         try:
             yield reply
         finally:
@@ -116,19 +156,17 @@ class PassthroughUpstream:
         except TimeoutError:
             raise EngineTimeout(f"upstream {self.name} did not begin within {self._first_byte_s:g} s") from None
         except aiohttp.ClientError as error:
-            raise EngineUnavailable(f"upstream {self.name} at {self._base} can't be reached: {error}") from error
+            message = f"upstream {self.name} at {self._base} can't be reached: {_words(error, request)}"
+            raise EngineUnavailable(message) from None
 
-    async def _chunks(self, silence: Silence, reply: NativeReply) -> AsyncIterator[bytes]:
+    async def _chunks(self, request: NativeRequest, silence: Silence, reply: NativeReply) -> AsyncIterator[bytes]:
         try:
             while chunk := await silence.read():
-                room = RECORD_LIMIT - len(reply.body)
-                reply.body += chunk[:room]
-                reply.cut = reply.cut or len(chunk) > room
                 yield chunk
         except aiohttp.ClientError as error:
             if silence.fired:
                 raise EngineTimeout(f"upstream {self.name} was silent for {self._idle_s:g} s") from None
-            raise EngineUnavailable(f"upstream {self.name} broke off: {error}") from error
+            raise EngineUnavailable(f"upstream {self.name} broke off: {_words(error, request)}") from None
         reply.whole = True
 
     def _url(self, request: NativeRequest) -> str:
@@ -155,3 +193,8 @@ class PassthroughUpstream:
 async def _nothing() -> AsyncIterator[bytes]:
     return
     yield b""
+
+
+def _words(error: aiohttp.ClientError, request: NativeRequest) -> str:
+    """What a client error says, without the URL of the request, which may hold its key."""
+    return request.without_key(error.message if isinstance(error, aiohttp.ClientResponseError) else str(error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -66,6 +66,10 @@ class QueueSettings(Section):
     )
 
 
+DialectName = Literal["openai_chat", "openai_responses", "anthropic", "gemini", "openai_completions"]
+DIALECTS: tuple[DialectName, ...] = get_args(DialectName)
+
+
 class EngineSettings(Section):
     """A model server."""
 
@@ -74,6 +78,9 @@ class EngineSettings(Section):
     )
     url: str = Field(description="base URL; several replicas separated by commas")
     api_key: str = Field(default="", description="key that the server wants, if any")
+    dialects: tuple[DialectName, ...] = Field(
+        default=(), description="passthrough: protocols that this vendor speaks; empty: all"
+    )
     first_byte_s: float = Field(default=600, gt=0, description="longest wait for the first token, in seconds")
     idle_s: float = Field(default=120, gt=0, description="longest silence between tokens, in seconds")
 
@@ -183,7 +190,19 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
         if policy.engine not in settings.engines:
             known = ", ".join(settings.engines) or "none"
             raise ConfigError(f"settings: policies.{name}.engine: no engine {policy.engine!r}; known: {known}")
+        if settings.engines[policy.engine].kind == "passthrough":
+            _check_relayed(name, policy)
+    for name, engine in settings.engines.items():
+        if engine.dialects and engine.kind != "passthrough":
+            raise ConfigError(f"settings: engines.{name}.dialects: only kind passthrough takes this; leave it out")
     return settings
+
+
+def _check_relayed(name: str, policy: PolicySettings) -> None:
+    """A vendor gets the harness's own bytes: nothing of a policy's can be put into them."""
+    for field in ("model", "tokenizer", "family", "tool_format", "train", "top_logprobs", "routed_experts", "pin"):
+        if getattr(policy, field) != PolicySettings.model_fields[field].default:
+            raise ConfigError(f"settings: policies.{name}.{field}: passthrough relays requests unchanged; leave it out")
 
 
 def _plain(error: Any) -> str:

@@ -36,17 +36,22 @@ def serve(
     engine: Annotated[
         str | None, typer.Option(help="URL of a model server, for a start without a settings file")
     ] = None,
-    kind: Annotated[str, typer.Option(help="its wire: vllm, sglang, llamacpp, rolltap, openai_compatible")] = "vllm",
+    kind: Annotated[
+        str, typer.Option(help="its wire: vllm, sglang, llamacpp, rolltap, openai_compatible, passthrough")
+    ] = "vllm",
     tokenizer: Annotated[Path | None, typer.Option(help="folder with the model's tokenizer.json")] = None,
     family: Annotated[str, typer.Option(help="renderer family, e.g. qwen3; empty: by the chat template")] = "",
     policy: Annotated[str, typer.Option(help="name of the policy that the engine serves")] = "default",
     model: Annotated[str, typer.Option(help="the model's name on the engine; empty: the policy's name")] = "",
     data: Annotated[Path | None, typer.Option(help="folder of database, keys and spool")] = None,
-    capture: Annotated[bool, typer.Option(help="print the export line for capture without opening sessions")] = False,
+    capture: Annotated[
+        bool, typer.Option(help="print what to export for capture; without an engine, calls go on to their vendor")
+    ] = False,
 ) -> None:
     """Runs the proxy: the agent, trainer and admin planes.
 
-    With a settings file everything comes from there; with --engine a single policy is served.
+    With a settings file everything comes from there; with --engine a single policy is served; with --capture alone
+    calls go to the vendors under the user's own keys.
     """
     import uvloop
 
@@ -54,7 +59,7 @@ def serve(
 
     path = config_path(config)
     quick = {"engine": engine, "kind": kind, "tokenizer": tokenizer, "family": family, "policy": policy, "model": model}
-    uvloop.run(run(settings_from(path, quick, data), capture=capture))
+    uvloop.run(run(settings_from(path, quick, data, capture=capture), capture=capture))
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,24 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap.errors import ConfigError
-from rolltap.settings import Settings, load_settings
+from rolltap.settings import DIALECTS, EngineSettings, Settings, load_settings
+
+VENDORS: dict[str, dict[str, Any]] = {
+    "anthropic": {"url": "https://api.anthropic.com", "dialects": ("anthropic",)},
+    "openai": {
+        "url": "https://api.openai.com/v1",
+        "dialects": ("openai_responses", "openai_chat", "openai_completions"),
+    },
+    "gemini": {"url": "https://generativelanguage.googleapis.com", "dialects": ("gemini",)},
+}
+"""Whom `serve --capture` relays to where no engine is named."""
 
 
-def settings_from(path: Path | None, quick: dict[str, Any], data: Path | None) -> Settings:
-    """The settings of the file, or those of a single policy on the engine that `quick` names."""
+def settings_from(path: Path | None, quick: dict[str, Any], data: Path | None, *, capture: bool = False) -> Settings:
+    """The settings of the file, or those of a single policy on the engine that `quick` names.
+
+    With `capture` and neither, every protocol's own vendor is served.
+    """
     overrides: dict[str, Any] = {"data": data} if data is not None else {}
     if quick["engine"]:
         overrides["engines"] = {"main": {"kind": quick["kind"], "url": quick["engine"]}}
@@ -26,9 +40,13 @@ def settings_from(path: Path | None, quick: dict[str, Any], data: Path | None) -
                 "family": quick["family"],
             }
         }
+    elif path is None and capture:
+        overrides["engines"] = {name: {"kind": "passthrough", **vendor} for name, vendor in VENDORS.items()}
+        overrides["policies"] = {name: {"engine": name} for name in VENDORS}
     elif path is None:
         raise ConfigError(
-            "nothing to serve: give --engine URL --tokenizer FOLDER, or write a rolltap.toml (see docs/settings.md)"
+            "nothing to serve: give --engine URL --tokenizer FOLDER, or --capture to record calls to the vendors, "
+            "or write a rolltap.toml (see docs/settings.md)"
         )
     return load_settings(path, **overrides)
 
@@ -51,7 +69,7 @@ async def run(settings: Settings, *, capture: bool) -> None:
         console = Console(stderr=True)
         console.print(_banner(app, listen.host, ports))
         if capture:  # outside of the table: a terminal must not cut what is to be copied
-            for line in _exports(app.base_url, app.settings.keys.project):
+            for line in exports(app.settings, app.base_url):
                 console.print(line, soft_wrap=True, highlight=False, markup=False)
         planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
         await serve(planes, asyncio.Event())
@@ -68,10 +86,25 @@ def _banner(app: Any, host: str, ports: dict[str, int]) -> Table:
     return table
 
 
-def _exports(url: str, key: str) -> list[str]:
-    """What to export so that a harness's calls are captured, by the protocol that it speaks."""
+def exports(settings: Settings, url: str) -> list[str]:
+    """What to export so that a harness's calls are captured, by the protocol that it speaks.
+
+    Where calls go to a vendor under the user's own key, that key stays where it is.
+    """
+    key = settings.keys.project
+    own = [engine for engine in settings.engines.values() if engine.kind == "passthrough" and not engine.api_key]
     return [
-        f"export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}",
-        f"export ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key}",
-        f"export GOOGLE_GEMINI_BASE_URL={url} GEMINI_API_KEY={key}",
+        _export(own, names, url, key)
+        for names in (
+            ("openai_responses", "OPENAI_BASE_URL", "/v1", "OPENAI_API_KEY"),
+            ("anthropic", "ANTHROPIC_BASE_URL", "", "ANTHROPIC_API_KEY"),
+            ("gemini", "GOOGLE_GEMINI_BASE_URL", "", "GEMINI_API_KEY"),
+        )
     ]
+
+
+def _export(own: Sequence[EngineSettings], names: tuple[str, str, str, str], url: str, key: str) -> str:
+    dialect, base, path, key_name = names
+    line = f"export {base}={url}{path}"
+    relayed = any(dialect in (engine.dialects or DIALECTS) for engine in own)
+    return line if relayed else f"{line} {key_name}={key}"

@@ -73,7 +73,7 @@ async def read(upstream: PassthroughUpstream, request: NativeRequest) -> tuple[A
 @pytest.mark.parametrize("status", [200, 400, 429, 500])
 async def test_bytes_and_status_are_the_vendors(vendor: Vendor, http: aiohttp.ClientSession, status: int):
     reply, body = await read(upstream(vendor, http), post("/v1/messages", query={"status": str(status)}))
-    assert (reply.status, body, bytes(reply.body)) == (status, b'{"a": 1}', b'{"a": 1}')
+    assert (reply.status, body) == (status, b'{"a": 1}')
     assert (reply.headers["x-request-id"], reply.headers["retry-after"]) == ("r1", "3")
     (seen,) = vendor.seen
     assert seen.headers["authorization"] == f"Bearer {KEY}"
@@ -89,10 +89,13 @@ async def test_a_stream_comes_as_it_is_sent(vendor: Vendor, http: aiohttp.Client
     assert "set-cookie" not in reply.headers
 
 
-def test_no_key_is_recorded():
-    keys = {"x-api-key": KEY, "authorization": KEY, "x-goog-api-key": KEY, "cookie": KEY}
-    request = NativeRequest("POST", "/v1/messages", headers={**keys, "user-agent": "u"})
-    assert request.recorded() == {"user-agent": "u"}
+@pytest.mark.parametrize("name", ["x-api-key", "authorization", "x-goog-api-key", "api-key"])
+def test_no_key_is_in_what_is_said_of_a_request(name: str):
+    value = f"Bearer {KEY}" if name == "authorization" else KEY
+    request = NativeRequest("POST", "/v1/messages", headers={name: value, "user-agent": "u"})
+    assert request.without_key(f"no key {KEY} from u") == "no key [key] from u"
+    request = NativeRequest("POST", "/v1beta/models/m:generateContent", query={"key": KEY})
+    assert request.without_key(f"https://vendor/?key={KEY}") == "https://vendor/?key=[key]"
 
 
 async def test_a_key_in_the_settings_takes_the_place_of_the_users(vendor: Vendor, http: aiohttp.ClientSession):

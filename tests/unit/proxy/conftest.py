@@ -15,6 +15,7 @@ from rolltap.calllog.memory import MemoryCallLog
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.proxy.agent_plane import agent_app
+from rolltap.proxy.auth import Keyring
 from rolltap.proxy.capture import Capture
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation
@@ -27,7 +28,9 @@ from rolltap.proxy.live import LiveSessions, key_hash
 from rolltap.proxy.policies import Policies, PolicyRuntime
 from rolltap.proxy.recalling import Recalls
 from rolltap.proxy.recorder import Recorder
-from rolltap.settings import LimitSettings, PolicySettings
+from rolltap.proxy.vendors.access import Access
+from rolltap.proxy.vendors.relay import Relay
+from rolltap.settings import KeySettings, LimitSettings, PolicySettings
 from rolltap.types import Session, VersionSpan
 
 SECRET = b"0123456789abcdef"
@@ -216,4 +219,6 @@ def serve(log: GatedLog, engine: ToldEngine, session: Session, limits: LimitSett
     policies, live, recorder = Policies({"tiny": runtime}), LiveSessions(log), Recorder(log)
     capture = Capture("project-key", log, live, policies, 3600)
     gateway = Gateway(live, capture, policies, recorder, Recalls(log, handles, policies), handles, limits)
-    return Plane(Client(agent_app(DIALECTS, gateway, limits, [])), engine, log, recorder, session, limits, runtime)
+    relay = Relay(Access(live, capture, policies, Keyring(KeySettings()), unnamed=True), capture, recorder, limits)
+    app = agent_app(DIALECTS, gateway, relay, limits, [])
+    return Plane(Client(app), engine, log, recorder, session, limits, runtime)

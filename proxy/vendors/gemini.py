@@ -1,0 +1,74 @@
+"""Gemini, read from the vendor's side. Only the first candidate is read."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rolltap.proxy.chat import Choice, Usage
+from rolltap.proxy.dialects.gemini import parse_content
+from rolltap.proxy.vendors.reading import as_turn
+
+
+class _Content(msgspec.Struct):
+    parts: list[msgspec.Raw] = []
+
+
+class _Candidate(msgspec.Struct, rename="camel"):
+    content: _Content | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct, rename="camel"):
+    prompt_token_count: int = 0
+    candidates_token_count: int = 0
+    cached_content_token_count: int = 0
+    thoughts_token_count: int = 0
+
+
+class _Problem(msgspec.Struct):
+    message: str = ""
+
+
+class _Body(msgspec.Struct, rename="camel"):
+    candidates: list[_Candidate] = []
+    usage_metadata: _Usage | None = None
+    error: _Problem | None = None
+
+
+class GeminiReader:
+    """One answer."""
+
+    def __init__(self) -> None:
+        self.closing = self.ended = False
+        self.error = ""
+        self.usage: Usage | None = None
+        self._parts: list[msgspec.Raw] = []
+        self._finish = ""
+
+    def event(self, data: bytes) -> None:
+        self._take(msgspec.json.decode(data, type=_Body))
+
+    def whole(self, body: bytes) -> None:
+        """A body is one answer, or the list of chunks of a stream that was not asked for as events."""
+        for answer in msgspec.json.decode(body, type=list[msgspec.Raw]) if body.lstrip()[:1] == b"[" else (body,):
+            self._take(msgspec.json.decode(answer, type=_Body))
+        self.ended = True
+
+    def choice(self) -> Choice:
+        (message,) = parse_content(msgspec.json.encode({"role": "model", "parts": self._parts}))
+        return as_turn(message, "length" if self._finish == "MAX_TOKENS" else "stop")
+
+    def _take(self, body: _Body) -> None:
+        if body.error is not None:
+            self.closing = self.ended = True
+            self.error = body.error.message
+        if (usage := body.usage_metadata) is not None:
+            output = usage.candidates_token_count + usage.thoughts_token_count
+            cached, thoughts = usage.cached_content_token_count, usage.thoughts_token_count
+            self.usage = Usage(usage.prompt_token_count, output, cached, thoughts)
+        for candidate in body.candidates[:1]:
+            if candidate.content is not None:
+                self._parts += [part.copy() for part in candidate.content.parts]
+            if candidate.finish_reason is not None:
+                self._finish = candidate.finish_reason
+                self.closing = self.ended = True

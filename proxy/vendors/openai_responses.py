@@ -1,0 +1,105 @@
+"""OpenAI Responses, read from the vendor's side."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rolltap.proxy.chat import Choice, Text, Usage
+from rolltap.proxy.dialects.openai_responses import TEXT as TEXT_RANK
+from rolltap.proxy.dialects.openai_responses import Piece, join_pieces, parse_item
+from rolltap.proxy.vendors.reading import as_turn
+
+READ = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})
+"""Items of an assistant's turn that the dialect knows; those of the vendor's own tools are left out."""
+
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _Cached | None = None
+    output_tokens_details: _Reasoning | None = None
+
+
+class _Problem(msgspec.Struct):
+    message: str | None = None
+
+
+class _Kind(msgspec.Struct):
+    type: str = ""
+
+
+class _Response(msgspec.Struct):
+    output: list[msgspec.Raw] = []
+    status: str = ""
+    usage: _Usage | None = None
+    error: _Problem | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    response: _Response | None = None
+    item: msgspec.Raw | None = None
+    delta: msgspec.Raw | None = None
+    message: str | None = None
+
+
+class ResponsesReader:
+    """One response."""
+
+    def __init__(self) -> None:
+        self.closing = self.ended = False
+        self.error = ""
+        self.usage: Usage | None = None
+        self._items: list[msgspec.Raw] = []
+        self._open = ""  # the text of a message that is not whole
+        self._status = ""
+
+    def event(self, data: bytes) -> None:
+        event = msgspec.json.decode(data, type=_Event)
+        if event.type in ENDS and event.response is not None:
+            self.closing = self.ended = True
+            self._take(event.response)
+        elif event.type == "error":
+            self.closing = self.ended = True
+            self.error = event.message or "error"
+        elif event.type == "response.output_item.done" and event.item is not None:
+            self._items.append(event.item.copy())
+            self._open = ""
+        elif event.type == "response.output_text.delta" and event.delta is not None:
+            self._open += msgspec.json.decode(event.delta, type=str)
+
+    def whole(self, body: bytes) -> None:
+        self._take(msgspec.json.decode(body, type=_Response))
+        self.ended = True
+
+    def choice(self) -> Choice:
+        pieces: list[Piece] = []
+        for item in self._items:
+            if msgspec.json.decode(item, type=_Kind).type in READ:
+                piece = parse_item(bytes(item))
+                assert isinstance(piece, Piece)
+                pieces.append(piece)
+        if self._open:
+            pieces.append(Piece(TEXT_RANK, (Text(self._open),)))
+        return as_turn(join_pieces(tuple(pieces)), "length" if self._status == "incomplete" else "stop")
+
+    def _take(self, response: _Response) -> None:
+        self._status, self._open = response.status, ""
+        if response.output or not self._items:
+            self._items = [item.copy() for item in response.output]
+        if response.error is not None:
+            self.error = response.error.message or "error"
+        if (usage := response.usage) is not None:
+            cached = usage.input_tokens_details.cached_tokens if usage.input_tokens_details else 0
+            reasoning = usage.output_tokens_details.reasoning_tokens if usage.output_tokens_details else 0
+            self.usage = Usage(usage.input_tokens, usage.output_tokens, cached or 0, reasoning or 0)

@@ -1,0 +1,558 @@
+"""Passthrough end to end: a harness with its own vendor key, the real proxy, and an emulated vendor behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rolltap.proxy.app import Rolltap
+from rolltap.proxy.server import bind, serve
+from rolltap.settings import Settings
+from rolltap.types import Finish, Flaw, Outcome
+
+KEY = "sk-the-users-own-vendor-key-0123456789"
+BASH = {"type": "object", "properties": {"command": {"type": "string"}}}
+
+
+def sse(*events: Any) -> list[bytes]:
+    """The frames of a stream; a mapping with a type is an event of that name."""
+    frames: list[bytes] = []
+    for event in events:
+        name = b"event: " + event["type"].encode() + b"\n" if isinstance(event, dict) and "type" in event else b""
+        frames.append(name + b"data: " + (event if isinstance(event, bytes) else json.dumps(event).encode()) + b"\n\n")
+    return frames
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A protocol as its vendor speaks it. Every reply says "I look." and calls `bash`; usage is 11 in, 7 out.
+
+    `closing` is the first frame that a client may take for the reply's end, `echo` the assistant's turn as a harness
+    sends it back.
+    """
+
+    path: str
+    stream_path: str
+    headers: Mapping[str, str]
+    ask: Mapping[str, Any]
+    stream: Mapping[str, Any]
+    whole: Mapping[str, Any]
+    frames: list[bytes]
+    closing: int
+    history: str
+    echo: list[Any]
+    query: str = ""
+
+
+ARGUMENTS = '{"command": "ls"}'
+CALL = {"id": "call_v1", "type": "function", "function": {"name": "bash", "arguments": ARGUMENTS}}
+CHAT_USAGE = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+
+
+def chat_delta(delta: Any, finish: str | None = None) -> Any:
+    return {
+        "id": "c1",
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+    }
+
+
+CHAT_TURN = {"role": "assistant", "content": "I look.", "refusal": None, "annotations": [], "tool_calls": [CALL]}
+CHAT = Wire(
+    path="/v1/chat/completions",
+    stream_path="/v1/chat/completions",
+    headers={"authorization": f"Bearer {KEY}"},
+    ask={
+        "model": "gpt-x",
+        "messages": [{"role": "user", "content": "count the files"}],
+        "tools": [{"type": "function", "function": {"name": "bash", "parameters": BASH}}],
+    },
+    stream={"stream": True, "stream_options": {"include_usage": True}},
+    whole={
+        "id": "c1",
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": CHAT_TURN, "finish_reason": "tool_calls"}],
+        "usage": CHAT_USAGE,
+    },
+    frames=sse(
+        chat_delta({"role": "assistant", "content": "", "refusal": None}),
+        chat_delta({"content": "I "}),
+        chat_delta({"content": "look."}),
+        chat_delta({"tool_calls": [{"index": 0, **CALL, "function": {"name": "bash", "arguments": ""}}]}),
+        chat_delta({"tool_calls": [{"index": 0, "function": {"arguments": ARGUMENTS}}]}),
+        chat_delta({}, "tool_calls"),
+        {"id": "c1", "object": "chat.completion.chunk", "choices": [], "usage": CHAT_USAGE},
+        b"[DONE]",
+    ),
+    closing=5,
+    history="messages",
+    echo=[
+        {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_v1", "content": "3"},
+    ],
+)
+
+MESSAGE = {
+    "type": "message",
+    "id": "msg_1",
+    "status": "completed",
+    "role": "assistant",
+    "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}],
+}
+FUNCTION = {
+    "type": "function_call",
+    "id": "fc_1",
+    "call_id": "call_v1",
+    "name": "bash",
+    "arguments": ARGUMENTS,
+    "status": "completed",
+}
+RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "status": "completed",
+    "error": None,
+    "output": [MESSAGE, FUNCTION],
+    "usage": {
+        "input_tokens": 11,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 7,
+        "output_tokens_details": {"reasoning_tokens": 0},
+    },
+}
+RESPONSES = Wire(
+    path="/v1/responses",
+    stream_path="/v1/responses",
+    headers={"authorization": f"Bearer {KEY}"},
+    ask={
+        "model": "gpt-x-codex",
+        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "count the files"}]}],
+        "tools": [{"type": "function", "name": "bash", "parameters": BASH, "strict": False}],
+    },
+    stream={"stream": True},
+    whole=RESPONSE,
+    frames=sse(
+        {
+            "type": "response.created",
+            "sequence_number": 0,
+            "response": {**RESPONSE, "status": "in_progress", "output": []},
+        },
+        {"type": "response.output_item.added", "output_index": 0, "item": {**MESSAGE, "content": []}},
+        {"type": "response.output_text.delta", "output_index": 0, "item_id": "msg_1", "delta": "I look."},
+        {"type": "response.output_item.done", "output_index": 0, "item": MESSAGE},
+        {"type": "response.output_item.done", "output_index": 1, "item": FUNCTION},
+        {"type": "response.completed", "sequence_number": 9, "response": RESPONSE},
+    ),
+    closing=5,
+    history="input",
+    echo=[MESSAGE, FUNCTION, {"type": "function_call_output", "call_id": "call_v1", "output": "3"}],
+)
+
+USE = {"type": "tool_use", "id": "toolu_v1", "name": "bash", "input": {"command": "ls"}}
+ANTHROPIC = Wire(
+    path="/v1/messages",
+    stream_path="/v1/messages",
+    headers={"x-api-key": KEY, "anthropic-version": "2023-06-01"},
+    query="beta=true",
+    ask={
+        "model": "claude-x",
+        "max_tokens": 99,
+        "messages": [{"role": "user", "content": "count the files"}],
+        "tools": [{"name": "bash", "input_schema": BASH}],
+    },
+    stream={"stream": True},
+    whole={
+        "id": "msg_v1",
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": "I look."}, USE],
+        "stop_reason": "tool_use",
+        "usage": {
+            "input_tokens": 4,
+            "cache_read_input_tokens": 7,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": 7,
+        },
+    },
+    frames=sse(
+        {
+            "type": "message_start",
+            "message": {
+                "id": "msg_v1",
+                "role": "assistant",
+                "content": [],
+                "usage": {"input_tokens": 4, "cache_read_input_tokens": 7, "output_tokens": 1},
+            },
+        },
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "ping"},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "I look."}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "content_block_start", "index": 1, "content_block": {**USE, "input": {}}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"comm'}},
+        {
+            "type": "content_block_delta",
+            "index": 1,
+            "delta": {"type": "input_json_delta", "partial_json": 'and":"ls"}'},
+        },
+        {"type": "content_block_stop", "index": 1},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 7}},
+        {"type": "message_stop"},
+    ),
+    closing=9,
+    history="messages",
+    echo=[
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, USE]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_v1", "content": "3"}]},
+    ],
+)
+
+PARTS = [{"text": "I look."}, {"functionCall": {"name": "bash", "args": {"command": "ls"}}, "thoughtSignature": "c2ln"}]
+COUNTS = {"promptTokenCount": 11, "candidatesTokenCount": 5, "thoughtsTokenCount": 2, "totalTokenCount": 18}
+
+
+def candidate(parts: list[Any], **fields: Any) -> Any:
+    return {
+        "candidates": [{"content": {"role": "model", "parts": parts}, "index": 0, **fields}],
+        "usageMetadata": COUNTS,
+    }
+
+
+GEMINI = Wire(
+    path="/v1beta/models/gemini-x:generateContent",
+    stream_path="/v1beta/models/gemini-x:streamGenerateContent",
+    headers={},
+    query=f"alt=sse&key={KEY}",
+    ask={
+        "contents": [{"role": "user", "parts": [{"text": "count the files"}]}],
+        "tools": [{"functionDeclarations": [{"name": "bash", "parametersJsonSchema": BASH}]}],
+    },
+    stream={},
+    whole=candidate(PARTS, finishReason="STOP"),
+    frames=sse(candidate(PARTS[:1]), candidate(PARTS[1:], finishReason="STOP")),
+    closing=1,
+    history="contents",
+    echo=[
+        {"role": "model", "parts": PARTS},
+        {"role": "user", "parts": [{"functionResponse": {"name": "bash", "response": {"output": "3"}}}]},
+    ],
+)
+
+WIRES = {"openai_chat": CHAT, "openai_responses": RESPONSES, "anthropic": ANTHROPIC, "gemini": GEMINI}
+each_wire = pytest.mark.parametrize("name", list(WIRES))
+
+
+@dataclass
+class Vendor:
+    """Answers as it is told; remembers what it was asked. `stop_after` frames of a stream it waits for `go`."""
+
+    wire: Wire
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    stop_after: int | None = None
+    dies: bool = False
+    seen: list[tuple[web.Request, bytes]] = field(default_factory=list)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.seen.append((request, body))
+        if self.body is not None:
+            return web.Response(body=self.body, status=self.status, headers=self.headers)
+        if not (b'"stream": true' in body or b'"stream":true' in body or "streamGenerate" in request.path):
+            return web.json_response(self.wire.whole)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-request-id": "r1"})
+        await response.prepare(request)
+        for at, frame in enumerate(self.wire.frames):
+            if at == self.stop_after:
+                await self._pause(request)
+            await response.write(frame)
+        return response
+
+    async def _pause(self, request: web.Request) -> None:
+        if self.dies:
+            assert request.transport is not None
+            request.transport.abort()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+
+
+@dataclass
+class Stage:
+    """The proxy, its vendor and a client."""
+
+    app: Rolltap
+    vendor: Vendor
+    client: httpx.AsyncClient
+    wire: Wire
+
+    def request(self, *more: Any, stream: bool = False, prefix: str = "", **headers: str) -> httpx.Request:
+        ask = {**self.wire.ask, **(self.wire.stream if stream else {})}
+        ask[self.wire.history] = [*ask[self.wire.history], *more]
+        path = prefix + (self.wire.stream_path if stream else self.wire.path)
+        url = f"{path}?{self.wire.query}" if self.wire.query else path
+        return self.client.build_request("POST", url, json=ask, headers={**self.wire.headers, **headers})
+
+    async def post(self, *more: Any, **options: Any) -> httpx.Response:
+        return await self.client.send(self.request(*more, **options))
+
+    async def rows(self) -> list[Any]:
+        return [
+            row for session in await self.app.call_log.sessions() for row in await self.app.call_log.rows(session.id)
+        ]
+
+
+def files_of(folder: Path) -> list[bytes]:
+    """What the database, its journal, the spool and all other files hold."""
+    return [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+
+
+@asynccontextmanager
+async def staged(
+    folder: Path, name: str, *, engine: Mapping[str, Any] | None = None, **vendor: Any
+) -> AsyncIterator[Stage]:
+    """The real proxy on a port of its own before an emulated vendor of the dialect `name`."""
+    behind = Vendor(WIRES[name], **vendor)
+    web_app = web.Application()
+    web_app.router.add_route("*", "/{tail:.*}", behind.answer)
+    server = TestServer(web_app)
+    await server.start_server()
+    settings = Settings.model_validate(
+        {
+            "data": folder,
+            "engines": {"vendor": {"kind": "passthrough", "url": str(server.make_url("/")), **(engine or {})}},
+            "policies": {"theirs": {"engine": "vendor"}},
+        }
+    )
+    async with Rolltap.running(settings) as app:
+        socket, stop = bind("127.0.0.1", 0), asyncio.Event()
+        serving = asyncio.create_task(serve({"agent": (app.planes["agent"], socket)}, stop))
+        base = f"http://127.0.0.1:{socket.getsockname()[1]}"
+        try:
+            async with httpx.AsyncClient(base_url=base, timeout=30) as client:
+                yield Stage(app, behind, client, WIRES[name])
+        finally:
+            behind.go.set()
+            stop.set()
+            await serving
+            await server.close()
+
+
+@each_wire
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_task_of_two_calls_goes_to_the_vendor_and_is_one_session(
+    tmp_path: Path, name: str, stream: bool
+) -> None:
+    async with staged(tmp_path, name) as stage:
+        first = await stage.post(stream=stream)
+        second = await stage.post(*stage.wire.echo, stream=stream)
+        await stage.app.services.recorder.drain()
+        (session,) = await stage.app.call_log.sessions()
+        one, two = await stage.rows()
+        (asked, body), _ = stage.vendor.seen
+    told = b"".join(stage.wire.frames) if stream else json.dumps(stage.wire.whole).encode()
+    assert (first.status_code, first.content, second.content) == (200, told, told)
+    assert json.loads(body)[stage.wire.history] == stage.wire.ask[stage.wire.history]
+    assert (asked.path, asked.query_string) == (stage.wire.stream_path if stream else stage.wire.path, stage.wire.query)
+    assert {name: asked.headers[name] for name in stage.wire.headers} == stage.wire.headers
+    assert session.policy == "theirs"
+    assert two.intent.parent_id == one.intent.id
+    for row in (one, two):
+        done = row.completion
+        assert (done.outcome, done.finish, done.flaw) == (Outcome.COMPLETED, Finish.TOOL_CALLS, Flaw.TOKENS_MISSING)
+        assert not row.call().trainable
+        said = json.loads(done.message)
+        assert "".join(part.get("text", "") for part in said["parts"]) == "I look."
+        assert [(call["name"], json.loads(call["arguments"])) for call in said["tool_calls"]] == [
+            ("bash", {"command": "ls"})
+        ]
+        assert (done.usage["prompt"], done.usage["output"]) == (11, 7)
+        assert row.delivered
+
+
+@each_wire
+async def test_a_stream_comes_as_it_is_sent_and_its_end_waits_for_the_record(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = asyncio.Event()
+    async with staged(tmp_path, name, stop_after=WIRES[name].closing) as stage:
+        append = stage.app.call_log.append_completion
+
+        async def held(completion: Any) -> None:
+            await recorded.wait()
+            await append(completion)
+
+        monkeypatch.setattr(stage.app.call_log, "append_completion", held)
+        answer = await stage.client.send(stage.request(stream=True), stream=True)
+        pieces = answer.aiter_raw()
+        early = b"".join(stage.wire.frames[: stage.wire.closing])
+        got = b""
+        while len(got) < len(early):
+            got += await anext(pieces)
+        assert got == early
+        assert [row.completion for row in await stage.rows()] == [None]
+        stage.vendor.go.set()
+        rest = asyncio.ensure_future(anext(pieces))
+        done, _ = await asyncio.wait([rest], timeout=0.2)
+        assert not done
+        recorded.set()
+        got += await rest
+        async for piece in pieces:
+            got += piece
+        await answer.aclose()
+    assert got == b"".join(stage.wire.frames)
+
+
+@each_wire
+@pytest.mark.parametrize(("status", "after"), [(401, None), (429, "17"), (529, None)])
+async def test_the_vendors_errors_go_through_unchanged(
+    tmp_path: Path, name: str, status: int, after: str | None
+) -> None:
+    said = json.dumps({"error": {"message": f"no: {KEY}"}}).encode()
+    headers = {"content-type": "application/json", "x-request-id": "r7", **({"retry-after": after} if after else {})}
+    async with staged(tmp_path, name, status=status, body=said, headers=headers) as stage:
+        answer = await stage.post(stream=True)
+        (row,) = await stage.rows()
+    assert (answer.status_code, answer.content) == (status, said)
+    assert (answer.headers["x-request-id"], answer.headers.get("retry-after")) == ("r7", after)
+    assert row.completion.outcome is Outcome.ENGINE_ERROR
+    assert str(status) in row.completion.error
+    assert KEY not in row.completion.error
+    assert len(stage.vendor.seen) == 1
+
+
+@each_wire
+async def test_a_vendor_that_dies_halfway_cuts_the_client_off(tmp_path: Path, name: str) -> None:
+    async with staged(tmp_path, name, stop_after=1, dies=True) as stage:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await stage.post(stream=True)
+        (row,) = await stage.rows()
+    assert row.completion.outcome is Outcome.ENGINE_ERROR
+    assert "broke off" in row.completion.error
+
+
+@each_wire
+async def test_a_client_that_leaves_ends_the_vendors_call(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: asyncio.Queue[Any] = asyncio.Queue()
+    async with staged(tmp_path, name, stop_after=1) as stage:
+        monkeypatch.setattr(stage.app.call_log, "append_completion", written.put)
+        answer = await stage.client.send(stage.request(stream=True), stream=True)
+        await anext(answer.aiter_raw())
+        await answer.aclose()
+        async with asyncio.timeout(10):
+            await stage.vendor.left.wait()
+            completion = await written.get()
+    assert completion.outcome is Outcome.ABORTED
+
+
+@each_wire
+async def test_the_key_is_nowhere(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with staged(tmp_path, name) as stage:
+        await stage.post()
+        await stage.post(stream=True)
+        stage.vendor.body, stage.vendor.status = json.dumps({"error": {"message": f"bad key {KEY}"}}).encode(), 401
+        await stage.post()
+        stage.vendor.status = 500
+        await stage.post()
+        assert len(stage.vendor.seen) == 4
+        kept = await asyncio.to_thread(files_of, tmp_path)
+        kept.append(repr(await stage.rows()).encode())  # as it is without its compression
+    kept += await asyncio.to_thread(files_of, tmp_path)
+    assert any(b"the vendor answered 401" in data for data in kept)
+    traces = (KEY.encode(), sha256(KEY.encode()).digest(), sha256(KEY.encode()).hexdigest().encode())
+    assert not any(trace in data for data in kept for trace in traces)
+    ours = [record for record in caplog.records if not record.name.startswith(("httpx", "httpcore", "aiohttp.access"))]
+    assert not any(KEY in record.getMessage() or KEY in str(record.exc_text) for record in ours)
+
+
+async def test_a_session_is_named_by_the_url_and_by_the_harness(tmp_path: Path) -> None:
+    async with staged(tmp_path, "anthropic") as stage:
+        opened, key = await stage.app.services.sessions.open()
+        assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 200
+        assert len(await stage.app.call_log.rows(opened.id)) == 1
+        for _ in range(2):
+            await stage.post(**{"x-claude-code-session-id": "conversation"})
+        named = next(one for one in await stage.app.call_log.sessions() if one.id != opened.id)
+        assert len(await stage.app.call_log.rows(named.id)) == 2
+        assert (await stage.post(prefix="/s/nosuchsession")).status_code == 401
+        await stage.app.services.sessions.close(opened.id)
+        assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 409
+        refused = await stage.post(**{"x-api-key": key})
+        assert refused.status_code == 409
+    assert len(stage.vendor.seen) == 3
+
+
+async def test_a_key_of_ours_never_reaches_a_vendor(tmp_path: Path) -> None:
+    async with staged(tmp_path, "anthropic") as stage:
+        _, key = await stage.app.services.sessions.open()
+        keys = stage.app.settings.keys
+        answers = [await stage.post(**{"x-api-key": one}) for one in (key, keys.project, keys.admin, keys.trainer)]
+    assert [answer.status_code for answer in answers] == [401, 401, 401, 401]
+    assert "the vendor's own key" in answers[0].json()["error"]["message"]
+    assert not stage.vendor.seen
+
+
+async def test_a_vendors_key_in_the_settings_is_used_by_our_keys_only(tmp_path: Path) -> None:
+    async with staged(tmp_path, "anthropic", engine={"api_key": "sk-of-the-settings"}) as stage:
+        assert (await stage.post()).status_code == 401
+        assert (await stage.post(**{"x-api-key": stage.app.settings.keys.project})).status_code == 200
+        opened, key = await stage.app.services.sessions.open()
+        assert (await stage.post(**{"x-api-key": key})).status_code == 200
+        assert len(await stage.app.call_log.rows(opened.id)) == 1
+    assert [asked.headers["x-api-key"] for asked, _ in stage.vendor.seen] == ["sk-of-the-settings"] * 2
+
+
+async def test_what_makes_no_call_is_passed_on_and_not_recorded(tmp_path: Path) -> None:
+    async with staged(tmp_path, "anthropic", body=b'{"input_tokens": 5}') as stage:
+        counted = await stage.client.post("/v1/messages/count_tokens", json=stage.wire.ask, headers=stage.wire.headers)
+        listed = await stage.client.get("/v1/models?limit=9", headers=stage.wire.headers)
+        assert not await stage.app.call_log.sessions()
+    assert counted.content == listed.content == b'{"input_tokens": 5}'
+    assert [asked.path_qs for asked, _ in stage.vendor.seen] == ["/v1/messages/count_tokens", "/v1/models?limit=9"]
+
+
+async def test_a_key_goes_to_the_vendor_of_its_protocol_only(tmp_path: Path) -> None:
+    async with staged(tmp_path, "openai_chat", engine={"dialects": ["openai_chat"]}) as stage:
+        listed = await stage.client.get("/v1/models", headers=ANTHROPIC.headers)
+        asked = await stage.client.post("/v1/messages", json=ANTHROPIC.ask, headers=ANTHROPIC.headers)
+    assert (listed.status_code, asked.status_code) == (401, 401)
+    assert not stage.vendor.seen
+
+
+async def test_a_request_that_only_the_vendor_understands_is_relayed_and_kept_as_text(tmp_path: Path) -> None:
+    async with staged(tmp_path, "openai_chat") as stage:
+        ask = {**CHAT.ask, "a_field_of_next_year": True}
+        answer = await stage.client.post(CHAT.path, json=ask, headers=CHAT.headers)
+        (row,) = await stage.rows()
+        kept = await stage.app.call_log.request(row.intent.id)
+    assert answer.json() == CHAT.whole
+    assert json.loads(json.loads(kept.head)["unread"]) == ask
+    assert row.completion.outcome is Outcome.COMPLETED
+
+
+async def test_a_vendor_that_is_down_is_an_error_of_the_dialect(tmp_path: Path) -> None:
+    async with staged(tmp_path, "anthropic", engine={"url": "http://127.0.0.1:9"}) as stage:
+        answer = await stage.post()
+        (row,) = await stage.rows()
+    assert (answer.status_code, answer.json()["type"]) == (503, "error")
+    assert row.completion.outcome is Outcome.ENGINE_ERROR
