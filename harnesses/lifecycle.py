@@ -30,7 +30,7 @@ from rolltap.harnesses.base import (
     Verdict,
 )
 from rolltap.harnesses.client import AdminClient, Held, OpenedSession
-from rolltap.harnesses.output import Transcript
+from rolltap.harnesses.output import Transcript, last_line
 from rolltap.types import Cause, RolloutStatus, Task
 
 log = logging.getLogger("rolltap.runner")
@@ -371,9 +371,8 @@ class RolloutRunner:
 def _reason(exit_: Exit) -> str:
     if exit_.ending is Ending.DONE:
         return ""
-    told = exit_.output.strip().splitlines()
     code = "" if exit_.code is None else f" (exit code {exit_.code})"
-    return f"agent {exit_.ending.value}{code}: {told[-1][:300] if told else 'it printed nothing'}"
+    return f"agent {exit_.ending.value}{code}: {last_line(exit_.output)}"
 
 
 async def _close_when_made(making: asyncio.Future[Place]) -> None:

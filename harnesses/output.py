@@ -24,6 +24,12 @@ def read_output(path: Path, limit: int = KEPT_BYTES) -> str:
     return (head + cut + tail).decode("utf-8", errors="replace")
 
 
+def last_line(output: str) -> str:
+    """What a reason quotes of it."""
+    lines = output.strip().splitlines()
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
 class Transcript:
     """What the steps of an evaluation printed, in order."""
 

@@ -58,6 +58,14 @@ class PytestSpec(_Spec, tag="pytest", frozen=True):
     def build(self, base: Path, client: AdminClient) -> Evaluator:
         return PytestCheck(self.must_pass, self.keep_passing, self.test_patch, python=self.python)
 
+    @property
+    def needs(self) -> tuple[Path, ...]:
+        """The folders of an absolute `python` that a sandbox must show: its virtual environment, its interpreter's."""
+        if not Path(self.python).is_absolute():
+            return ()
+        prefixes = (path.parent.parent for path in (Path(self.python), Path(self.python).resolve()))
+        return tuple(dict.fromkeys(prefix for prefix in prefixes if _is_pythons(prefix)))
+
 
 class HarborSpec(_Spec, tag="harbor", frozen=True):
     """A Harbor task's `tests` folder."""
@@ -237,18 +245,25 @@ def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
         task=task,
         source=spec.source(defaults.base),
         harness=harness,
-        runtime=make_runtime(spec.runtime or defaults.runtime, harness, spec.image, defaults.places),
+        runtime=make_runtime(spec, harness, defaults),
         evaluator=spec.evaluator.build(defaults.base, client),
         limits=spec.limits.build(),
     )
 
 
-def make_runtime(name: str, harness: Harness, image: str, places: Path | None) -> Runtime:
-    """The runtime `name` with `harness` on its PATH: our installation of its pinned release, else the user's own."""
+def make_runtime(spec: TaskSpec, harness: Harness, defaults: Defaults) -> Runtime:
+    """The task's runtime with `harness` on its PATH: our installation of its pinned release, else the user's own."""
+    name = spec.runtime or defaults.runtime
     make = choice("runtime", resolve(name, python_call=isinstance(harness, MiniSweAgentInProcess)), RUNTIMES)
     installation = (find(harness.package) or own(harness.package)) if harness.package else None
     bins, needs = (installation.bins, installation.needs) if installation else ((), ())
-    return make(base=places, bins=bins, needs=needs, image=image)
+    tests = spec.evaluator.needs if isinstance(spec.evaluator, PytestSpec) else ()
+    return make(base=defaults.places, bins=bins, needs=(*needs, *tests), image=spec.image)
+
+
+def _is_pythons(prefix: Path) -> bool:
+    """Whether the folder is a Python's own, and not one where other things lie, too."""
+    return prefix != Path("/") and ((prefix / "pyvenv.cfg").is_file() or any(prefix.glob("lib/python3*/os.py")))
 
 
 def located(base: Path, path: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
-from rolltap.harnesses.output import read_output
+from rolltap.harnesses.output import last_line, read_output
 from rolltap.harnesses.sources import inside
 
 
@@ -40,7 +40,7 @@ class CommandCheck:
         if not self.reward_file:
             return Verdict((Score(float(exit_.code == 0)),), detail)
         if not _is_plain(place.folder, reward_path):
-            raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {exit_.output.strip()[-300:]}")
+            raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
         written = read_output(reward_path)
         evidence.seen.add(self.reward_file, written)
         return Verdict((Score(parse_reward(written)),), detail)

@@ -17,7 +17,7 @@ from pathlib import Path
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.evaluators.command import parse_reward
-from rolltap.harnesses.output import Transcript, read_output
+from rolltap.harnesses.output import Transcript, last_line, read_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +64,4 @@ def read_reward(folder: Path, output: str, seen: Transcript) -> tuple[float, dic
             raise EvaluatorFailed(f"reward.json is not an object of numbers: {error}") from error
         if parts:
             return parts.get("reward", sum(parts.values()) / len(parts)), parts
-    raise EvaluatorFailed(f"test.sh wrote no reward: {output.strip()[-300:]}")
+    raise EvaluatorFailed(f"test.sh wrote no reward: {last_line(output)}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Ending, Evidence, Place, Score, Verdict
 from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
+from rolltap.harnesses.output import last_line
 
 REPORT = "junit.xml"
 PATCH = "test.patch"
@@ -67,13 +68,13 @@ class PytestCheck:
         )
         applied = await evidence.run(place, "git apply", launch)
         if applied.ending is not Ending.DONE:
-            raise EvaluatorFailed(f"the test patch does not apply: {applied.output.strip()[-300:]}")
+            raise EvaluatorFailed(f"the test patch does not apply: {last_line(applied.output)}")
 
 
 def read_report(path: Path, output: str) -> dict[str, bool]:
     """Node id → passed, from a JUnit report of family xunit1. A skipped test has not passed."""
     if path.is_symlink() or not path.is_file():
-        raise EvaluatorFailed(f"pytest wrote no report: {output.strip()[-300:]}")
+        raise EvaluatorFailed(f"pytest wrote no report: {last_line(output)}")
     try:
         cases = list(ET.parse(path).iter("testcase"))
     except ET.ParseError as error:

@@ -190,6 +190,8 @@ def groups_table(groups: Sequence[dict[str, Any]]) -> Table:
 
 
 def _reward(rollout: dict[str, Any]) -> float | None:
+    if rollout["status"] == RolloutStatus.CANCELLED:
+        return None  # it is left out of its group, whatever an evaluator said of it
     values = [reward["value"] for reward in rollout["rewards"] if reward["scope"] == "rollout"]
     return sum(values) if values else None
 

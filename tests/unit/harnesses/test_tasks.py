@@ -12,6 +12,7 @@ from rolltap.errors import TaskInvalid
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.docker import DockerRuntime
 from rolltap.harnesses.specs import Defaults, build
 from rolltap.harnesses.tasks import read_tasks
@@ -176,3 +177,15 @@ def test_swe_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds.count("commit") == 1, "the fix can't be found, whatever an agent looks through"
     with pytest.raises(TaskInvalid, match="give --repositories"):
         read_tasks(lines(tmp_path, instance))
+
+
+def test_a_sandbox_shows_the_python_that_runs_the_tests_and_nothing_else_of_its_neighbourhood(tmp_path: Path) -> None:
+    for python, shown in ((tmp_path / "venv/bin/python", (tmp_path / "venv",)), (tmp_path / "bin/python", ())):
+        python.parent.mkdir(parents=True)
+        python.touch()
+        (tmp_path / "venv" / "pyvenv.cfg").touch()
+        evaluator = {"kind": "pytest", "must_pass": ["test_a.py"], "python": str(python)}
+        (task,) = read_tasks(lines(tmp_path, {**GOOD, "evaluator": evaluator, "harness": "command", "argv": ["true"]}))
+        runtime = build(task, Defaults(runtime="bubblewrap"), CLIENT).runtime
+        assert isinstance(runtime, BubblewrapRuntime)
+        assert runtime.shown == shown

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from rolltap.cli.rollouts import told
-from rolltap.cli.tasks import casting, submissions_table
+from rolltap.cli.tasks import casting, groups_table, submissions_table
 from rolltap.errors import TaskInvalid
 
 
@@ -29,6 +29,15 @@ def test_a_narrow_terminal_still_shows_whole_ids() -> None:
     with console.capture() as shown:
         console.print(submissions_table([{**one, "cancelled": False, "rollouts": {"succeeded": 4}}]))
     assert one["id"] in shown.get()
+
+
+def test_rewards_of_rollouts_that_were_left_out_do_not_count() -> None:
+    ends = (("succeeded", 1.0), ("succeeded", 0.5), ("cancelled", 0.0))
+    rollouts = [{"status": status, "rewards": [{"scope": "rollout", "value": value}]} for status, value in ends]
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(groups_table([{"task_id": "t", "rollouts": rollouts}]))
+    assert "0.750" in shown.get()
 
 
 def test_a_failed_rollout_shows_all_that_its_evaluator_saw() -> None:
