@@ -1,4 +1,4 @@
-"""The files in `deploy/` start a node agent with options that there are."""
+"""The files in `deploy/` agree with each other, and start a node agent with options that there are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import yaml
 
 from rolltap.cli.main import app
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
 
 
 def parsed(words: list[str]) -> dict[str, object]:
@@ -34,6 +35,32 @@ def test_the_kubernetes_job_runs_nodes_until_nothing_is_left() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert str(given["places"]) == container["volumeMounts"][0]["mountPath"]
     assert [variable["name"] for variable in container["env"]] == ["ROLLTAP_ADMIN_URL", "ROLLTAP_ADMIN_KEY"]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Those of the Dockerfile, each with its arguments."""
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    return [(name, given) for name, given in lines]
+
+
+def test_the_image_is_the_one_that_the_kubernetes_job_runs() -> None:
+    pod = yaml.safe_load((DEPLOY / "kubernetes" / "nodes.yaml").read_text())["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert f"docker build -f deploy/Dockerfile -t {container['image']} ." in (DEPLOY / "Dockerfile").read_text()
+    last = dict(instructions())
+    assert int(last["USER"]) == container["securityContext"]["runAsUser"]
+    assert json.loads(last["ENTRYPOINT"]) == ["rolltap"]
+    assert str(parsed(json.loads(last["CMD"]))["places"]) == container["volumeMounts"][0]["mountPath"]
+
+
+def test_the_image_holds_the_whole_package_and_what_its_runtime_needs() -> None:
+    copied = [name for instruction, given in instructions() if instruction == "COPY" for name in given.split()[:-1]]
+    assert all((ROOT / name).exists() for name in copied)
+    links = [path for path in (ROOT / "src" / "rolltap").iterdir() if path.is_symlink()]
+    assert {path.resolve().relative_to(ROOT).parts[0] for path in links} <= set(copied)
+    installed = next(given for instruction, given in instructions() if instruction == "RUN" and "apt-get" in given)
+    assert {"bubblewrap", "git"} <= set(installed.split())
 
 
 def test_the_slurm_array_runs_a_node_a_task(tmp_path: Path) -> None:
