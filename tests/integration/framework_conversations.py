@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -29,7 +28,6 @@ class LiteLLM(Conversation):
     path = "/v1"
 
     def connect(self, closing: AsyncExitStack) -> None:
-        closing.callback(gc.collect)  # it leaves connections to the garbage collector: let that be now
         litellm.disable_aiohttp_transport = True
         self.client = self.http_client()
         closing.push_async_callback(self.client.close)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-from pathlib import Path
+import gc
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
 
-from ..harnesses.house import Run, house
+from ..harnesses.house import House, Run, house
 from .framework_conversations import LangChainAnthropic, LangChainChat, LangChainResponses, LiteLLM, LiteLLMAnthropic
 from .sdk_conversations import TOOL, Anthropic, Conversation, Gemini, OpenAIChat, OpenAIResponses, OpenAIResponsesById
 
@@ -26,6 +29,7 @@ CLIENTS = [
     LangChainAnthropic,
 ]
 pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # LiteLLM leaves connections open
     pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince211"),  # LiteLLM's streams
 ]
@@ -51,10 +55,24 @@ TALK = Script(
 )
 
 
+@asynccontextmanager
+async def shared_house(script: Script, folders: pytest.TempPathFactory, **policy: Any) -> AsyncIterator[House]:
+    """One for a whole module: every test has sessions of its own."""
+    async with house(script, folders.mktemp("house"), **policy) as home:
+        yield home
+        gc.collect()  # LiteLLM leaves connections to the garbage collector: let that be now
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    async with shared_house(TALK, tmp_path_factory, history_thinking="keep") as home:
+        yield home
+
+
 @every_client
 @streamed_or_not
-async def test_a_conversation_is_one_unbroken_line(client: type[Conversation], stream: bool, tmp_path: Path) -> None:
-    async with house(TALK, tmp_path, history_thinking="keep") as home, AsyncExitStack() as closing:
+async def test_a_conversation_is_one_unbroken_line(client: type[Conversation], stream: bool, home: House) -> None:
+    async with AsyncExitStack() as closing:
         session = await home.open()
         talk = client(session.endpoint, closing, stream=stream)
         said = [await talk.say("Where is the frog?")]

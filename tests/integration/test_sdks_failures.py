@@ -5,25 +5,42 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from rolltap.engine.scripted import Fault, Turn, say
+from rolltap.engine.scripted import Fault, Rule, Script, Turn
 from rolltap.types import Outcome
 
-from ..harnesses.house import House, Run, house
+from ..harnesses.house import House, Run
 from .sdk_conversations import Anthropic, Conversation, OpenAIChat, OpenAIResponses
-from .test_sdks_conversations import CLIENTS, every_client, pytestmark, streamed_or_not
+from .test_sdks_conversations import CLIENTS, every_client, pytestmark, shared_house, streamed_or_not
 
 __all__ = ["pytestmark"]
 
 CANCELLED_WITHIN_S = 0.1
 NOISE = 5
 """How much longer a busy machine may take."""
+
+BUSY = Fault(kind="status", status=429, retry_after=0.05, times=2)
+SCRIPT = Script(
+    rules=(
+        Rule(when="Where?", turns=(Turn(say="Here.", fault=BUSY),)),
+        Rule(when="Count.", turns=(Turn(say="one two three four five six", hold=6),)),
+        Rule(when="Say it once.", turns=(Turn(say="Once.", hold=1),)),
+    ),
+    otherwise=Turn(say="Hello."),
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    async with shared_house(SCRIPT, tmp_path_factory) as home:
+        yield home
 
 
 def status_of(error: BaseException | None) -> int | None:
@@ -48,8 +65,8 @@ async def refused(home: House, client: type[Conversation], stream: bool, **other
 
 @every_client
 @streamed_or_not
-async def test_refusals_have_their_status(client: type[Conversation], stream: bool, tmp_path: Path) -> None:
-    async with house(say("Hello."), tmp_path) as home, AsyncExitStack() as closing:
+async def test_refusals_have_their_status(client: type[Conversation], stream: bool, home: House) -> None:
+    async with AsyncExitStack() as closing:
         assert await refused(home, client, stream, key="rt-unknown") == 401
         assert await refused(home, client, stream, model="gardener") == 404
         session = await home.open()
@@ -64,13 +81,13 @@ async def test_refusals_have_their_status(client: type[Conversation], stream: bo
 
 @every_client
 @streamed_or_not
-async def test_a_busy_engine_is_waited_for(client: type[Conversation], stream: bool, tmp_path: Path) -> None:
+async def test_a_busy_engine_is_waited_for(client: type[Conversation], stream: bool, home: House) -> None:
     """The engine asks twice to wait. Whether the proxy or the client tries again, one reply is trained."""
-    busy = Fault(kind="status", status=429, retry_after=0.05, times=2)
-    async with house(say(Turn(say="Here.", fault=busy)), tmp_path) as home, AsyncExitStack() as closing:
+    async with AsyncExitStack() as closing:
         session = await home.open()
         talk = client(session.endpoint, closing, stream=stream, retries=3)
-        assert (await talk.say("Where?")).text == "Here."
+        asked = f"Where? {client.__name__}, {stream}"  # the engine counts its faults by prompt
+        assert (await talk.say(asked)).text == "Here."
         run = await home.read(Run(session))
         assert [entry.outcome for entry in run.asked] == ["status", "status", "finished"]
         assert sum(call["outcome"] == Outcome.COMPLETED for call in run.calls) == 1
@@ -79,10 +96,9 @@ async def test_a_busy_engine_is_waited_for(client: type[Conversation], stream: b
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.__name__)
 async def test_a_reader_who_leaves_cancels_the_engine(
-    client: type[Conversation], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    client: type[Conversation], home: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = "one two three four five six"
-    async with house(say(Turn(say=told, hold=6)), tmp_path) as home, AsyncExitStack() as closing:
+    async with AsyncExitStack() as closing:
         session = await home.open()
         talk = client(session.endpoint, closing, stream=True)
         asking = asyncio.create_task(talk.say("Count."))
@@ -93,7 +109,9 @@ async def test_a_reader_who_leaves_cancels_the_engine(
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await home.engine.journal.until(lambda entries: any(entry.outcome == "cancelled" for entry in entries))
+        await home.engine.journal.until(
+            lambda entries: any(e.session == session.session_id and e.outcome == "cancelled" for e in entries)
+        )
         took = time.perf_counter() - left_at
         with capsys.disabled():
             print(f"\n{client.__name__}: the engine's request was cancelled {took * 1000:.1f} ms after its reader left")
@@ -144,9 +162,9 @@ class Balancer:
 
 @pytest.mark.parametrize("client", [OpenAIChat, OpenAIResponses, Anthropic], ids=lambda client: client.__name__)
 @streamed_or_not
-async def test_a_retry_joins_the_call_in_flight(client: type[Conversation], stream: bool, tmp_path: Path) -> None:
+async def test_a_retry_joins_the_call_in_flight(client: type[Conversation], stream: bool, home: House) -> None:
     """The connection breaks between client and balancer while the engine works: the SDK's retry gets that reply."""
-    async with house(say(Turn(say="Once.", hold=1)), tmp_path) as home, AsyncExitStack() as closing:
+    async with AsyncExitStack() as closing:
         session = await home.open()
         host, path = session.endpoint.base_url.removeprefix("http://").split("/", 1)
         balancer = Balancer(int(host.rpartition(":")[2]))
@@ -163,6 +181,7 @@ async def test_a_retry_joins_the_call_in_flight(client: type[Conversation], stre
         async with asyncio.timeout(20):
             while live.in_flight < 2:  # noqa: ASYNC110  the event is inside the proxy
                 await asyncio.sleep(0.01)
+        closing.callback(home.engine.hold)
         home.engine.release()
         assert (await asking).text == "Once."
         run = await home.read(Run(session))

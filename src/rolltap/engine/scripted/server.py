@@ -67,8 +67,12 @@ class ScriptedEngine:
         return self.model.weights
 
     def release(self) -> None:
-        """Lets every turn go on that waits at its `hold`, now and later."""
+        """Lets every turn go on that waits at its `hold`, now and later until `hold`."""
         self.model.released.set()
+
+    def hold(self) -> None:
+        """Turns wait at their `hold` again."""
+        self.model.released.clear()
 
     async def __aenter__(self) -> Self:
         config = _config(self.app)
