@@ -17,7 +17,7 @@ from rolltap.errors import AlignmentError
 T = TypeVar("T")
 
 CONTENT_TYPE = "application/vnd.rolltap+msgpack+zstd"
-COMPRESSION_LEVEL = 3
+COMPRESSION_LEVEL = 1
 MAX_DECODED_BYTES = 8 << 30
 
 

@@ -56,12 +56,13 @@ class TrainedVersions:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> TrainedVersions:
-        found = [segment.versions[segment.loss_mask] for segment in trajectory.segments if segment.loss_mask.any()]
         calls = tuple(turn.call_id for segment in trajectory.segments for turn in segment.turns if turn.trained)
-        if not found:
+        versions = [segment.versions for segment in trajectory.segments if len(segment)]
+        newest = max((int(one.max()) for one in versions), default=NO_VERSION)
+        if newest == NO_VERSION:
             return cls(calls=calls)
-        versions = np.concatenate(found)
-        return cls(int(versions.min()), int(versions.max()), calls)
+        # What is not trained has version -1, which without a sign is the largest number.
+        return cls(min(int(one.view(np.uint32).min()) for one in versions), newest, calls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import dead_letters, leases
@@ -12,7 +12,10 @@ from rolltap.ledger.claims import Claim, LeaseRequest, check_ttl, claim, count_r
 from rolltap.ledger.replay import ReplayFilter, claim_replay
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward
 from rolltap.ledger.store import Store, wait_for
-from rolltap.types import NO_VERSION, Group, Lease, LeasedGroup, Rollout, RolloutRecord, Scoring, Task, Trajectory
+from rolltap.types import NO_VERSION, Group, Lease, LeasedGroup, RolloutRecord, Scoring, Task, Trajectory
+
+GROUPS_AT_ONCE = 16
+"""How many groups' sessions are read and rebuilt together."""
 
 
 class Trainers:
@@ -83,11 +86,8 @@ class Trainers:
         ids = claimed.group_ids
         found, tasks = await self._store.query(lambda tx: (load_groups(tx, ids), load_tasks(tx, ids)))
         delivered: list[LeasedGroup] = []
-        for group in found:
-            try:
-                delivered.append(await self._delivered_group(group, tasks[group.id], claimed.replay))
-            except (RecordCorrupt, AlignmentError) as error:
-                await self._return(group.id, claimed, f"{error.code}: {error.message}")
+        for start in range(0, len(found), GROUPS_AT_ONCE):
+            delivered += await self._rebuilt(found[start : start + GROUPS_AT_ONCE], tasks, claimed)
         return Lease(
             id=claimed.id,
             trainer=request.trainer,
@@ -98,34 +98,45 @@ class Trainers:
             groups=tuple(delivered),
         )
 
+    async def _rebuilt(self, groups: Sequence[Group], tasks: Mapping[str, Task], claimed: Claim) -> list[LeasedGroup]:
+        """The groups with their trajectories, read together; one by one if one of them can't be rebuilt."""
+        wanted = [session_id for group in groups for session_id in _sessions(group)]
+        try:
+            found = dict(zip(wanted, await self._store.trajectories(wanted), strict=True))
+        except (RecordCorrupt, AlignmentError) as error:
+            if len(groups) > 1:
+                return [leased for group in groups for leased in await self._rebuilt([group], tasks, claimed)]
+            await self._return(groups[0].id, claimed, f"{error.code}: {error.message}")
+            return []
+        return [_leased_group(group, tasks[group.id], found, claimed.replay) for group in groups]
+
     async def _return(self, group_id: str, claimed: Claim, reason: str) -> None:
         settings = self._store.settings
         await self._store.transact(lambda tx: return_group(tx, group_id, claimed.token, reason, settings))
 
-    async def _delivered_group(self, group: Group, task: Task, replay: bool) -> LeasedGroup:
-        records = await self._records(group.rollouts)
-        trained = [
-            TrainedVersions.of(record.trajectory) for record in records if record.rollout.scoring is Scoring.SCORED
-        ]
-        known = [versions for versions in trained if versions.oldest != NO_VERSION]
-        return LeasedGroup(
-            group=group,
-            task=task,
-            rollouts=records,
-            oldest_version=min((versions.oldest for versions in known), default=NO_VERSION),
-            newest_version=max((versions.newest for versions in known), default=NO_VERSION),
-            replay=replay,
-        )
 
-    async def _records(self, rollouts: Sequence[Rollout]) -> tuple[RolloutRecord, ...]:
-        """The rollouts with their trajectories, which are empty for unscorable ones."""
-        wanted = [one.session_id for one in rollouts if one.session_id and one.scoring is not Scoring.UNSCORABLE]
-        found = dict(zip(wanted, await self._store.trajectories(wanted), strict=True))
-        return tuple(
-            RolloutRecord(
-                rollout,
-                found.get(rollout.session_id or "") or Trajectory(rollout.session_id or "", (), (), {}),
-                total_reward(rollout),
-            )
-            for rollout in rollouts
+def _sessions(group: Group) -> list[str]:
+    """Those that have a trajectory for a trainer."""
+    return [one.session_id for one in group.rollouts if one.session_id and one.scoring is not Scoring.UNSCORABLE]
+
+
+def _leased_group(group: Group, task: Task, found: Mapping[str, Trajectory], replay: bool) -> LeasedGroup:
+    """`found` are trajectories by session; those of unscorable rollouts are empty."""
+    records = tuple(
+        RolloutRecord(
+            rollout,
+            found.get(rollout.session_id or "") or Trajectory(rollout.session_id or "", (), (), {}),
+            total_reward(rollout),
         )
+        for rollout in group.rollouts
+    )
+    trained = [TrainedVersions.of(record.trajectory) for record in records if record.rollout.scoring is Scoring.SCORED]
+    known = [versions for versions in trained if versions.oldest != NO_VERSION]
+    return LeasedGroup(
+        group=group,
+        task=task,
+        rollouts=records,
+        oldest_version=min((versions.oldest for versions in known), default=NO_VERSION),
+        newest_version=max((versions.newest for versions in known), default=NO_VERSION),
+        replay=replay,
+    )
