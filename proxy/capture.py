@@ -58,6 +58,13 @@ class Capture:
             self._recent.popitem(last=False)
         return live
 
+    async def maker(self, call_id: str | None) -> LiveSession | None:
+        """The captured session that made a call; None if there is none, or if it has ended."""
+        session = await self._log.session_of(call_id) if call_id is not None else None
+        if session is None or CAPTURED not in session.tags or not _is_open(session):
+            return None
+        return await self._live.adopt(session)
+
     async def _named(self, chat: ChatRequest, conversation: str, policy: str | None) -> LiveSession:
         """The session of a conversation that the harness names; a new one where the former has ended."""
         async with self._naming:
@@ -67,7 +74,7 @@ class Capture:
                 known = await self._log.session_by_key(hashed)
                 if known is None:
                     return await self._open(chat, hashed, policy)
-                if known.closed_at is None and known.expires_at > time.time():
+                if _is_open(known):
                     return await self._live.adopt(known)
         raise AssertionError("unreachable")
 
@@ -90,3 +97,7 @@ class Capture:
         session = Session(new_id(), bound, hashed, now, now + self._ttl, tags=tags)
         await self._log.open_session(session)
         return await self._live.adopt(session)
+
+
+def _is_open(session: Session) -> bool:
+    return session.closed_at is None and session.expires_at > time.time()

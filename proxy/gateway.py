@@ -71,7 +71,7 @@ class Gateway:
         try:
             live = await self._known(dialect, wire)
             chat = dialect.parse(wire)
-            live = live or await self._capture.session(chat)
+            live = live or await self._captured(chat)
             chat = in_role(live.session, await self._recalls.fill(dialect, live, chat))
             policy = self._policy(live, chat)
             policy.check(chat)
@@ -100,7 +100,7 @@ class Gateway:
         """How many tokens the request's prompt would have; samples and records nothing."""
         live = await self._known(dialect, wire)
         chat = dialect.parse(wire)
-        live = live or await self._capture.session(chat)
+        live = live or await self._captured(chat)
         chat = await self._recalls.fill(dialect, live, chat)
         policy = self._policy(live, chat)
         if isinstance(policy, CapturePolicy):
@@ -121,15 +121,21 @@ class Gateway:
         for name in wire.query:
             raise InvalidRequest(f"{name}: a recorded reply is given whole, as it was delivered", param=name)
         live = await self._known(dialect, wire)
+        reply = wire.path_params["reply"]
+        live = live or await self._capture.maker(self._handles.read(reply))
         if live is None:
-            raise NotFound("under the project's key replies can't be asked for again; use a session's key")
-        request, started, ended = await self._recalls.reply(dialect, live, wire.path_params["reply"])
+            raise NotFound(f"no completed reply {reply!r} is on record")
+        request, started, ended = await self._recalls.reply(dialect, live, reply)
         await exchange.reply(WireReply(200, dialect.reply(request, started, ended), JSON))
 
     async def _known(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
         """The session of the request's key; None for the project's key, whose sessions follow from the calls."""
         key = dialect.key(wire)
         return None if self._capture.owns(key) else await self._sessions.enter(key, wire.path_params.get("session"))
+
+    async def _captured(self, chat: ChatRequest) -> LiveSession:
+        """The session of a call under the project's key: of the reply that it names, else of its conversation."""
+        return await self._capture.maker(self._recalls.named(chat)) or await self._capture.session(chat)
 
     def _policy(self, live: LiveSession, chat: ChatRequest) -> Policy:
         session = live.session

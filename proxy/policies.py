@@ -25,15 +25,25 @@ ENCODED_INLINE = 16_384
 SAMPLE = 8
 """Characters per token of context that are looked at of a text that may be far too long; usual text has 4."""
 
-STRUCTURED = {
-    "openai_responses": "text.format",
-    "anthropic": "output_config.format",
-    "gemini": "generationConfig.responseJsonSchema",
+FIELDS = {
+    "openai_responses": {"messages": "input", "response_format": "text.format", "logprobs": "include"},
+    "anthropic": {"response_format": "output_config.format"},
+    "gemini": {
+        "messages": "contents",
+        "response_format": "generationConfig.responseJsonSchema",
+        "tool_choice": "toolConfig.functionCallingConfig",
+        "logprobs": "generationConfig.responseLogprobs",
+        "top_logprobs": "generationConfig.logprobs",
+    },
+    "openai_completions": {"messages": "prompt"},
 }
-"""Where a dialect asks for structured output, if it is not `response_format`."""
+"""What a dialect calls a field of `openai_chat`, where it has another name for it."""
 
-TOOL_CHOICE = {"gemini": "toolConfig.functionCallingConfig"}
-"""Where a dialect forces a tool call, if it is not `tool_choice`."""
+
+def refused(chat: ChatRequest, field: str, why: str) -> InvalidRequest:
+    """A refusal that names the field, `field` in `openai_chat`, as the request's dialect does."""
+    name = FIELDS.get(chat.dialect, {}).get(field, field)
+    return InvalidRequest(f"{name}: {why}", param=name)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +85,10 @@ class PolicyRuntime:
         if long:
             await asyncio.to_thread(self._check_length, chat)
         draft = self.continuation.draft(call_id, forest, chat, thinking=thinks(self.settings, chat.sampling))
-        return await asyncio.to_thread(draft) if long else draft()
+        try:
+            return await asyncio.to_thread(draft) if long else draft()
+        except InvalidRequest as error:
+            raise refused(chat, "messages", error.message) from error
 
     def _check_length(self, chat: ChatRequest) -> None:
         """Refuses a prompt that is far too long by the beginning of its longest text.
@@ -98,15 +111,12 @@ class PolicyRuntime:
     def check(self, chat: ChatRequest) -> None:
         """Refuses what this policy's engine can't do, by the field's name; nothing is ignored in silence."""
         if chat.tool_choice.mode in ("required", "named") or chat.tool_choice.names:
-            raise InvalidRequest(
-                "this policy can't force a tool call: its tokens would not be the model's own; ask for auto or none",
-                param=TOOL_CHOICE.get(chat.dialect, "tool_choice"),
-            )
+            why = "this policy can't force a tool call: its tokens would not be the model's own; ask for auto or none"
+            raise refused(chat, "tool_choice", why)
         if chat.sampling.json_schema is not None and not self.structured_output:
-            field = STRUCTURED.get(chat.dialect, "response_format")
-            raise InvalidRequest(f"{field}: this policy's engine has no structured output", param=field)
+            raise refused(chat, "response_format", "this policy's engine has no structured output")
         if chat.sampling.top_logprobs:
-            raise InvalidRequest("this policy gives the sampled token's log-prob only", param="top_logprobs")
+            raise refused(chat, "top_logprobs", "this policy gives the sampled token's log-prob only")
 
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
         """Sampled tokens as a client that asked for log-probs sees them; ids whose log-prob is missing are left out."""
@@ -185,11 +195,9 @@ class CapturePolicy(UpstreamPolicy[ChatEngine]):
     def check(self, chat: ChatRequest) -> None:
         """Refuses what an upstream can't be asked for, by the field's name."""
         if chat.sampling.logprobs:
-            raise InvalidRequest("this policy's model is behind a chat API; it gives no log-probs", param="logprobs")
+            raise refused(chat, "logprobs", "this policy's model is behind a chat API; it gives no log-probs")
         if chat.tool_choice.names and chat.tool_choice.mode != "named":
-            raise InvalidRequest(
-                "this policy can't allow some tools only", param=TOOL_CHOICE.get(chat.dialect, "tool_choice")
-            )
+            raise refused(chat, "tool_choice", "this policy can't allow some tools only")
 
 
 class PassthroughPolicy(UpstreamPolicy[PassthroughUpstream]):

@@ -24,6 +24,11 @@ class Recalls:
         self._handles = handles
         self._policies = policies
 
+    def named(self, chat: ChatRequest) -> str | None:
+        """The call whose reply the request names instead of resending it."""
+        recalled = (message.handle for message in chat.messages if message.recall)
+        return self._handles.read(chat.previous or next(recalled, None))
+
     async def fill(self, dialect: Dialect, live: LiveSession, chat: ChatRequest) -> ChatRequest:
         """The request with its whole history; `InvalidRequest` if it names an unknown reply."""
 

@@ -120,7 +120,7 @@ class FamilyRenderer:
         try:
             return self._by_thinking[thinking].render_ids(rows, tools=specs, add_generation_prompt=True)
         except (ValueError, KeyError) as error:
-            raise InvalidRequest(f"{self.family} can't render these messages: {error}", param="messages") from error
+            raise InvalidRequest(f"{self.family} can't render these messages: {error}") from error
 
     def bridge(
         self, prompt: list[int], output: list[int], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
@@ -186,7 +186,7 @@ class FamilyRenderer:
 def template_row(message: Message, guard: Guard) -> dict[str, Any]:
     """A message as chat templates want it, with every text guarded against special-token literals."""
     if any(isinstance(part, Image) for part in message.parts):
-        raise InvalidRequest("this policy's model takes no images", param="messages")
+        raise InvalidRequest("this policy's model takes no images")
     row: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": guard(message.text),

@@ -132,9 +132,7 @@ class TemplateRenderer:
         try:
             text = self._text(messages, tools, prompt=True, thinking=thinking)
         except self._template.error as error:
-            raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+            raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
         return self.tokenizer.encode(text)
 
     def bridge(

@@ -101,6 +101,7 @@ async def test_unknown_sessions_and_calls_are_told_apart_from_empty_ones(log: Ca
         await log.close_session("nobody", 1.0)
     with pytest.raises(NotFound, match="nocall"):
         await log.request("nocall")
+    assert await log.session_of("nocall") is None
 
 
 async def test_two_sessions_never_share_an_id_or_a_key(store: Store, log: CallLog, caplog: pytest.LogCaptureFixture):
@@ -286,6 +287,7 @@ async def test_the_calls_of_several_sessions_are_read_at_once_as_each_by_itself(
     assert found.keys() == {one.id, other.id, empty.id}
     for session_id, (session, calls) in found.items():
         assert session == await log.session(session_id)
+        assert all([session == await log.session_of(call.id) for call in calls])
         alone = [row.call() for row in await log.rows(session_id)]
         assert [(call.id, call.prompt_ids.tolist(), call.output_ids.tolist()) for call in calls] == [
             (call.id, call.prompt_ids.tolist(), call.output_ids.tolist()) for call in alone

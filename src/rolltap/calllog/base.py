@@ -157,6 +157,10 @@ class CallLog(Protocol):
 
     async def session_by_key(self, key_hash: str) -> Session | None: ...
 
+    async def session_of(self, call_id: str) -> Session | None:
+        """The session that made a call; None if no call has this id."""
+        ...
+
     async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
         """The newest sessions first; `before` is the last id of the former page."""
         ...

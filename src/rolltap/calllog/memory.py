@@ -52,6 +52,10 @@ class MemoryCallLog:
     async def session_by_key(self, key_hash: str) -> Session | None:
         return self._sessions.get(self._by_key.get(key_hash, ""))
 
+    async def session_of(self, call_id: str) -> Session | None:
+        intent = self._intents.get(call_id)
+        return self._sessions.get(intent.session_id) if intent is not None else None
+
     async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
         ids = sorted((one for one in self._sessions if before is None or one < before), reverse=True)
         return [self._sessions[one] for one in ids[:limit]]

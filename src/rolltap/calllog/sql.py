@@ -27,7 +27,7 @@ from rolltap.calllog.reading import (
     fetch_sessions,
 )
 from rolltap.calllog.records import read_session
-from rolltap.calllog.schema import sessions
+from rolltap.calllog.schema import call_intents, sessions
 from rolltap.calllog.versions import bring_up_to_date
 from rolltap.calllog.writers import Writers, writers_of
 from rolltap.calllog.writing import MANY_BYTES, FactWriter, GroupWriter
@@ -120,6 +120,10 @@ class SqlCallLog:
         if found is not None:
             self._remember(found)
         return found
+
+    async def session_of(self, call_id: str) -> Session | None:
+        made = sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id)
+        return await self._session(sessions.c.id.in_(made))
 
     def _remember(self, session: Session) -> None:
         self._seen[session.key_hash] = session

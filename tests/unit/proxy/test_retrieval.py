@@ -59,6 +59,33 @@ async def test_only_the_own_session_reads_a_reply(plane: Any) -> None:
     assert (await read(plane, made["id"], key="project-key")).status == 404
 
 
+async def test_under_the_projects_key_a_reply_is_read_and_continued_in_its_session(plane: Any) -> None:
+    made = (await plane.client.post("/v1/responses", ASK, key="project-key")).json()
+    assert (await read(plane, made["id"], key="project-key")).json() == made
+    assert (await read(plane, made["id"])).status == 404
+    assert (await read(plane, "resp_unknown", key="project-key")).status == 404
+    more = {**ASK, "input": "and?", "previous_response_id": made["id"]}
+    continued = (await plane.client.post("/v1/responses", more, key="project-key")).json()
+    item = {
+        **ASK,
+        "input": [{"type": "item_reference", "id": continued["output"][0]["id"]}, {"role": "user", "content": "so?"}],
+    }
+    assert (await plane.client.post("/v1/responses", item, key="project-key")).status == 200
+    (captured,) = [session for session in await plane.log.sessions() if session.id != plane.session.id]
+    first, second, _ = await plane.rows(captured.id)
+    assert second.intent.parent_id == first.intent.id
+    lost = {**more, "previous_response_id": "resp_unknown"}
+    refused = await plane.client.post("/v1/responses", lost, key="project-key")
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "previous_response_id")
+
+
+async def test_a_captured_session_that_was_closed_is_not_continued(plane: Any) -> None:
+    made = (await plane.client.post("/v1/responses", ASK, key="project-key")).json()
+    (captured,) = [session for session in await plane.log.sessions() if session.id != plane.session.id]
+    await plane.log.close_session(captured.id, time.time())
+    assert (await read(plane, made["id"], key="project-key")).status == 404
+
+
 async def test_what_was_not_to_be_stored_is_not_found(plane: Any) -> None:
     made = (await plane.client.post("/v1/responses", {**ASK, "store": False})).json()
     answer = await read(plane, made["id"])

@@ -1,0 +1,65 @@
+"""What a policy that samples tokens can't do is a 400 that names the field, as the request's own dialect calls it."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+PNG = base64.b64encode(b"png").decode()
+URL = f"data:image/png;base64,{PNG}"
+BLOB = {"mimeType": "image/png", "data": PNG}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
+TOOL: Any = {"name": "bash", "parameters": SCHEMA}
+CHAT: Any = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": TOOL}]}
+RESPONSES: Any = {"input": "hi", "tools": [{"type": "function", **TOOL}]}
+MESSAGES: Any = {"max_tokens": 9, "messages": CHAT["messages"], "tools": [{"name": "bash", "input_schema": SCHEMA}]}
+GEMINI: Any = {"contents": [{"parts": [{"text": "hi"}]}], "tools": [{"functionDeclarations": [TOOL]}]}
+PATHS = {
+    "openai_chat": ("/v1/chat/completions", CHAT),
+    "openai_responses": ("/v1/responses", RESPONSES),
+    "anthropic": ("/v1/messages", MESSAGES),
+    "gemini": ("/v1beta/models/tiny:generateContent", GEMINI),
+}
+
+
+def user(*content: Any) -> Any:
+    return [{"role": "user", "content": list(content)}]
+
+
+def calling(**config: Any) -> Any:
+    return {"toolConfig": {"functionCallingConfig": config}}
+
+
+IMAGES: list[tuple[str, Any, str]] = [
+    ("openai_chat", {"messages": user({"type": "image_url", "image_url": {"url": URL}})}, "messages"),
+    ("openai_responses", {"input": user({"type": "input_image", "image_url": URL})}, "input"),
+    (
+        "anthropic",
+        {"messages": user({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}})},
+        "messages",
+    ),
+    ("gemini", {"contents": [{"role": "user", "parts": [{"inlineData": BLOB}]}]}, "contents"),
+]
+FORCED: list[tuple[str, Any, str]] = [
+    ("openai_chat", {"tool_choice": "required"}, "tool_choice"),
+    ("openai_chat", {"tool_choice": {"type": "function", "function": {"name": "bash"}}}, "tool_choice"),
+    ("openai_responses", {"tool_choice": "required"}, "tool_choice"),
+    ("openai_responses", {"tool_choice": {"type": "function", "name": "bash"}}, "tool_choice"),
+    ("anthropic", {"tool_choice": {"type": "any"}}, "tool_choice"),
+    ("anthropic", {"tool_choice": {"type": "tool", "name": "bash"}}, "tool_choice"),
+    ("gemini", calling(mode="ANY"), "toolConfig.functionCallingConfig"),
+    ("gemini", calling(mode="ANY", allowedFunctionNames=["bash"]), "toolConfig.functionCallingConfig"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "fields", "named"), IMAGES + FORCED)
+async def test_the_field_is_named(plane: Any, dialect: str, fields: Any, named: str) -> None:
+    path, body = PATHS[dialect]
+    answer = await plane.client.post(path, {**({} if dialect == "gemini" else {"model": "tiny"}), **body, **fields})
+    assert answer.status == 400
+    assert answer.json()["error"]["message"].startswith(f"{named}: this policy")
+    if dialect.startswith("openai"):
+        assert answer.json()["error"]["param"] == named
+    assert plane.engine.seen == []
