@@ -42,6 +42,7 @@ from rolltap.proxy.routes.services import CheckTask, Services
 from rolltap.proxy.sessions import SessionService
 from rolltap.proxy.vendors.access import Access
 from rolltap.proxy.vendors.relay import Relay
+from rolltap.proxy.versions import OwnVersions, SharedVersions
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
 from rolltap.settings import EngineSettings, PolicySettings, Settings, with_keys
@@ -211,7 +212,9 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     )
     capture = Capture(settings.keys.project, call_log, live, policies, settings.limits.session_ttl_s)
     recalls = Recalls(call_log, handles, policies)
-    gateway = Gateway(live, capture, policies, recorder, recalls, handles, settings.limits)
+    alone = call_log.database.dialect_name == "sqlite"
+    versions = OwnVersions() if alone else SharedVersions(policies, ledger.policies.list)
+    gateway = Gateway(live, capture, policies, recorder, recalls, handles, settings.limits, versions)
     services = Services(
         ledger=ledger,
         call_log=call_log,

@@ -34,6 +34,7 @@ from rolltap.proxy.roles import in_role, roles_of
 from rolltap.proxy.streamed import StreamedReply
 from rolltap.proxy.turn import Sampler, Turn
 from rolltap.proxy.turn_cap import check_turn
+from rolltap.proxy.versions import Versions
 from rolltap.settings import LimitSettings
 from rolltap.types import Outcome
 
@@ -54,6 +55,7 @@ class Gateway:
         recalls: Recalls,
         handles: Handles,
         limits: LimitSettings,
+        versions: Versions,
     ) -> None:
         self._sessions = sessions
         self._capture = capture
@@ -62,7 +64,7 @@ class Gateway:
         self._recalls = recalls
         self._handles = handles
         self._limits = limits
-        self._sampler = Sampler(recorder, handles)
+        self._sampler = Sampler(recorder, handles, versions)
 
     async def generate(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
         """Answers one model call; every error in the dialect's own shape."""

@@ -45,7 +45,8 @@ class Sampled:
         else:
             self.logprobs += chunk.logprobs[:size]
         if chunk.versions is not None:
-            self.versions = chunk.versions
+            cut = [VersionSpan(s.version, s.start, min(s.end, len(self.ids))) for s in chunk.versions]
+            self.versions = tuple(span for span in cut if span.start < span.end)
         for name, array in chunk.extras.items():
             self.extras.setdefault(name, []).append(array[:size])
         for name, array in chunk.whole.items():
@@ -68,13 +69,9 @@ class Sampled:
         """Not all tokens came: what is left is text."""
         self.ids, self.logprobs, self.missing = [], [], False
 
-    def settle_versions(self, before: int, after: int) -> None:
-        """Without the engine's word, all tokens are of one version if it did not change while they were sampled."""
-        if self.versions is None and before == after:
-            self.versions = (VersionSpan(before, 0, len(self.ids)),) if self.ids else ()
-        elif self.versions and self.versions[-1].end > len(self.ids):
-            cut = [VersionSpan(s.version, s.start, min(s.end, len(self.ids))) for s in self.versions]
-            self.versions = tuple(span for span in cut if span.start < span.end)
+    def of_version(self, version: int) -> None:
+        """All tokens were sampled from weights `version`."""
+        self.versions = (VersionSpan(version, 0, len(self.ids)),) if self.ids else ()
 
     def flaw(self) -> Flaw | None:
         """Why these tokens can't be trained, if they can't."""

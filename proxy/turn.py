@@ -26,6 +26,7 @@ from rolltap.proxy.live import LiveSession
 from rolltap.proxy.merge import merge
 from rolltap.proxy.policies import CapturePolicy, Policy, PolicyRuntime
 from rolltap.proxy.recorder import OpenCall, Recorder
+from rolltap.proxy.versions import Versions
 from rolltap.types import Break, BreakReason, CallKind, Flaw, Outcome
 
 log = logging.getLogger("rolltap.turn")
@@ -127,9 +128,10 @@ class Turn:
 class Sampler:
     """Takes turns from their intents to their completions."""
 
-    def __init__(self, recorder: Recorder, handles: Handles) -> None:
+    def __init__(self, recorder: Recorder, handles: Handles, versions: Versions) -> None:
         self._recorder = recorder
         self._handles = handles
+        self._versions = versions
 
     async def run(self, turn: Turn) -> None:
         """Samples and records. The turn is over when this returns, and its record durable."""
@@ -197,8 +199,8 @@ class Sampler:
             lambda position: self._handles.mint(call.id, position),
             index,
         )
-        finish = "stop"
-        async with aclosing(self._chunks(call, policy, request)) as chunks:
+        finish, version = "stop", policy.version
+        async with aclosing(_chunks(call, policy, request)) as chunks:
             async for chunk in chunks:
                 events = parser.feed(chunk.token_ids)
                 call.sampled.take(chunk, parser.consumed)
@@ -209,6 +211,7 @@ class Sampler:
                     break
         if finish == "abort":
             raise EngineError("the engine aborted the request")
+        await self._settle_versions(call, policy, version)
         events, choice = parser.finish(finish)
         sampled = call.sampled
         logprobs = policy.token_logprobs(sampled.ids, sampled.logprobs) if turn.chat.sampling.logprobs else None
@@ -244,24 +247,15 @@ class Sampler:
             turn.flaws[index] = Flaw.TOKENS_MISSING
         elif reply.unparsable:
             turn.flaws[index] = Flaw.TOOL_CALL_UNPARSABLE
-        call.sampled.settle_versions(version, policy.version)
+        await self._settle_versions(call, policy, version)
         events, turn.choices[index] = reply.finish(finish)
         for event in events:
             yield event
 
-    async def _chunks(
-        self, call: OpenCall, policy: PolicyRuntime, request: SampleRequest
-    ) -> AsyncGenerator[SampleChunk, None]:
-        """The engine's chunks, checked; however they end, the tokens' versions are settled."""
-        version = policy.version
-        try:
-            async with aclosing(policy.engine.sample(request)) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    if chunk.prompt_ids is not None and list(chunk.prompt_ids) != call.prompt:
-                        raise EngineProtocolError("the engine's prompt ids are not those that were sent")
-                    yield chunk
-        finally:
-            call.sampled.settle_versions(version, policy.version)
+    async def _settle_versions(self, call: OpenCall, policy: Policy, began_at: int) -> None:
+        """Tokens whose version the engine does not say are of the policy's, if it had the same at the call's begin."""
+        if call.sampled.versions is None and await self._versions.now(policy) == began_at:
+            call.sampled.of_version(began_at)
 
     def _ended(self, turn: Turn) -> ReplyEnded:
         """The terminal event; the first choice's message carries the handle that names the call."""
@@ -302,3 +296,12 @@ class Sampler:
             engine=turn.policy.engine.name,
             logprobs_mode=turn.policy.logprobs_mode,
         )
+
+
+async def _chunks(call: OpenCall, policy: PolicyRuntime, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
+    """The engine's chunks, checked."""
+    async with aclosing(policy.engine.sample(request)) as chunks:  # type: ignore[type-var]
+        async for chunk in chunks:
+            if chunk.prompt_ids is not None and list(chunk.prompt_ids) != call.prompt:
+                raise EngineProtocolError("the engine's prompt ids are not those that were sent")
+            yield chunk

@@ -30,6 +30,7 @@ from rolltap.proxy.recalling import Recalls
 from rolltap.proxy.recorder import Recorder
 from rolltap.proxy.vendors.access import Access
 from rolltap.proxy.vendors.relay import Relay
+from rolltap.proxy.versions import OwnVersions, ReadPolicies, SharedVersions
 from rolltap.settings import KeySettings, LimitSettings, PolicySettings
 from rolltap.types import Session, VersionSpan
 
@@ -45,7 +46,7 @@ class ToldEngine:
     replies: list[str] = field(default_factory=list)
     failure: Exception | None = None
     hold: asyncio.Event | None = None
-    version: int = 0
+    version: int | None = 0  # None: it does not say
     seen: list[SampleRequest] = field(default_factory=list)
     cancelled: int = 0
     name: str = "told"
@@ -63,7 +64,7 @@ class ToldEngine:
                     await self.hold.wait()
                 if last and self.failure is not None:
                     raise self.failure
-                versions = (VersionSpan(self.version, 0, len(ids)),) if last else None
+                versions = (VersionSpan(self.version, 0, len(ids)),) if last and self.version is not None else None
                 yield SampleChunk([token], [-0.5], "stop" if last else None, versions)
                 await asyncio.sleep(0)
         except (asyncio.CancelledError, GeneratorExit):
@@ -74,7 +75,7 @@ class ToldEngine:
 
     async def resume(self) -> None: ...
 
-    async def load_weights(self, path: str, version: int) -> None: ...
+    async def load_weights(self, path: str, version: int, adapter: str = "") -> None: ...
 
     async def close(self) -> None: ...
 
@@ -211,14 +212,18 @@ async def make_plane(tokenizer: HubTokenizer, limits: LimitSettings) -> Plane:
     return serve(log, engine, session, limits)
 
 
-def serve(log: GatedLog, engine: ToldEngine, session: Session, limits: LimitSettings) -> Plane:
-    """A proxy process on `log`; several may share it."""
+def serve(
+    log: GatedLog, engine: ToldEngine, session: Session, limits: LimitSettings, ledger: ReadPolicies | None = None
+) -> Plane:
+    """A proxy process on `log`; several may share it, and ask `ledger` which weights are served."""
     handles = Handles(SECRET)
     continuation = Continuation("tiny", FamilyRenderer("qwen3", engine.tokenizer), handles, "tool_cycle")
     runtime = PolicyRuntime("tiny", PolicySettings(engine="told"), engine, continuation, max_context=2048)
     policies, live, recorder = Policies({"tiny": runtime}), LiveSessions(log), Recorder(log)
     capture = Capture("project-key", log, live, policies, 3600)
-    gateway = Gateway(live, capture, policies, recorder, Recalls(log, handles, policies), handles, limits)
+    versions = SharedVersions(policies, ledger) if ledger is not None else OwnVersions()
+    recalls = Recalls(log, handles, policies)
+    gateway = Gateway(live, capture, policies, recorder, recalls, handles, limits, versions)
     relay = Relay(Access(live, capture, policies, Keyring(KeySettings()), unnamed=True), capture, recorder, limits)
     app = agent_app(DIALECTS, gateway, relay, limits, [])
     return Plane(Client(app), engine, log, recorder, session, limits, runtime)
