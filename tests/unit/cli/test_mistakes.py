@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.main import app
+from rolltap.cli.serve import exports, settings_from
 from rolltap.settings import load_settings
 
 
@@ -45,6 +46,41 @@ def test_an_unknown_key_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rolltap.toml"
     path.write_text("[listen]\nagent_prot = 1\n")
     assert "listen.agent_prot: no such key" in said("serve", "--config", str(path))
+
+
+VENDOR = '[engines.v]\nkind = "passthrough"\nurl = "https://vendor.example"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (VENDOR + 'dialects = ["smoke"]\n', "engines.v.dialects.0: Input should be 'openai_chat'"),
+        ('[engines.v]\nurl = "http://gpu"\ndialects = ["gemini"]\n', "engines.v.dialects: only kind passthrough"),
+        (VENDOR + '[policies.p]\nengine = "v"\n[policies.p.pin]\ntemperature = 0.5\n', "policies.p.pin: passthrough"),
+        (VENDOR + '[policies.p]\nengine = "v"\ntokenizer = "t"\n', "policies.p.tokenizer: passthrough"),
+        (VENDOR.replace("https:", "ftp:") + '[policies.p]\nengine = "v"\n', "engines.v.url: want the http(s) URL"),
+        (
+            VENDOR.replace(".example", ",http://b") + '[policies.p]\nengine = "v"\n',
+            "engines.v.url: want the http(s) URL",
+        ),
+    ],
+)
+def test_what_passthrough_cannot_do_is_named(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "rolltap.toml"
+    path.write_text(f'data = "{tmp_path}"\n{text}')
+    assert line in said("serve", "--config", str(path))
+
+
+def test_capture_without_an_engine_goes_to_the_vendors_under_the_users_own_keys() -> None:
+    quick = {"engine": None, "kind": "vllm", "tokenizer": None, "family": "", "policy": "default", "model": ""}
+    settings = settings_from(None, quick, None, capture=True)
+    assert exports(settings, "http://here") == [
+        "export OPENAI_BASE_URL=http://here/v1",
+        "export ANTHROPIC_BASE_URL=http://here",
+        "export GOOGLE_GEMINI_BASE_URL=http://here",
+    ]
+    local = settings_from(None, {**quick, "engine": "http://gpu", "kind": "openai_compatible"}, None, capture=True)
+    assert "OPENAI_API_KEY=" in exports(local, "http://here")[0]
 
 
 def test_a_tag_without_a_value_is_refused() -> None:
