@@ -1,6 +1,6 @@
 """Processes that a scenario kills or halts: a trainer, and an agent that asks and asks.
 
-python actors.py trainer URL NAME STEP      leases, says "leased ID TOKEN GROUPS", acknowledges
+python actors.py trainer URL NAME STEP TTL  leases, says "leased ID TOKEN GROUPS", acknowledges
                                                 when it gets a line, says "acked"
 python actors.py agent URL KEY              asks without end, says each status
 """
@@ -17,9 +17,9 @@ from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.protocol import LeaseOptions
 
 
-def trainer(url: str, name: str, step: str) -> None:
+def trainer(url: str, name: str, step: str, ttl: str) -> None:
     client = TrainerClient(url, "trainer-key", name)
-    lease = client.lease("tiny", groups=4, options=LeaseOptions(ttl=1.0, wait=5.0))
+    lease = client.lease("tiny", groups=4, options=LeaseOptions(ttl=float(ttl), wait=5.0))
     assert lease is not None
     print("leased", lease.id, lease.token, *(leased.group.id for leased in lease.groups), flush=True)
     sys.stdin.readline()

@@ -20,7 +20,7 @@ from rolltap.engine.tiny import FOLDER
 from ..conftest import free_port
 
 HERE = Path(__file__).parent
-UP_WITHIN_S = 60.0
+UP_WITHIN_S = 180.0
 KEYS = {"admin": "admin-key", "trainer": "trainer-key", "evaluator": "evaluator-key", "secret": "0123456789abcdef"}
 
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -77,7 +78,10 @@ async def once(bench: Bench, job: Job, code: str) -> Run:
                 log.write_text(world.proxy.tail(1_000_000))
                 raise
     except Exception as error:  # noqa: BLE001 - it is counted, and printed with its scenario and seed
-        violation = f"{type(error).__name__}: {str(error)[:600]}"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        violation = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error) or last.line}"[
+            :800
+        ]
     counts: Mapping[str, Any] = {} if world is None else world.counts()
     seconds = round(time.monotonic() - began, 2)
     return Run(job.scenario.name, job.seed, code, seconds, violation=violation, **counts)

@@ -15,6 +15,8 @@ from .clients import turn
 from .world import World
 
 ACTORS = Path(__file__).with_name("actors.py")
+TTL_S = 4.0
+"""Of the lease that its trainer dies with: long enough for an acknowledgement on a machine that is busy."""
 
 
 async def _actor(*arguments: str) -> Process:
@@ -37,7 +39,7 @@ async def trainer_dies(world: World) -> None:
     clients = world.clients
     rollouts = [one for _ in range(2) for one in await clients.open_group(2)]
     await asyncio.gather(*(clients.roll_out(one, calls=1) for one in rollouts))
-    actor = await _actor("trainer", world.proxy.urls["trainer"], "mortal", "1")
+    actor = await _actor("trainer", world.proxy.urls["trainer"], "mortal", "1", str(TTL_S))
     _, lease_id, token, *groups = await _says(actor)
     assert len(groups) == 2
     phase = world.rng.choice(["leased", "acknowledging", "acked"])
@@ -54,7 +56,7 @@ async def trainer_dies(world: World) -> None:
     statuses = await _statuses(world)
     world.note(f"{phase}: {'/'.join(sorted(set(statuses.values())))}")
     acked = set(statuses.values()) == {"acknowledged"}
-    await asyncio.sleep(1.2)  # the lease's time is over
+    await asyncio.sleep(TTL_S + 0.2)  # the lease's time is over
     status, _ = await clients.call("trainer", f"/leases/{lease_id}/ack", body)
     assert status == (200 if acked else 409), (phase, status)
     if acked:
