@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from rolltap.errors import CheckpointMismatch
+from rolltap.trainer_client.lora import save_adapters
+from rolltap.trainer_client.settings import LoraSettings
 from rolltap.trainer_client.weights import save_model, whole_folder
 
 
@@ -71,6 +73,13 @@ class Checkpoints:
         final = self._weights / f"step-{step}"
         with whole_folder(final) as making:
             save_model(model, state, making, self._source)
+        return final
+
+    def save_adapters(self, step: int, adapters: dict[str, Any], settings: LoraSettings) -> Path:
+        """Writes only the adapters, as peft's folder."""
+        final = self._weights / f"step-{step}"
+        with whole_folder(final) as making:
+            save_adapters(adapters, settings, self._source, making)
         return final
 
     def prune(self, served: int) -> None:

@@ -77,9 +77,10 @@ class TrainerClient:
         """Pauses the policy's engines."""
         self._send(protocol.begin_update(policy, mode))
 
-    def push(self, policy: str, path: str, version: int) -> None:
-        """The engines load the safetensors folder `path` (as they see it); if that fails the old version serves on."""
-        self._send(protocol.push(policy, path, version))
+    def push(self, policy: str, path: str, version: int, *, adapter: bool = False) -> None:
+        """The engines load the safetensors folder `path` (as they see it), a model's or a peft adapter's; if that fails
+        the old version serves on."""
+        self._send(protocol.push(policy, path, version, adapter))
 
     def finish_update(self, policy: str) -> None:
         """The policy's engines go on."""
@@ -156,8 +157,8 @@ class AsyncTrainerClient:
     async def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
         await self._send(protocol.begin_update(policy, mode))
 
-    async def push(self, policy: str, path: str, version: int) -> None:
-        await self._send(protocol.push(policy, path, version))
+    async def push(self, policy: str, path: str, version: int, *, adapter: bool = False) -> None:
+        await self._send(protocol.push(policy, path, version, adapter))
 
     async def finish_update(self, policy: str) -> None:
         await self._send(protocol.finish_update(policy))

@@ -51,6 +51,9 @@ class Workers:
     def weights(self) -> dict[str, Any]:
         return self._all("weights")
 
+    def adapters(self) -> dict[str, Any]:
+        return self._all("adapters")
+
     def state(self) -> dict[str, Any]:
         return self._all("state")
 

@@ -114,9 +114,13 @@ class Learner:
         """The optimiser's whole state on the CPU, by the weights' names, and the adapters (all ranks take part)."""
         state: dict[str, Any] = distributed_state.get_optimizer_state_dict(self.network, self.optimiser, options=WHOLE)
         if self._lora:
-            whole: dict[str, Any] = distributed_state.get_model_state_dict(self.model, options=WHOLE)
-            state["adapters"] = adapters_of(whole)
+            state["adapters"] = self.adapters()
         return state
+
+    def adapters(self) -> dict[str, Any]:
+        """The adapters on the CPU, by name, for the lead rank (all ranks take part)."""
+        state: dict[str, Any] = distributed_state.get_model_state_dict(self.model, options=WHOLE)
+        return adapters_of(state)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes up `state`. `CheckpointMismatch` if it is of another model."""

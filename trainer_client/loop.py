@@ -67,6 +67,7 @@ class Trainer:
         saved = self.checkpoints.latest()
         self.step = saved.step if saved else 0
         self._folder = saved.folder if saved else settings.model
+        self._adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
         own = Worker(settings, ranks, saved)
         self._model, self._clock = own.learner.model, own.clock
         self._workers = Workers(own, ranks)
@@ -77,8 +78,13 @@ class Trainer:
         options = LeaseOptions(
             max_staleness=self.settings.max_staleness, wait=LEASE_WAIT_S, ttl=self.settings.lease_ttl
         )
-        count_even = not self.settings.loss.drop_even_groups
-        with LeaseHolder(self.client, self.settings.policy, options, count_even=count_even) as leases:
+        with LeaseHolder(
+            self.client,
+            self.settings.policy,
+            options,
+            count_even=not self.settings.loss.drop_even_groups,
+            vocabulary=self._model.config.vocab_size,
+        ) as leases:
             while self.step < self.settings.steps and not self.stopping:
                 self._clock.seconds.clear()
                 with self._clock.part("wait"):
@@ -91,12 +97,15 @@ class Trainer:
     def _take_over(self) -> None:
         """Makes server and engines agree with the checkpoint, or the model, that this run goes on from.
 
+        Adapters are always pushed: until then an engine that was started anew has none of the policy's name.
         A policy that is paused was left so by a run that died while it pushed: pushing again ends that, too.
         """
         self.client.rewind(self.step)
         served = self.client.policy(self.settings.policy)
         weights.check_tokenizer(self.settings.policy, served.tokenizer_hash, self.settings.model)
-        if served.version != self.step or served.paused is not None:
+        if self._adapters:
+            self._save_adapters()
+        if self._adapters or served.version != self.step or served.paused is not None:
             self._push()
 
     def _train(self, leases: LeaseHolder) -> StepReport | None:
@@ -154,17 +163,23 @@ class Trainer:
         """Makes the step durable, if it is one of those, and the engines serve it."""
         last = self.stopping or self.step >= self.settings.steps
         with self._clock.part("checkpoint"):
-            weights_now = self._workers.weights()
             if self.checkpoints.due(self.step, last):
+                weights_now = self._workers.weights()
                 self._folder = self.checkpoints.save(self.step, self._model, weights_now, self._workers.state())
-            else:
-                self._folder = self.checkpoints.save_weights(self.step, self._model, weights_now)
+            elif not self._adapters:
+                self._folder = self.checkpoints.save_weights(self.step, self._model, self._workers.weights())
+            if self._adapters:
+                self._save_adapters()
         with self._clock.part("push"):
             self._push()
         self.checkpoints.prune(self.step)
 
+    def _save_adapters(self) -> None:
+        self._folder = self.checkpoints.save_adapters(self.step, self._workers.adapters(), self.settings.lora)
+
     def _push(self) -> None:
-        weights.push(self.client, self.settings.policy, self._folder, self.step, self.settings.update_mode)
+        mode, adapter = self.settings.update_mode, self._adapters
+        weights.push(self.client, self.settings.policy, self._folder, self.step, mode, adapter=adapter)
 
     def _report(self, plan: Plan, served: int, norm: float, lr: float) -> StepReport:
         batches = [batch for update in plan.updates for batch in update]

@@ -1,4 +1,5 @@
-"""Low-rank adapters (Hu et al. 2021) by peft: only they are trained, and engines are pushed the merged weights.
+"""Low-rank adapters (Hu et al. 2021) by peft: only they are trained. Engines are pushed the merged weights, or the
+adapters by themselves.
 
 The adapters live inside the model's own layers, so the rest of the trainer sees the same model with fewer weights that
 have a gradient. A run goes on from the model it began with and the adapters of its checkpoint.
@@ -7,6 +8,7 @@ have a gradient. A run goes on from the model it began with and the adapters of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -36,6 +38,21 @@ def add_adapters(model: Any, settings: LoraSettings) -> None:
 def adapters_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The adapters among a model's weights, by name."""
     return {name: weight for name, weight in state.items() if name.endswith((_DOWN, _UP))}
+
+
+def save_adapters(adapters: Mapping[str, Tensor], settings: LoraSettings, source: Path, folder: Path) -> None:
+    """Writes adapters of the model in `source` as peft's folder, which engines load over that model."""
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
+    layers = {name.removesuffix(_DOWN).rpartition(".")[2] for name in adapters if name.endswith(_DOWN)}
+    config = LoraConfig(r=settings.rank, target_modules=sorted(layers), task_type="CAUSAL_LM")
+    config.lora_alpha = settings.alpha  # type: ignore[assignment]  # peft computes with any number
+    config.base_model_name_or_path = str(source)
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    tensors = {f"base_model.model.{name.replace('.default.', '.')}": weight for name, weight in adapters.items()}
+    save_file({name: weight.contiguous() for name, weight in tensors.items()}, folder / "adapter_model.safetensors")
 
 
 def merged(state: Mapping[str, Tensor], settings: LoraSettings) -> dict[str, Tensor]:

@@ -142,8 +142,9 @@ def begin_update(name: str, mode: PauseMode) -> Request[None]:
     return Request("POST", f"{_policy_path(name)}/begin_update", _nothing, {"mode": mode})
 
 
-def push(name: str, path: str, version: int) -> Request[None]:
-    return Request("POST", f"{_policy_path(name)}/push", _nothing, {"path": path, "version": version})
+def push(name: str, path: str, version: int, adapter: bool = False) -> Request[None]:
+    body = {"path": path, "version": version, "adapter": adapter}
+    return Request("POST", f"{_policy_path(name)}/push", _nothing, body)
 
 
 def finish_update(name: str) -> Request[None]:

@@ -73,11 +73,14 @@ class ComputeSettings(Section):
 
 
 class LoraSettings(Section):
-    """Low-rank adapters (needs peft). The engine is pushed the merged weights."""
+    """Low-rank adapters (needs peft)."""
 
     rank: int = Field(0, ge=0, description="rank; 0 trains all weights")
     alpha: float = Field(32.0, gt=0, description="scale")
     targets: tuple[str, ...] = Field(("all-linear",), description="module names, or all-linear")
+    push: Literal["merged", "adapter"] = Field(
+        "merged", description="what engines are pushed: merged weights, or only the adapter (vLLM)"
+    )
 
 
 class ReportSettings(Section):

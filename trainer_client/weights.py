@@ -52,14 +52,16 @@ def save_model(model: Any, state: dict[str, Any] | None, folder: Path, source: P
             shutil.copy(source / name, folder / name)
 
 
-def push(client: TrainerClient, policy: str, folder: Path, version: int, mode: PauseMode) -> None:
-    """The policy's engines take over the weights in `folder` as `version`.
+def push(
+    client: TrainerClient, policy: str, folder: Path, version: int, mode: PauseMode, *, adapter: bool = False
+) -> None:
+    """The policy's engines take over the weights in `folder`, a model's or an adapter's, as `version`.
 
     If they can't, the old version serves on, and the error says why.
     """
     client.begin_update(policy, mode)
     try:
-        client.push(policy, str(folder.absolute()), version)
+        client.push(policy, str(folder.absolute()), version, adapter=adapter)
     finally:
         client.finish_update(policy)
 

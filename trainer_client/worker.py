@@ -83,6 +83,10 @@ class Worker:
         """See `Learner.weights`."""
         return self.learner.weights()
 
+    def adapters(self) -> dict[str, Any]:
+        """See `Learner.adapters`."""
+        return self.learner.adapters()
+
     def state(self) -> dict[str, Any]:
         """See `Learner.state`."""
         return self.learner.state()

@@ -74,7 +74,7 @@ class OpenAiCompatibleEngine:
     async def resume(self) -> None:
         raise self._fixed()
 
-    async def load_weights(self, path: str, version: int) -> None:
+    async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
         raise self._fixed()
 
     async def close(self) -> None:

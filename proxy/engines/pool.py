@@ -53,7 +53,7 @@ class EnginePool:
         self._retries = retries
         self._probe_every_s = probe_every_s
         self._places: OrderedDict[str, Replica] = OrderedDict()
-        self._weights: tuple[str, int] | None = None
+        self._weights: tuple[str, int, str] | None = None
         self._paused = False
         self._changing = asyncio.Lock()  # a replica comes back before a change of all, or after it
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,10 +84,10 @@ class EnginePool:
             self._paused = False
             await self._all(lambda engine: engine.resume())
 
-    async def load_weights(self, path: str, version: int) -> None:
+    async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
         async with self._changing:
-            await self._all(lambda engine: engine.load_weights(path, version))
-            self._weights = (path, version)
+            await self._all(lambda engine: engine.load_weights(path, version, adapter))
+            self._weights = (path, version, adapter)
 
     async def close(self) -> None:
         for task in self._tasks:

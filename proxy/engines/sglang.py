@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from rolltap.errors import EngineError, EngineProtocolError
+from rolltap.errors import EngineError, EngineProtocolError, EngineRefused
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
 from rolltap.proxy.engines.decode import (
     FinishReason,
@@ -121,7 +121,10 @@ class SglangEngine:
         await self._http.json("POST", "/continue_generation", {})
         self._open.set()
 
-    async def load_weights(self, path: str, version: int) -> None:
+    async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
+        if adapter:
+            message = f"engine {self.name}: adapters are loaded by vLLM only; push merged weights"
+            raise EngineRefused(message, http_status=501)
         body = {"model_path": path, "weight_version": str(version), "flush_cache": True, "keep_pause": True}
         answer = await self._http.json("POST", "/update_weights_from_disk", body)
         if not answer.get("success"):

@@ -77,13 +77,26 @@ class VllmEngine:
     async def resume(self) -> None:
         await self._http.json("POST", "/resume")
 
-    async def load_weights(self, path: str, version: int) -> None:
+    async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
         """Between `pause` and `resume`. The cache of the old weights' prefixes is emptied where the server has one
         to empty; requests under way are computed anew from their tokens."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        await self._http.json("POST", "/collective_rpc", body)
+        if adapter:
+            await self._load_adapter(path, adapter)
+        else:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+            await self._http.json("POST", "/collective_rpc", body)
         await self._http.optional("POST", "/reset_prefix_cache?reset_running_requests=true")
         await self._http.json("POST", "/update_weight_version", {"new_version": str(version)})
+
+    async def _load_adapter(self, path: str, name: str) -> None:
+        body = {"lora_name": name, "lora_path": path, "load_inplace": True}
+        try:
+            await self._http.bytes("POST", "/v1/load_lora_adapter", body)
+        except EngineRefused as error:
+            flags = "; start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            hint = flags if error.message.endswith("Not Found") else ""
+            message = f"{error.message}; adapter {name!r} serves as before{hint}"
+            raise EngineRefused(message, http_status=error.http_status) from error
 
     async def close(self) -> None:
         await self._http.close()

@@ -25,6 +25,7 @@ class BeginUpdate(Body):
 class Push(Body):
     path: str = Field(min_length=1)
     version: Integer = Field(ge=0)
+    adapter: bool = Field(False, description="`path` holds a peft adapter, which the policy's model name stands for")
 
 
 def admin_router(services: Services) -> APIRouter:
@@ -62,7 +63,8 @@ def trainer_router(services: Services) -> APIRouter:
     async def push(name: str, body: Push) -> dict[str, Any]:
         runtime = _runtime(services, name)
         await policies.check_version(name, body.version)
-        await runtime.engine.load_weights(body.path, body.version)
+        adapter = (runtime.settings.model or name) if body.adapter else ""
+        await runtime.engine.load_weights(body.path, body.version, adapter)
         state = await policies.set_version(name, body.version)
         runtime.version = state.version
         return {"policy": name, "version": state.version}

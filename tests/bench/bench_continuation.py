@@ -108,7 +108,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=MARKS[-1])
     options = parser.parse_args()
     calls = asyncio.run(deep_chain(options.turns + AROUND))
-    table = Table("turn", "prompt tokens", "request, kB", "a call, ms", "of which CPU, ms", title="A chain of tool calls")
+    table = Table(
+        "turn", "prompt tokens", "request, kB", "a call, ms", "of which CPU, ms", title="A chain of tool calls"
+    )
     rows = []
     for mark in (mark for mark in MARKS if mark <= options.turns):
         at = calls[mark - 1]

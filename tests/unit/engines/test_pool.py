@@ -31,7 +31,7 @@ class Told:
         self.up = True
         self.takes_weights = True
         self.seen: list[str] = []
-        self.weights: list[tuple[str, int]] = []
+        self.weights: list[tuple[str, int, str]] = []
         self.state = "running"
         self.gate = asyncio.Event()
         self.gate.set()
@@ -54,11 +54,11 @@ class Told:
         self._check()
         self.state = "running"
 
-    async def load_weights(self, path: str, version: int) -> None:
+    async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
         self._check()
         if not self.takes_weights:
             raise EngineError("no such folder")
-        self.weights.append((path, version))
+        self.weights.append((path, version, adapter))
 
     async def close(self) -> None: ...
 
@@ -129,11 +129,11 @@ async def test_the_broken_are_ejected_and_come_back_with_the_weights(pool: Engin
     assert len(replicas[0].seen) == FAILURES
     assert pool.replicas[0].ejected
     await pool.pause("keep")
-    await pool.load_weights("folder", 3)
+    await pool.load_weights("folder", 3, "policy")
     assert replicas[0].weights == []
     replicas[0].up = True
     await until_all_serve(pool)
-    assert replicas[0].weights == [("folder", 3)]
+    assert replicas[0].weights == [("folder", 3, "policy")]
     assert replicas[0].state == "keep"
     await pool.resume()
     assert [replica.state for replica in replicas] == ["running"] * 3
@@ -145,7 +145,7 @@ async def test_a_replica_that_does_not_take_the_weights_does_not_serve(pool: Eng
     assert [replica.ejected for replica in pool.replicas] == [False, True, False]
     replicas[1].takes_weights = True
     await until_all_serve(pool)
-    assert replicas[1].weights == [("folder", 3)]
+    assert replicas[1].weights == [("folder", 3, "")]
 
 
 async def test_weights_that_nobody_takes_are_an_error_and_the_old_ones_serve(pool: EnginePool, replicas: list[Told]):

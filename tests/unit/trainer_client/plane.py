@@ -44,6 +44,7 @@ class Plane:
     acked: dict[str, int] = field(default_factory=dict)
     refused: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     pushed: list[tuple[str, int]] = field(default_factory=list)
+    adapters: list[bool] = field(default_factory=list)  # whether each push was of an adapter
     lose: set[str] = field(default_factory=set)
     fail_next: int = 0
     last_step: int | None = None
@@ -139,6 +140,7 @@ class Plane:
             raise UnknownPolicy(f"no policy {name!r}; known: {self.policy}", param="policy")
         if verb == ["push"]:
             self.pushed.append((body["path"], body["version"]))
+            self.adapters.append(body["adapter"])
             self.version = body["version"]
         elif verb:
             self.paused = body.get("mode")

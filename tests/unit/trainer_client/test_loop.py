@@ -84,6 +84,21 @@ def test_every_step_is_acknowledged_checkpointed_and_pushed(plane: Plane, settin
     assert lines[1]["staleness"] == {"1": 2}
 
 
+def test_a_run_may_push_only_its_adapters(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    """Those of step 0 first, which change nothing: until then no engine knows the policy's name."""
+    offer(plane, 4)
+    adapted = made(url, model, tmp_path, lora={"rank": 4, "push": "adapter"}, checkpoint_every=2)
+    trainer(adapted).run()
+    folders = [adapted.out / "weights" / f"step-{step}" for step in range(3)]
+    assert plane.pushed == [(str(folder), step) for step, folder in enumerate(folders)]
+    assert plane.adapters == [True, True, True]
+    assert [folder.name for folder in (adapted.out / "weights").iterdir()] == ["step-2"]
+    assert (adapted.out / "checkpoints" / "step-2" / "model.safetensors").exists()
+    plane.pushed.clear()
+    trainer(adapted).run()
+    assert plane.pushed == [(str(folders[2]), 2)]
+
+
 def test_groups_are_acknowledged_before_they_change_the_weights(plane: Plane, settings: TrainerSettings) -> None:
     offer(plane, 2)
     trainer(settings.model_copy(update={"steps": 1})).run()

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.learner import Learner
+from rolltap.trainer_client.lora import save_adapters
 from rolltap.trainer_client.network import PolicyNetwork, load_model
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.ranks import Ranks
@@ -60,6 +62,19 @@ def test_only_adapters_move_and_the_pushed_weights_compute_the_same(model: Path,
     pushed = PolicyNetwork(load_model(tmp_path / "pushed", torch.float32))
     assert not any("lora_" in name for name, _ in pushed.named_parameters())
     torch.testing.assert_close(pushed(batch).logprobs_M, after, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's, of transformers
+def test_a_saved_adapter_is_read_by_peft_over_the_model(model: Path, batch: Batch, tmp_path: Path) -> None:
+    settings = made(model)
+    learner = stepped(Learner(model, settings, ONE), batch, range(1, 4))
+    save_adapters(learner.adapters(), settings.lora, model, tmp_path / "adapter")
+    base = PolicyNetwork(load_model(model, torch.float32))
+    loaded = PeftModel.from_pretrained(load_model(model, torch.float32), tmp_path / "adapter")
+    adapted = PolicyNetwork(loaded.merge_and_unload())
+    after = learner.predict(batch).logprobs_M
+    assert (after - base(batch).logprobs_M).abs().max() > 1e-2
+    torch.testing.assert_close(adapted(batch).logprobs_M, after, atol=1e-5, rtol=1e-5)
 
 
 def test_a_resumed_run_ends_in_the_same_weights(model: Path, batch: Batch) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from rolltap.engine.scripted.http import error_body
@@ -40,6 +41,7 @@ class Control:
             "/pause": self.pause,
             "/resume": self.resume,
             "/collective_rpc": self.collective_rpc,
+            "/v1/load_lora_adapter": self.load_lora_adapter,
             "/reset_prefix_cache": self.done,
             "/update_weight_version": self.update_weight_version,
             "/abort_requests": self.abort_requests,
@@ -73,14 +75,10 @@ class Control:
         return Response()
 
     async def models(self, request: Request) -> Response:
-        entry = {
-            "id": self.name,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "rolltap",
-            "max_model_len": self.model.context,
-        }
-        return JSONResponse({"object": "list", "data": [entry]})
+        names = [self.name, *self.model.weights.adapters]
+        about = {"object": "model", "created": int(time.time()), "owned_by": "rolltap"}
+        entries = [{"id": name, **about, "max_model_len": self.model.context} for name in names]
+        return JSONResponse({"object": "list", "data": entries})
 
     async def log(self, request: Request) -> Response:
         """Every request from the `first` on: its ids, what it continues, and whether it extends it token for token."""
@@ -119,6 +117,19 @@ class Control:
             return _refused("the one method is reload_weights, with kwargs.weights_path")
         self.model.weights.load(path)
         return JSONResponse({"results": [None]})
+
+    async def load_lora_adapter(self, request: Request) -> Response:
+        """As vLLM, which answers in words; an adapter that can't be read leaves the loaded one as it is."""
+        body = await request.json()
+        name, path = body.get("lora_name"), body.get("lora_path")
+        if not isinstance(name, str) or not isinstance(path, str) or name == self.name:
+            return _refused("lora_name and lora_path must be provided, and the name not be that of the model")
+        if name in self.model.weights.adapters and not body.get("load_inplace"):
+            return _refused(f"The lora adapter '{name}' has already been loaded.")
+        if not (Path(path) / "adapter_config.json").is_file():
+            return JSONResponse(error_body(404, f"No adapter found for {path}"), 404)
+        self.model.weights.adapters[name] = path
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def update_weight_version(self, request: Request) -> Response:
         version = (await request.json()).get("new_version")

@@ -27,11 +27,12 @@ class Job:
 
 
 class Weights:
-    """`path` is what was loaded last."""
+    """`path` is the model folder that was loaded last, `adapters` the adapters' folders by name."""
 
     def __init__(self) -> None:
         self.version = "default"
         self.path: str | None = None
+        self.adapters: dict[str, str] = {}
         self.loads = 0
         self.paused = False
         self._closed = False
