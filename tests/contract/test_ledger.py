@@ -365,6 +365,35 @@ async def test_a_group_that_cannot_be_rebuilt_is_not_delivered(world: World) -> 
     assert "record_corrupt" in letters[0].reason
 
 
+async def test_a_group_whose_calls_were_removed_is_not_delivered_as_if_it_had_none(world: World) -> None:
+    whole, pruned = await world.complete(2), await world.complete(2)
+    lease = await world.ledger.trainers.lease(wants(2))
+    await world.ledger.trainers.acknowledge(lease.id, lease.token, 2)
+    world.pruned.add(str(pruned.rollouts[1].session_id))
+    replay = await world.ledger.trainers.replay(wants(2), ReplayFilter())
+    assert [one.group.id for one in replay.groups] == [whole.id]
+    await world.ledger.trainers.rewind("trainer", 1)
+    for _ in range(3):
+        lease = await world.ledger.trainers.lease(wants(2))
+        assert [one.group.id for one in lease.groups] == [whole.id]
+        await world.ledger.trainers.release(lease.id, lease.token)
+    (letter,) = await world.ledger.trainers.dead_letters()
+    assert letter.group.id == pruned.id
+    assert pruned.rollouts[1].id in letter.reason
+
+
+async def test_a_mean_reward_is_of_the_usable_rollouts(world: World) -> None:
+    group = await world.open(3)
+    good, poor, failed = [await world.start(rollout) for rollout in group.rollouts]
+    await world.finish(good, 1.0)
+    await world.finish(poor, 0.0)
+    await world.finish(failed, -5.0, status=RolloutStatus.FAILED)
+    lease = await world.ledger.trainers.lease(wants())
+    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
+    replay = await world.ledger.trainers.replay(wants(), ReplayFilter(min_reward=0.5, max_reward=0.5))
+    assert [one.group.id for one in replay.groups] == [group.id]
+
+
 async def test_a_rollout_whose_record_is_corrupt_ends_unscorable(world: World) -> None:
     group = await world.open(2)
     broken, fine = [await world.start(rollout) for rollout in group.rollouts]

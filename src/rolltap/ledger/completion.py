@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.rows import member_of, rollout_rows, rule_of
-from rolltap.ledger.rules import Complete, Drop, Member, Refill, decide, zero_variance
+from rolltap.ledger.rules import Complete, Drop, Member, Refill, decide, usable_rewards, zero_variance
 from rolltap.ledger.schema import groups, rollouts
 from rolltap.ledger.store import Transaction
 from rolltap.types import NO_VERSION, GroupStatus, RolloutStatus, Scoring
@@ -54,8 +54,8 @@ def _complete(
         and row.oldest_version is not None
         and row.oldest_version != NO_VERSION
     ]
-    scored = [m.reward for m in members if m.rollout_id not in left_out and m.reward is not None]
-    flat = zero_variance(members, left_out)
+    rewards = usable_rewards(members, left_out)
+    flat, mean = zero_variance(rewards), sum(rewards) / len(rewards) if rewards else None
     update = sa.update(groups).where(groups.c.id == group.id)
     tx.run(
         update.values(
@@ -64,7 +64,7 @@ def _complete(
             oldest_version=min((row.oldest_version for row in trained), default=NO_VERSION),
             newest_version=max((row.newest_version for row in trained), default=NO_VERSION),
             zero_variance=flat,
-            reward_mean=sum(scored) / len(scored) if scored else None,
+            reward_mean=mean,
         )
     )
     rule = rule_of(group)
@@ -73,12 +73,8 @@ def _complete(
         if rule.zero_variance == "replace" and group.generation < settings.max_generations:
             _replace(tx, group)
         return
-    tx.note("group_complete", group.id, policy=group.policy, task_id=group.task_id, reward_mean=_mean(scored))
+    tx.note("group_complete", group.id, policy=group.policy, task_id=group.task_id, reward_mean=mean)
     tx.wake_trainers()
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _replace(tx: Transaction, group: Any) -> None:

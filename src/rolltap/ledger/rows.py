@@ -151,6 +151,12 @@ def load_tasks(tx: Transaction, group_ids: Sequence[str]) -> dict[str, Task]:
     return {row.group_id: task_of(row) for row in tx.all(statement)}
 
 
+def trained_rollouts(tx: Transaction, group_ids: Sequence[str]) -> set[str]:
+    """The ids of the groups' rollouts that had tokens to train when they ended."""
+    had = sa.select(rollouts.c.id).where(rollouts.c.group_id.in_(group_ids), rollouts.c.oldest_version >= 0)
+    return {row.id for row in tx.all(had)}
+
+
 def locked_group(tx: Transaction, rollout_id: str) -> tuple[Any, Any]:
     """The rows of a rollout and of its group, which is locked until the transaction ends."""
     group_id = tx.scalar(sa.select(rollouts.c.group_id).where(rollouts.c.id == rollout_id))

@@ -135,11 +135,15 @@ def decide(rule: GroupRule, members: Sequence[Member], *, n: int, late: bool) ->
     return Drop(f"{len(usable)} of {len(members)} rollouts were usable; {rule.min_usable} are needed")
 
 
-def zero_variance(members: Sequence[Member], left_out: Sequence[str]) -> bool:
-    """Whether at least two usable rollouts have rewards and all of these are equal: nothing to learn from."""
-    rewards = [
+def usable_rewards(members: Sequence[Member], left_out: Sequence[str]) -> list[float]:
+    """The rewards of the usable rollouts that have one."""
+    return [
         member.reward
         for member in members
         if member.scoring is not Scoring.UNSCORABLE and member.rollout_id not in left_out and member.reward is not None
     ]
+
+
+def zero_variance(rewards: Sequence[float]) -> bool:
+    """Whether there are at least two rewards and all are equal: nothing to learn from."""
     return len(rewards) > 1 and len(set(rewards)) == 1

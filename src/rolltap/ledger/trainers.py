@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import dead_letters, leases
 from rolltap.ledger.base import DeadLetter, Rewound, TrainedVersions
 from rolltap.ledger.claims import Claim, LeaseRequest, check_ttl, claim, count_ready, return_group
 from rolltap.ledger.replay import ReplayFilter, claim_replay
-from rolltap.ledger.rows import load_groups, load_tasks, total_reward
+from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
 from rolltap.ledger.store import Store, wait_for
 from rolltap.types import NO_VERSION, Group, Lease, LeasedGroup, RolloutRecord, Scoring, Task, Trajectory
 
@@ -84,10 +84,12 @@ class Trainers:
         """The claim with its trajectories. A group that can't be rebuilt is taken out and counts a failure."""
         made_at = time.monotonic()
         ids = claimed.group_ids
-        found, tasks = await self._store.query(lambda tx: (load_groups(tx, ids), load_tasks(tx, ids)))
+        found, tasks, trained = await self._store.query(
+            lambda tx: (load_groups(tx, ids), load_tasks(tx, ids), trained_rollouts(tx, ids))
+        )
         delivered: list[LeasedGroup] = []
         for start in range(0, len(found), GROUPS_AT_ONCE):
-            delivered += await self._rebuilt(found[start : start + GROUPS_AT_ONCE], tasks, claimed)
+            delivered += await self._rebuilt(found[start : start + GROUPS_AT_ONCE], tasks, trained, claimed)
         return Lease(
             id=claimed.id,
             trainer=request.trainer,
@@ -98,14 +100,21 @@ class Trainers:
             groups=tuple(delivered),
         )
 
-    async def _rebuilt(self, groups: Sequence[Group], tasks: Mapping[str, Task], claimed: Claim) -> list[LeasedGroup]:
-        """The groups with their trajectories, read together; one by one if one of them can't be rebuilt."""
+    async def _rebuilt(
+        self, groups: Sequence[Group], tasks: Mapping[str, Task], trained: Set[str], claimed: Claim
+    ) -> list[LeasedGroup]:
+        """The groups with their trajectories, read together; one by one if one of them can't be rebuilt.
+
+        `trained` are the rollouts that had tokens to train when they ended.
+        """
         wanted = [session_id for group in groups for session_id in _sessions(group)]
         try:
             found = dict(zip(wanted, await self._store.trajectories(wanted), strict=True))
+            for group in groups:
+                _check_kept(group, found, trained)
         except (RecordCorrupt, AlignmentError) as error:
             if len(groups) > 1:
-                return [leased for group in groups for leased in await self._rebuilt([group], tasks, claimed)]
+                return [leased for group in groups for leased in await self._rebuilt([group], tasks, trained, claimed)]
             await self._return(groups[0].id, claimed, f"{error.code}: {error.message}")
             return []
         return [_leased_group(group, tasks[group.id], found, claimed.replay) for group in groups]
@@ -118,6 +127,14 @@ class Trainers:
 def _sessions(group: Group) -> list[str]:
     """Those that have a trajectory for a trainer."""
     return [one.session_id for one in group.rollouts if one.session_id and one.scoring is not Scoring.UNSCORABLE]
+
+
+def _check_kept(group: Group, found: Mapping[str, Trajectory], trained: Set[str]) -> None:
+    """`RecordCorrupt` where a rollout that had tokens to train has none any more: they were removed from the log."""
+    for rollout in group.rollouts:
+        trajectory = found.get(rollout.session_id or "")
+        if rollout.id in trained and trajectory is not None and not trajectory.segments:
+            raise RecordCorrupt(f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed")
 
 
 def _leased_group(group: Group, task: Task, found: Mapping[str, Trajectory], replay: bool) -> LeasedGroup:

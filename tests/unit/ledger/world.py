@@ -97,6 +97,7 @@ class World:
         self.versions: dict[str, tuple[int, ...]] = {}
         self.closed: set[str] = set()
         self.corrupt: set[str] = set()
+        self.pruned: set[str] = set()
         self.ledger = Ledger(
             database,
             trajectories=self.trajectories,
@@ -108,7 +109,12 @@ class World:
     async def trajectories(self, session_ids: Sequence[str]) -> list[Trajectory]:
         for session_id in self.corrupt.intersection(session_ids):
             raise RecordCorrupt(f"session {session_id} has a row that fails its checks")
-        return [trajectory(session_id, self.versions.get(session_id, ())) for session_id in session_ids]
+        return [
+            Trajectory(session_id, (), (), {})
+            if session_id in self.pruned
+            else trajectory(session_id, self.versions.get(session_id, ()))
+            for session_id in session_ids
+        ]
 
     async def close_session(self, session_id: str) -> None:
         self.closed.add(session_id)
