@@ -134,8 +134,8 @@ Launch = Command | PythonCall
 class Package:
     """The release of a harness that its recipe was tested with, and how to get it.
 
-    `executable` is looked up on PATH; `also` are requirements that the release forgets; `python` and `node` are the
-    lowest versions it runs on.
+    `executable` is looked up on PATH ("": a library, which has none); `also` are requirements that the release
+    forgets; `python` and `node` are the lowest versions it runs on.
     """
 
     manager: Literal["npm", "pip"]

@@ -68,7 +68,8 @@ def install(package: Package, cache: Path | None = None) -> Installation:
     started = time.monotonic()
     made = _npm(package, folder) if package.manager == "npm" else _pip(package, folder)
     installation = replace(made, seconds=round(time.monotonic() - started, 1))
-    if shutil.which(package.executable, path=os.pathsep.join(map(str, made.bins))) is None:
+    bins = os.pathsep.join(map(str, made.bins))
+    if package.executable and shutil.which(package.executable, path=bins) is None:
         raise ConfigError(f"{package.name} {package.version} has no command {package.executable!r}")
     record = {
         "package": asdict(package),

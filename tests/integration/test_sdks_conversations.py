@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
+from rolltap.engine.scripted import Script
 
 from ..harnesses.house import House, Run, house
 from .framework_conversations import LangChainAnthropic, LangChainChat, LangChainResponses, LiteLLM, LiteLLMAnthropic
-from .sdk_conversations import TOOL, Anthropic, Conversation, Gemini, OpenAIChat, OpenAIResponses, OpenAIResponsesById
+from .sdk_conversations import Anthropic, Conversation, Gemini, OpenAIChat, OpenAIResponses, OpenAIResponsesById
+from .talk import TALK
 
 CLIENTS = [
     OpenAIChat,
@@ -35,24 +36,6 @@ pytestmark = [
 ]
 every_client = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.__name__)
 streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-
-
-def look(place: str) -> ToolUse:
-    return ToolUse(TOOL, {"place": place})
-
-
-TALK = Script(
-    rules=(
-        Rule(
-            turns=(
-                Turn(think="Two places, so two looks.", say="I look at both.", call=(look("shed"), look("pond"))),
-                Turn(think="One is left.", call=(look("roof"),), split="odd"),
-                Turn(think="That was all.", say="A frog.\nNothing else."),
-                Turn(say="Goodbye."),
-            )
-        ),
-    )
-)
 
 
 @asynccontextmanager

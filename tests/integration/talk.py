@@ -1,0 +1,23 @@
+"""What the engine says in the conversation that every client holds."""
+
+from __future__ import annotations
+
+from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
+
+
+def look(place: str) -> ToolUse:
+    return ToolUse("look", {"place": place})
+
+
+TALK = Script(
+    rules=(
+        Rule(
+            turns=(
+                Turn(think="Two places, so two looks.", say="I look at both.", call=(look("shed"), look("pond"))),
+                Turn(think="One is left.", call=(look("roof"),), split="odd"),
+                Turn(think="That was all.", say="A frog.\nNothing else."),
+                Turn(say="Goodbye."),
+            )
+        ),
+    )
+)
