@@ -93,7 +93,7 @@ def exports(settings: Settings, url: str) -> list[str]:
     """
     key = settings.keys.project
     own = [engine for engine in settings.engines.values() if engine.kind == "passthrough" and not engine.api_key]
-    return [
+    lines = [
         _export(own, names, url, key)
         for names in (
             ("openai_responses", "OPENAI_BASE_URL", "/v1", "OPENAI_API_KEY"),
@@ -101,6 +101,7 @@ def exports(settings: Settings, url: str) -> list[str]:
             ("gemini", "GOOGLE_GEMINI_BASE_URL", "", "GEMINI_API_KEY"),
         )
     ]
+    return [*lines, f"codex -c openai_base_url={url}/v1  # Codex reads no OPENAI_BASE_URL"]
 
 
 def _export(own: Sequence[EngineSettings], names: tuple[str, str, str, str], url: str, key: str) -> str:
