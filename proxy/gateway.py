@@ -207,7 +207,7 @@ class Gateway:
             turn.leave()
             raise
         except RolltapError:
-            turn.live.turns.pop(turn.body_hash, None)
+            turn.live.drop(turn)
             raise
         await self._release(dialect, turn, exchange, stream, started)
 
@@ -222,5 +222,5 @@ class Gateway:
             await stream.end(turn.ended)
         crash_point("reply.end")
         if not exchange.gone:
-            turn.live.turns.pop(turn.body_hash, None)
+            turn.live.drop(turn)
         self._recorder.delivered(turn.calls, not exchange.gone)

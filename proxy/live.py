@@ -57,6 +57,11 @@ class LiveSession:
         for body_hash in over[:-UNDELIVERED_KEPT]:
             del self.turns[body_hash]
 
+    def drop(self, turn: Turn) -> None:
+        """No retry gets this turn any more."""
+        if self.turns.get(turn.body_hash) is turn:
+            del self.turns[turn.body_hash]
+
     def leave(self) -> None:
         self.in_flight -= 1
 

@@ -90,6 +90,7 @@ class Turn:
         """A reader went away; the last one to leave before the end cancels the turn."""
         self.readers -= 1
         if self.readers == 0 and not self.closing and self.task is not None:
+            self.live.drop(self)
             self.task.cancel()
 
     def grow(self, event: ReplyEvent | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 
 from rolltap.errors import EngineError, RateLimited, StoreUnavailable
 from rolltap.ids import new_id
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest
 from rolltap.proxy.exchange import BrokenReply
 from rolltap.proxy.live import TRUST_S, LiveSessions, key_hash
 from rolltap.types import Flaw, Outcome, Session
+from tests.unit.proxy.conftest import ToldEngine, serve
 
 TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
 USER = {"role": "user", "content": "list the files"}
@@ -131,6 +134,39 @@ async def test_a_marked_retry_joins_the_call_in_flight(plane: Any) -> None:
     assert answer.status == 200
     assert len(plane.engine.seen) == 1
     assert len(await plane.rows()) == 1
+
+
+class SlowToStop(ToldEngine):
+    """Takes until `stopped` is set to give up a request."""
+
+    stopped = asyncio.Event()
+
+    async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        try:
+            async for chunk in super().sample(request):
+                yield chunk
+        finally:
+            await self.stopped.wait()
+
+
+async def test_a_marked_retry_does_not_join_a_call_that_is_being_cancelled(plane: Any, tokenizer: Any) -> None:
+    held = asyncio.Event()
+    engine = SlowToStop(tokenizer, hold=held)
+    client = serve(plane.log, engine, plane.session, plane.limits).client
+    body = {"model": "tiny", "messages": [USER]}
+    _, hang_up, first = client.start("/v1/chat/completions", body)
+    while not engine.seen:  # noqa: ASYNC110  the engine's log is the event
+        await asyncio.sleep(0)
+    hang_up.set()
+    await first
+    answer, _, second = client.start("/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
+    for _ in range(20):
+        await asyncio.sleep(0)
+    held.set()
+    engine.stopped.set()
+    await second
+    assert answer.status == 200
+    assert len(engine.seen) == 2
 
 
 async def test_an_unmarked_identical_request_is_a_new_sample(plane: Any) -> None:
