@@ -23,14 +23,18 @@ MOST_LEASED = 4
 class LeaseHolder:
     """The leases of the step under way, as a context manager: on leaving, what was not acknowledged is released.
 
-    `count_even` says whether groups whose rewards are all equal count towards a step.
+    `count_even` says whether groups whose rewards are all equal count towards a step. Groups with tokens beyond a
+    `vocabulary` of so many, or that can't be trained for another reason, go back.
     """
 
-    def __init__(self, client: TrainerClient, policy: str, options: LeaseOptions, *, count_even: bool) -> None:
+    def __init__(
+        self, client: TrainerClient, policy: str, options: LeaseOptions, *, count_even: bool, vocabulary: int
+    ) -> None:
         self.client = client
         self._policy = policy
         self._options = options
         self._count_even = count_even
+        self._vocabulary = vocabulary
         self._leases: list[Lease] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -104,7 +108,7 @@ class LeaseHolder:
         faults: dict[str, str] = {}
         for group in lease.groups:
             try:
-                check(group)
+                check(group, self._vocabulary)
             except AlignmentError as error:
                 faults[group.group.id] = error.message
         if faults:

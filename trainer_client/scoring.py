@@ -115,8 +115,8 @@ def trained_tokens(record: RolloutRecord) -> int:
     return sum(int(segment.loss_mask.sum()) for segment in record.trajectory.segments)
 
 
-def check(group: LeasedGroup) -> None:
-    """`AlignmentError` for a group that can't be trained: it is refused, and counts a failure."""
+def check(group: LeasedGroup, vocabulary: int) -> None:
+    """`AlignmentError` for a group that a model of `vocabulary` tokens can't be trained on: it counts a failure."""
     for record in group.rollouts:
         where = f"group {group.group.id}, rollout {record.rollout.id}"
         if record.reward is not None and not math.isfinite(record.reward):
@@ -126,5 +126,6 @@ def check(group: LeasedGroup) -> None:
                 raise AlignmentError(f"{where}: the first token of a segment is trained, but nothing predicts it")
             if not np.isfinite(segment.logprobs[segment.loss_mask]).all():
                 raise AlignmentError(f"{where}: a trained token's log-prob is not finite")
-            if segment.token_ids.min() < 0:
-                raise AlignmentError(f"{where}: a token id is negative")
+            least, most = int(segment.token_ids.min()), int(segment.token_ids.max())
+            if least < 0 or most >= vocabulary:
+                raise AlignmentError(f"{where}: token ids from {least} to {most}, of a vocabulary of {vocabulary}")

@@ -9,7 +9,7 @@ from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.scoring import Normalise, Overlong, Scorer, check, informative
 from rolltap.types import LeasedGroup, Scoring
 
-from .making import group, random_group, record, segment
+from .making import VOCABULARY, group, random_group, record, segment
 
 TEN = segment(range(12), range(2, 12))
 FIVE = segment(range(12), range(7, 12))
@@ -72,9 +72,10 @@ def test_groups_whose_rewards_are_equal_are_not_informative() -> None:
         (record("g", 0, [TEN], float("inf")), "the reward is inf"),
         (record("g", 0, [segment([1, 2], [0])], 1.0), "nothing predicts it"),
         (record("g", 0, [segment([1, 2], [1], logprob=float("nan"))], 1.0), "not finite"),
-        (record("g", 0, [segment([-1, 2], [1])], 1.0), "negative"),
+        (record("g", 0, [segment([-1, 2], [1])], 1.0), "token ids from -1 to 2"),
+        (record("g", 0, [segment([1, VOCABULARY], [1])], 1.0), f"to {VOCABULARY}, of a vocabulary of {VOCABULARY}"),
     ],
 )
 def test_what_cannot_be_trained_is_named(bad: object, message: str) -> None:
     with pytest.raises(AlignmentError, match=f"group g, rollout g-r0: .*{message}"):
-        check(group("g", [bad]))  # type: ignore[list-item]
+        check(group("g", [bad]), VOCABULARY)  # type: ignore[list-item]
