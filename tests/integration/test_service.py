@@ -77,6 +77,39 @@ async def test_a_file_of_tasks_is_run_to_its_end_here(home: Service) -> None:
     assert "16 succeeded" in told
 
 
+async def test_a_sessions_forest_shows_each_calls_parent_break_and_reason(home: Service) -> None:
+    def said(*texts: str) -> list[dict[str, str]]:
+        return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
+
+    async with home.client() as client, aiohttp.ClientSession() as http:
+        opened = await client.open_session(policy=POLICY)
+        headers = {"authorization": f"Bearer {opened.endpoint.key}"}
+        for messages in (said("hi"), said("hi", "Hello.", "and?"), said("hi", "Goodbye.", "and?"), said("else")):
+            body = {"model": POLICY, "messages": messages}
+            url = f"{opened.endpoint.base_url}/v1/chat/completions"
+            async with http.post(url, headers=headers, json=body) as answer:
+                assert answer.status == 200, await answer.text()
+        shown = await client.get(f"/sessions/{opened.session_id}")
+    first, plain, edited, other = shown["calls"]
+    assert [call["parent_id"] for call in shown["calls"]] == [None, first["id"], first["id"], None]
+    assert (first["break"], plain["break"]) == (None, None)
+    assert plain["shared"] == first["prompt_tokens"] + first["output_tokens"]
+    assert edited["break"]["reason"] == "history_edited"
+    assert (edited["break"]["parent_id"], edited["break"]["message_index"]) == (first["id"], 1)
+    assert edited["break"]["token_index"] == edited["shared"] == first["prompt_tokens"]
+    assert other["break"]["reason"] == "new_conversation"
+    status, told = await home.run("sessions", "show", opened.session_id)
+    assert status == 0, told
+    lines = {call["id"]: next(line for line in told.splitlines() if call["id"][-6:] in line) for call in shown["calls"]}
+    depth = {id: len(line) - len(line.lstrip("│├└─ ")) for id, line in lines.items()}
+    assert depth[first["id"]] == depth[other["id"]] < depth[plain["id"]] == depth[edited["id"]]
+    assert "break" not in lines[plain["id"]]
+    assert f"break: history_edited at token {edited['shared']}" in lines[edited["id"]]
+    assert "break: new_conversation at token 0" in lines[other["id"]]
+    status, told = await home.run("sessions", "show", opened.session_id, "--json")
+    assert [call["break"] for call in json.loads(told)["calls"]] == [call["break"] for call in shown["calls"]]
+
+
 async def test_nodes_run_what_was_submitted_for_them(home: Service) -> None:
     tasks = write_tasks(home.folder, 3, harness="command", argv=["true"])
     status, told = await home.run("run", tasks, "--n", "4", "--detach", "--id", "detached")

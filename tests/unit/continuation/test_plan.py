@@ -111,6 +111,28 @@ def test_thinking_stays_within_a_tool_cycle_and_follows_the_template_after_it(wo
     assert extends(plan, first)
 
 
+@pytest.mark.parametrize("history", ["tool_cycle", "template", "keep"])
+@pytest.mark.parametrize("echoed", [True, False])
+def test_thinking_in_history_is_as_the_policy_says_and_the_record_shows_it(
+    world: Any, history: Any, echoed: bool
+) -> None:
+    """Whether or not the harness sends the thinking back."""
+    world.continuation.history = history
+    first = world.call(user("list"), output="<think>\nponder\n</think>\n\n" + TURN)
+    turn = first.reply if echoed else msgspec.structs.replace(first.reply, parts=())
+    cycle = (user("list"), turn, tool_result(first.reply.tool_calls[0], "a"))
+    second = world.call(*cycle, output="a<|im_end|>")
+    assert extends(world.planned, first)
+    plan = world.plan(world.request(*cycle, second.reply, user("and then?")))
+    kept = "ponder" in world.tokenizer.decode(plan.prompt_ids.tolist())
+    assert kept == (history == "keep")
+    assert extends(plan, second) == (history == "keep")
+    if history != "keep":
+        assert plan.break_ is not None
+        assert plan.break_.reason is BreakReason.THINKING_DROPPED
+        assert plan.break_.token_index == plan.shared < len(first.context_ids())
+
+
 def test_changed_thinking_is_an_edit(world: Any) -> None:
     first = world.call(user("list"), output="<think>\nhm\n</think>\n\n" + TURN)
     changed = Message("assistant", (Reasoning("something else"),), first.reply.tool_calls)
