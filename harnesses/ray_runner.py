@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,12 @@ log = logging.getLogger("rolltap.ray")
 
 LOOK_S = 2.0
 """How often the cluster is looked at for nodes that came or went, in seconds."""
+
+STOP_S = 10.0
+"""How long actors have to hear that they are to stop: those of a node or cluster that is gone never do."""
+
+LEAVE_S = 30.0
+"""How long those that heard it have to give back what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +99,31 @@ class RayRunner:
         return actor, actor.run.remote()
 
     def run(self, seconds: float | None = None) -> None:
-        """Looks after the actors for `seconds`, or until interrupted; then stops them."""
-        ends = time.monotonic() + seconds if seconds is not None else None
+        """Looks after the actors for `seconds`, or until interrupted; then stops them.
+
+        Looking is another thread's: a call to a cluster that is gone blocks for a minute and hears no signal.
+        """
+        looking = threading.Thread(target=self._look_after, name="ray-nodes", daemon=True)
+        looking.start()
         try:
-            while ends is None or time.monotonic() < ends:
-                self.place()
-                time.sleep(LOOK_S)
+            looking.join(seconds)
         finally:
             self.stop()
 
+    def _look_after(self) -> None:
+        while True:
+            self.place()
+            time.sleep(LOOK_S)
+
     def stop(self) -> None:
-        """Asks every actor to give back what it holds."""
+        """Asks every actor to give back what it holds, and waits for those that hear it."""
         with contextlib.suppress(RayError):
-            ray.wait([actor.stop.remote() for actor, _ in self._actors.values()], timeout=10)
-            ray.wait([running for _, running in self._actors.values()], timeout=30)
+            asked = {actor.stop.remote(): running for actor, running in list(self._actors.values())}
+            heard = _wait(list(asked), STOP_S)
+            _wait([asked[one] for one in heard], LEAVE_S)
         self._actors.clear()
+
+
+def _wait(results: list[Any], seconds: float) -> list[Any]:
+    """Those of `results` that are there when all are, or after so many seconds."""
+    return ray.wait(results, num_returns=len(results), timeout=seconds)[0] if results else []
