@@ -67,15 +67,17 @@ class Capture:
 
     async def _named(self, chat: ChatRequest, conversation: str, policy: str | None) -> LiveSession:
         """The session of a conversation that the harness names; a new one where the former has ended."""
-        async with self._naming:
-            for turn in count():
-                identity = (self._key, chat.dialect, policy or "", conversation, str(turn))
-                hashed = hashlib.sha256("\0".join(identity).encode()).hexdigest()
-                known = await self._log.session_by_key(hashed)
-                if known is None:
-                    return await self._open(chat, hashed, policy)
-                if _is_open(known):
-                    return await self._live.adopt(known)
+        for turn in count():
+            identity = (self._key, chat.dialect, policy or "", conversation, str(turn))
+            hashed = hashlib.sha256("\0".join(identity).encode()).hexdigest()
+            known = await self._log.session_by_key(hashed)
+            if known is None:
+                async with self._naming:
+                    known = await self._log.session_by_key(hashed)
+                    if known is None:
+                        return await self._open(chat, hashed, policy)
+            if _is_open(known):
+                return await self._live.adopt(known)
         raise AssertionError("unreachable")
 
     def _continued(self, chat: ChatRequest, policy: str | None) -> LiveSession | None:

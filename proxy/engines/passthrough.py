@@ -131,8 +131,7 @@ class PassthroughUpstream:
         """
         response = await self._open(request)
         silence = Silence(response, self._idle_s)
-        headers = {name.lower(): value for name, value in response.headers.items() if name.lower() not in HOP_BY_HOP}
-        reply = NativeReply(response.status, headers, _nothing())
+        reply = NativeReply(response.status, _kept(response), _nothing())
         reply.chunks = self._chunks(request, silence, reply)
         try:
             yield reply
@@ -198,3 +197,9 @@ async def _nothing() -> AsyncIterator[bytes]:
 def _words(error: aiohttp.ClientError, request: NativeRequest) -> str:
     """What a client error says, without the URL of the request, which may hold its key."""
     return request.without_key(error.message if isinstance(error, aiohttp.ClientResponseError) else str(error))
+
+
+def _kept(response: aiohttp.ClientResponse) -> dict[str, str]:
+    """The headers that go to the client, each character a byte as it came (Latin-1)."""
+    names = ((name.decode("latin-1").lower(), value) for name, value in response.raw_headers)
+    return {name: value.decode("latin-1") for name, value in names if name not in HOP_BY_HOP}

@@ -97,9 +97,12 @@ class Relay:
         """Answers one model call."""
         chat = read_request(dialect, wire)
         live = grant.live or await self._capture.session(chat, grant.policy.name)
-        live.enter(self._limits.calls_at_once)
         try:
-            call = await self._begin(grant, live, chat, wire.body)
+            call = await self._admit(grant, live, chat, wire.body)
+        except RequestError as error:
+            await self._recorder.refuse(live.session.id, grant.policy.name, dialect.name, wire.body, error)
+            raise
+        try:
             await self._carry(call, native(wire, exchange), exchange)
         finally:
             live.leave()
@@ -114,6 +117,15 @@ class Relay:
         except RolltapError as error:
             raise (BrokenReply(str(error)) if exchange.started else error) from None
         await exchange.end(b"")
+
+    async def _admit(self, grant: Grant, live: LiveSession, chat: ChatRequest, body: bytes) -> RelayedCall:
+        """Counts the call in and begins it; what is refused was not sent to the vendor."""
+        live.enter(self._limits.calls_at_once)
+        try:
+            return await self._begin(grant, live, chat, body)
+        except BaseException:
+            live.leave()
+            raise
 
     async def _begin(self, grant: Grant, live: LiveSession, chat: ChatRequest, body: bytes) -> RelayedCall:
         """Places the call and writes its intent."""

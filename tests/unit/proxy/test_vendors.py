@@ -326,7 +326,7 @@ def files_of(folder: Path) -> list[bytes]:
 
 @asynccontextmanager
 async def staged(
-    folder: Path, name: str, *, engine: Mapping[str, Any] | None = None, **vendor: Any
+    folder: Path, name: str, *, engine: Any = None, settings: Any = None, **vendor: Any
 ) -> AsyncIterator[Stage]:
     """The real proxy on a port of its own before an emulated vendor of the dialect `name`."""
     behind = Vendor(WIRES[name], **vendor)
@@ -334,14 +334,15 @@ async def staged(
     web_app.router.add_route("*", "/{tail:.*}", behind.answer)
     server = TestServer(web_app)
     await server.start_server()
-    settings = Settings.model_validate(
+    whole = Settings.model_validate(
         {
             "data": folder,
+            **(settings or {}),
             "engines": {"vendor": {"kind": "passthrough", "url": str(server.make_url("/")), **(engine or {})}},
             "policies": {"theirs": {"engine": "vendor"}},
         }
     )
-    async with Rolltap.running(settings) as app:
+    async with Rolltap.running(whole) as app:
         socket, stop = bind("127.0.0.1", 0), asyncio.Event()
         serving = asyncio.create_task(serve({"agent": (app.planes["agent"], socket)}, stop))
         base = f"http://127.0.0.1:{socket.getsockname()[1]}"
@@ -490,16 +491,40 @@ async def test_a_session_is_named_by_the_url_and_by_the_harness(tmp_path: Path) 
         opened, key = await stage.app.services.sessions.open()
         assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 200
         assert len(await stage.app.call_log.rows(opened.id)) == 1
-        for _ in range(2):
-            await stage.post(**{"x-claude-code-session-id": "conversation"})
-        named = next(one for one in await stage.app.call_log.sessions() if one.id != opened.id)
-        assert len(await stage.app.call_log.rows(named.id)) == 2
+        await asyncio.gather(*(stage.post(**{"x-claude-code-session-id": "conversation"}) for _ in range(3)))
+        (named,) = [one for one in await stage.app.call_log.sessions() if one.id != opened.id]
+        assert len(await stage.app.call_log.rows(named.id)) == 3
+        await stage.app.services.sessions.close(named.id)
+        assert (await stage.post(**{"x-claude-code-session-id": "conversation"})).status_code == 200
+        assert len(await stage.app.call_log.sessions()) == 3
         assert (await stage.post(prefix="/s/nosuchsession")).status_code == 401
         await stage.app.services.sessions.close(opened.id)
         assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 409
         refused = await stage.post(**{"x-api-key": key})
         assert refused.status_code == 409
-    assert len(stage.vendor.seen) == 3
+    assert len(stage.vendor.seen) == 5
+
+
+async def test_away_from_loopback_a_vendors_key_needs_a_session(tmp_path: Path) -> None:
+    exposed = {"listen": {"host": "0.0.0.0"}, "keys": {"admin": "admin-key", "trainer": "trainer-key"}}
+    async with staged(tmp_path, "anthropic", settings=exposed) as stage:
+        assert (await stage.post()).status_code == 401
+        opened, _ = await stage.app.services.sessions.open()
+        assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 200
+    assert len(stage.vendor.seen) == 1
+
+
+async def test_calls_beyond_the_limit_are_refused_and_recorded(tmp_path: Path) -> None:
+    async with staged(tmp_path, "anthropic", settings={"limits": {"calls_at_once": 1}}, stop_after=1) as stage:
+        opened, _ = await stage.app.services.sessions.open()
+        first = await stage.client.send(stage.request(stream=True, prefix=f"/s/{opened.id}"), stream=True)
+        pieces = first.aiter_raw()
+        await anext(pieces)
+        assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 429
+        refused = [row for row in await stage.rows() if row.completion is not None]
+        await first.aclose()
+    assert [row.completion.outcome for row in refused] == [Outcome.REFUSED]
+    assert len(stage.vendor.seen) == 1
 
 
 async def test_a_key_of_ours_never_reaches_a_vendor(tmp_path: Path) -> None:
