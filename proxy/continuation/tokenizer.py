@@ -65,10 +65,6 @@ class HubTokenizer:
         content = token.get("content") if isinstance(token, dict) else token
         return self._tokenizer.token_to_id(content) if content else None
 
-    @property
-    def vocabulary_size(self) -> int:
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
-
     def guard(self, text: str) -> str:
         """`text` with its special-token literals marked as ordinary text."""
         doubled = text.replace(GUARD, GUARD * 2) if GUARD in text else text

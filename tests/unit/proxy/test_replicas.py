@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from random import Random
 from typing import Any
 
 import pytest
 
 from rolltap.errors import StoreUnavailable
 from rolltap.ledger.base import PolicyState
-from rolltap.types import Flaw
-from tests.unit.proxy.conftest import Plane, ToldEngine, serve
+from rolltap.proxy.continuation.handles import Handles
+from rolltap.settings import LimitSettings
+from rolltap.types import BreakReason, Flaw
+from tests.unit.proxy.conftest import SECRET, Plane, ToldEngine, serve
 
 USER = {"role": "user", "content": "list the files"}
 MORE = {"role": "user", "content": "and now?"}
@@ -102,3 +106,37 @@ async def test_one_reading_of_the_ledger_serves_the_calls_that_ended_before_it(p
     assert [answer.status for answer in answers] == [200] * 4
     assert await versions_of(plane) == [[0]] * 4
     assert ledger.read < 4
+
+
+SPACINGS = ('{"name": "bash", "arguments": {}}', '{"name":"bash","arguments":{}}', '{"name": "bash",  "arguments": {}}')
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_wherever_calls_go_each_continues_the_reply_that_its_client_echoes(
+    plane: Plane, tokenizer: Any, seed: int
+) -> None:
+    """Conversations at once, turns sampled twice, replies that read the same in other tokens, three proxies."""
+    draw = Random(seed)
+    limits = LimitSettings(calls_at_once=16)
+    proxies = [serve(plane.log, ToldEngine(tokenizer), plane.session, limits) for _ in range(3)]
+    for proxy in proxies:
+        proxy.engine.replies = [f"<tool_call>\n{draw.choice(SPACINGS)}\n</tool_call><|im_end|>" for _ in range(64)]
+
+    async def conversation(name: str) -> None:
+        history: list[dict[str, Any]] = [{"role": "user", "content": name}]
+        for _ in range(4):
+            asked = (draw.choice(proxies).client.chat(*history, tools=TOOLS) for _ in range(draw.choice((1, 2))))
+            reply = draw.choice([message(await answer) for answer in list(asked)])
+            history += [reply, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "a.txt"}]
+
+    await asyncio.gather(*(conversation(name) for name in ("one", "two", "two")))
+    rows = await plane.rows()
+    assert {row.intent.break_.reason for row in rows if row.intent.break_} <= {BreakReason.NEW_CONVERSATION}
+    by_id = {row.intent.id: row for row in rows}
+    read = Handles(SECRET).read
+    for row in rows:
+        items = map(json.loads, (await plane.log.request(row.intent.id)).items)
+        named = [read(item["tool_call_id"]) for item in items if item["role"] == "tool"]
+        if named:
+            assert row.intent.parent_id == named[-1]
+            assert row.intent.shared == by_id[named[-1]].call().context_length
