@@ -18,21 +18,28 @@ from rolltap.proxy.chat import Message
 from rolltap.proxy.dialects.items import DERIVED_BYTES, Kept, message_bytes
 from rolltap.proxy.dialects.reading import invalid
 
-HISTORIES = 64
-"""Linked histories that are remembered: about one for each conversation under way."""
+HISTORIES = 16
+"""Linked histories that are remembered, of those that are long and yet of at most `DERIVED_BYTES`."""
+
+LONG = 64
+"""Messages from which on a history is worth remembering."""
 
 
 @dataclass(slots=True, eq=False)
 class Linked:
-    """A history that holds together: as it was `given`, with its tools' names, and what it has called and answered."""
+    """A history that holds together: as it was `given`, with its tools' names, and what it has called and answered.
+
+    `size` is about how many bytes it holds.
+    """
 
     given: tuple[Message, ...] = ()
     messages: list[Message] = field(default_factory=list)
     named: dict[str, str] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
+    size: int = 0
 
     def copy(self) -> Linked:
-        return Linked(self.given, self.messages.copy(), self.named.copy(), self.answered.copy())
+        return Linked(self.given, self.messages.copy(), self.named.copy(), self.answered.copy(), self.size)
 
 
 class Linker:
@@ -56,10 +63,11 @@ class Linker:
         if not whole:
             return tuple(self._extended(Linked(), messages, place, whole=False).messages)
         former = self._longest(messages)
+        linked = self._extended(former.copy() if former else Linked(), messages, place, whole=True)
         if former is not None:
             self._last.remove(former)
-        linked = self._extended(former.copy() if former else Linked(), messages, place, whole=True)
-        self._last.appendleft(linked)
+        if len(messages) >= LONG and linked.size <= DERIVED_BYTES:
+            self._last.appendleft(linked)
         return tuple(linked.messages)
 
     def _longest(self, messages: Sequence[Message]) -> Linked | None:
@@ -91,6 +99,7 @@ class Linker:
                 linked.named |= _calls(message, place(index))
                 linked.answered.difference_update(call.id for call in message.tool_calls)
             linked.messages.append(message)
+            linked.size += message_bytes(message)
         linked.given = tuple(messages)
         return linked
 

@@ -1,0 +1,48 @@
+"""A history that goes on from a former one is linked from there on, and as if it were linked whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from rolltap.errors import InvalidRequest
+from rolltap.proxy.chat import Message, Text, ToolCall
+from rolltap.proxy.dialects.history import LONG, Linker
+
+PLACE = "messages[{}]".format
+
+
+def cycle(*ids: str, tool: str = "look") -> list[Message]:
+    """A turn that makes these calls, and their results, which don't name the tool."""
+    calls = tuple(ToolCall(id, tool, "{}") for id in ids)
+    return [Message("assistant", (), calls), *(Message("tool", (Text("ok"),), tool_call_id=id) for id in ids)]
+
+
+LONG_AGO = [message for number in range(LONG) for message in cycle(f"c{number}")]
+
+
+def test_what_is_added_is_linked_as_if_it_were_all_new() -> None:
+    linker = Linker()
+    first = linker.link(LONG_AGO, PLACE)
+    for added in (cycle("c0", "new", tool="other"), cycle("again"), cycle("c0", tool="third")):
+        whole = [*LONG_AGO, *added]
+        linked = linker.link(whole, PLACE)
+        assert linked == Linker().link(whole, PLACE)
+        assert all(one is other for one, other in zip(first, linked, strict=False))
+        assert linked[-1].name == added[0].tool_calls[0].name
+
+
+def test_what_was_answered_before_stays_answered() -> None:
+    linker = Linker()
+    linker.link(LONG_AGO, PLACE)
+    for wrong, why in (("c0", "a second tool result"), ("c999", "which no earlier turn made")):
+        with pytest.raises(InvalidRequest, match=why) as caught:
+            linker.link([*LONG_AGO, Message("tool", (Text("ok"),), tool_call_id=wrong)], PLACE)
+        assert caught.value.param == f"messages[{len(LONG_AGO)}]"
+    assert linker.link(LONG_AGO, PLACE) == Linker().link(LONG_AGO, PLACE)
+
+
+def test_equal_messages_that_are_other_objects_are_linked_anew() -> None:
+    linker = Linker()
+    linker.link(LONG_AGO, PLACE)
+    shorter = [Message("user", (Text("hi"),)), *LONG_AGO[:2]]
+    assert linker.link(shorter, PLACE)[2].name == "look"
