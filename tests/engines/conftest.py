@@ -12,7 +12,7 @@ from rolltap.engine.tiny import FOLDER
 
 from ..conftest import ROOT
 from .record import Reference
-from .servers import ENVIRONMENT, WHOLE, Proxy, proxy, vllm
+from .servers import DEVELOPER, ENVIRONMENT, WHOLE, Proxy, proxy, vllm
 
 HERE = Path(__file__).parent
 
@@ -33,7 +33,7 @@ def installed() -> None:
 @pytest.fixture(scope="session")
 def vllm_url(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """vLLM as docs/engines.md says to start it for training."""
-    with vllm(tmp_path_factory.mktemp("vllm"), WHOLE, {"VLLM_SERVER_DEV_MODE": "1"}) as url:
+    with vllm(tmp_path_factory.mktemp("vllm"), WHOLE, DEVELOPER) as url:
         yield url
 
 

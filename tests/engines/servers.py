@@ -37,8 +37,9 @@ COMMON = (
     "--enforce-eager", "--max-model-len", "4096", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     "--reasoning-parser", "qwen3",
 )  # fmt: skip
-WHOLE = (*COMMON, "--enable-scale-out", "--logprobs-mode", "processed_logprobs")
-"""As docs/engines.md says to start vLLM for training; with `VLLM_SERVER_DEV_MODE=1`."""
+WHOLE = (*COMMON, "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--enable-lora")
+DEVELOPER = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""As docs/engines.md says to start vLLM for training, with and without adapters."""
 
 CPU = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -90,19 +91,21 @@ class Proxy:
         """The session's forest as the admin plane tells it."""
         return self.admin.get(f"/sessions/{session_id}").raise_for_status().json()["calls"]
 
-    def push(self, policy: str, weights: Path, mode: str = "keep") -> int:
+    def push(self, policy: str, weights: Path, mode: str = "keep", *, adapter: bool = False) -> int:
         """New weights between `begin_update` and `finish_update`, as a trainer pushes them; returns their version."""
         version = 1 + self.trainer.get(f"/policies/{policy}").raise_for_status().json()["version"]
         self.trainer.post(f"/policies/{policy}/begin_update", json={"mode": mode}).raise_for_status()
-        body = {"path": str(weights), "version": version}
-        self.trainer.post(f"/policies/{policy}/push", json=body).raise_for_status()
+        body = {"path": str(weights), "version": version, "adapter": adapter}
+        pushed = self.trainer.post(f"/policies/{policy}/push", json=body)
         self.trainer.post(f"/policies/{policy}/finish_update").raise_for_status()
+        pushed.raise_for_status()
         return version
 
 
 @contextmanager
 def proxy(folder: Path, engine_url: str) -> Iterator[Proxy]:
-    """`rolltap serve` before a vLLM: policies `tiny` and `watched` by tokens, `captured` through its chat."""
+    """`rolltap serve` before a vLLM: policies `tiny` and `watched` by tokens, `adapted` by an adapter of its name,
+    `captured` through the chat."""
     ports = {plane: free_port() for plane in ("agent", "trainer", "admin")}
     config = folder / "rolltap.toml"
     config.write_text(
@@ -113,6 +116,7 @@ def proxy(folder: Path, engine_url: str) -> Iterator[Proxy]:
         + f'[policies.tiny]\nengine = "main"\nmodel = "{MODEL}"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
         + f'[policies.watched]\nengine = "main"\nmodel = "{MODEL}"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
         + f"top_logprobs = {CANDIDATES}\n"
+        + f'[policies.adapted]\nengine = "main"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
         + f'[policies.captured]\nengine = "chat"\nmodel = "{MODEL}"\n'
     )
     log = folder / "serve.log"
