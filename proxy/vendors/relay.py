@@ -199,7 +199,7 @@ class Relay:
                 call.grant.policy.name,
                 outcome,
                 choice,
-                flaw=Flaw.TOKENS_MISSING,
+                flaw=Flaw.TOKENS_MISSING if outcome is Outcome.COMPLETED else None,
                 usage=call.reading.usage,
                 error=error,
                 engine=call.grant.policy.engine.name,
