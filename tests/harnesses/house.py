@@ -85,12 +85,22 @@ async def house(
     script: Script, folder: Path, *, limits: Mapping[str, Any] | None = None, **policy: Any
 ) -> AsyncIterator[House]:
     """Everything up, with an engine that follows `script`; `policy` are more of the policy's settings."""
-    async with ScriptedEngine(script, FOLDER) as engine:
-        settings = load_settings(None, **house_settings(folder, engine.url, **policy), limits=limits or {})
-        async with Rolltap.running(settings) as app, serving(app, settings) as urls:
-            kept = app.settings.keys
-            async with AdminClient(urls["admin"], kept.admin) as client:
-                yield House(app, urls, engine, client, folder / "places")
+    async with ScriptedEngine(script, FOLDER) as engine, opened(engine, folder, limits=limits, **policy) as home:
+        yield home
+
+
+@asynccontextmanager
+async def opened(
+    engine: ScriptedEngine, folder: Path, *, port: int = 0, limits: Mapping[str, Any] | None = None, **policy: Any
+) -> AsyncIterator[House]:
+    """The proxy on what `folder` holds already, its agent plane on `port`."""
+    settings = load_settings(None, **house_settings(folder, engine.url, **policy), limits=limits or {})
+    async with (
+        Rolltap.running(settings) as app,
+        serving(app, settings, port) as urls,
+        AdminClient(urls["admin"], app.settings.keys.admin) as client,
+    ):
+        yield House(app, urls, engine, client, folder / "places")
 
 
 def house_settings(folder: Path, engine_url: str, **policy: Any) -> Mapping[str, Any]:
@@ -103,9 +113,9 @@ def house_settings(folder: Path, engine_url: str, **policy: Any) -> Mapping[str,
 
 
 @asynccontextmanager
-async def serving(app: Rolltap, settings: Settings) -> AsyncIterator[dict[str, str]]:
-    """The planes on free ports; yields their URLs."""
-    sockets = {plane: bind("127.0.0.1", 0) for plane in ("agent", "trainer", "admin")}
+async def serving(app: Rolltap, settings: Settings, port: int = 0) -> AsyncIterator[dict[str, str]]:
+    """The planes on free ports, the agent plane on `port`; yields their URLs."""
+    sockets = {plane: bind("127.0.0.1", at) for plane, at in (("agent", port), ("trainer", 0), ("admin", 0))}
     urls = {plane: f"http://127.0.0.1:{listener.getsockname()[1]}" for plane, listener in sockets.items()}
     app.set_base_url(urls["agent"])
     stop = asyncio.Event()

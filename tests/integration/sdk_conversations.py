@@ -202,9 +202,9 @@ class Gemini(Conversation):
 
     def connect(self, closing: AsyncExitStack) -> None:
         retry = genai_types.HttpRetryOptions(attempts=self.retries + 1, initial_delay=0.1, max_delay=0.2)
-        options = genai_types.HttpOptions(
-            base_url=self.endpoint.base_url, retry_options=retry, httpx_async_client=httpx.AsyncClient()
-        )
+        http = httpx.AsyncClient()
+        closing.push_async_callback(http.aclose)
+        options = genai_types.HttpOptions(base_url=self.endpoint.base_url, retry_options=retry, httpx_async_client=http)
         self.client = genai.Client(api_key=self.endpoint.key, http_options=options)
         closing.callback(self.client.close)
         closing.push_async_callback(self.client.aio.aclose)
