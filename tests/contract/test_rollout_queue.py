@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 import pytest_asyncio
@@ -17,25 +16,12 @@ from rolltap.ledger.nodes import Assigned, NodeRequest
 from rolltap.ledger.rewards import NewReward
 from rolltap.ledger.rollouts import Ending
 from rolltap.ledger.rules import GroupRule
-from rolltap.ledger.schema import metadata
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Task
 
-from ..unit.ledger.world import KINDS, World, database_url, empty
+from ..unit.ledger.world import World, empty
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
-async def database(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str
-) -> AsyncIterator[Database]:
-    folder: Path = tmp_path_factory.mktemp("queue")
-    async with database_url(request.param, folder, postgres_server_url) as url:
-        opened = Database(url)
-        await opened.start(metadata)
-        yield opened
-        await opened.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -17,13 +17,14 @@ from rolltap.calllog.database import Database
 from rolltap.errors import RecordCorrupt
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.claims import LeaseRequest
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rewards import NewReward
 from rolltap.ledger.rollouts import Ending
 from rolltap.ledger.rules import GroupRule
 from rolltap.ledger.schema import metadata
-from rolltap.types import NO_VERSION, Group, Rollout, RolloutStatus, Segment, Task, Trajectory, Turn
+from rolltap.types import NO_VERSION, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory, Turn
 
 KINDS = ("sqlite", "postgresql")
 
@@ -141,3 +142,11 @@ class World:
         for number, rollout in enumerate(group.rollouts):
             await self.finish(await self.start(rollout, *versions), float(number % 2))
         return await self.ledger.groups.get(group.id)
+
+
+def wants(groups: int = 1, **more: object) -> LeaseRequest:
+    return LeaseRequest("trainer", "policy", groups, **more)  # type: ignore[arg-type]
+
+
+async def status(world: World, group_id: str) -> GroupStatus:
+    return (await world.ledger.groups.get(group_id)).status

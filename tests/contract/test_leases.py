@@ -1,0 +1,274 @@
+"""Leases, one suite over both databases: whole groups, given once, acknowledged once, and what a rewind brings back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rolltap.errors import (
+    InvalidRequest,
+    LeaseLost,
+    LedgerError,
+    RateLimited,
+    StepRegression,
+)
+from rolltap.ledger.claims import LeaseRequest
+from rolltap.ledger.replay import ReplayFilter
+from rolltap.types import GroupStatus
+
+from ..unit.ledger.world import World, status, wants
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_a_lease_takes_whole_groups_with_their_tokens(world: World) -> None:
+    group = await world.complete(3, 0, 1)
+    await world.ledger.policies.set_version("policy", 2)
+    lease = await world.ledger.trainers.lease(wants(4, max_staleness=2))
+    leased = lease.groups[0]
+    assert lease.policy_version == 2
+    assert 0 < lease.expires_in <= 600
+    assert leased.group.id == group.id
+    assert leased.task.instruction == "list the files"
+    assert leased.task.spec == {"files": {"a": "b"}}
+    assert (leased.oldest_version, leased.newest_version) == (0, 1)
+    assert [record.reward for record in leased.rollouts] == [0.0, 1.0, 0.0]
+    assert all(record.trajectory.segments[0].versions[-2:].tolist() == [0, 1] for record in leased.rollouts)
+    assert await status(world, group.id) is GroupStatus.LEASED
+
+
+async def test_two_trainers_never_get_the_same_group(world: World) -> None:
+    opened = {(await world.complete(1)).id for _ in range(6)}
+    requests = [LeaseRequest(f"trainer-{number}", "policy", 2) for number in range(4)]
+    leases = await asyncio.gather(*(world.ledger.trainers.lease(request) for request in requests))
+    taken = [group.group.id for lease in leases for group in lease.groups]
+    assert len(taken) == len(set(taken))
+    assert set(taken) <= opened
+    rest = await world.ledger.trainers.lease(wants(6))
+    assert set(taken) | {group.group.id for group in rest.groups} == opened
+
+
+async def test_policies_do_not_mix(world: World) -> None:
+    await world.ledger.policies.register("other")
+    group = await world.complete(1, policy="other")
+    assert (await world.ledger.trainers.lease(wants())).groups == ()
+    lease = await world.ledger.trainers.lease(LeaseRequest("trainer", "other", 1))
+    assert lease.groups[0].group.id == group.id
+
+
+async def test_fencing_tokens_only_grow(world: World) -> None:
+    tokens = []
+    for _ in range(3):
+        await world.complete(1)
+        lease = await world.ledger.trainers.lease(wants())
+        await world.ledger.trainers.release(lease.id, lease.token)
+        tokens.append(lease.token)
+    assert tokens == sorted(set(tokens))
+
+
+async def test_an_expired_lease_is_lost_and_its_groups_come_back(world: World) -> None:
+    group = await world.complete(1)
+    old = await world.ledger.trainers.lease(wants(ttl=60))
+    world.clock.ahead += 61
+    with pytest.raises(LeaseLost, match="expired"):
+        await world.ledger.trainers.acknowledge(old.id, old.token, 1)
+    new = await world.ledger.trainers.lease(LeaseRequest("second", "policy", 1))
+    assert new.groups[0].group.id == group.id
+    assert new.token > old.token
+    for refused in (
+        world.ledger.trainers.acknowledge(old.id, old.token, 1),
+        world.ledger.trainers.extend(old.id, old.token, 60),
+        world.ledger.trainers.refuse(old.id, old.token, "late"),
+        world.ledger.trainers.acknowledge(new.id, old.token, 1),
+        world.ledger.trainers.acknowledge("nope", new.token, 1),
+    ):
+        with pytest.raises(LeaseLost):
+            await refused
+    assert await status(world, group.id) is GroupStatus.LEASED
+    assert await world.ledger.trainers.acknowledge(new.id, new.token, 1) == 1
+
+
+async def test_an_extended_lease_holds(world: World) -> None:
+    await world.complete(1)
+    lease = await world.ledger.trainers.lease(wants(ttl=60))
+    world.clock.ahead += 50
+    assert await world.ledger.trainers.extend(lease.id, lease.token, 60) == 60
+    world.clock.ahead += 50
+    await world.ledger.sweep()
+    assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 1) == 1
+
+
+async def test_an_acknowledgement_can_be_repeated_but_not_changed(world: World) -> None:
+    group = await world.complete(1)
+    lease = await world.ledger.trainers.lease(wants())
+    assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 4) == 1
+    assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 4) == 1
+    with pytest.raises(LeaseLost, match="is acknowledged"):
+        await world.ledger.trainers.acknowledge(lease.id, lease.token, 5)
+    assert await status(world, group.id) is GroupStatus.ACKNOWLEDGED
+
+
+async def test_a_step_never_goes_backwards(world: World) -> None:
+    for step in (3, 3):
+        await world.complete(1)
+        lease = await world.ledger.trainers.lease(wants())
+        await world.ledger.trainers.acknowledge(lease.id, lease.token, step)
+    await world.complete(1)
+    lease = await world.ledger.trainers.lease(wants())
+    with pytest.raises(StepRegression, match="has acknowledged step 3; step 2 is behind it"):
+        await world.ledger.trainers.acknowledge(lease.id, lease.token, 2)
+    assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 4) == 1
+
+
+async def test_a_rewind_brings_back_exactly_what_came_after(world: World) -> None:
+    ids = []
+    for step in (1, 2, 3):
+        ids.append((await world.complete(1)).id)
+        lease = await world.ledger.trainers.lease(wants())
+        await world.ledger.trainers.acknowledge(lease.id, lease.token, step)
+    held = (await world.complete(1)).id
+    open_lease = await world.ledger.trainers.lease(wants())
+    other = await world.complete(1)
+    foreign = await world.ledger.trainers.lease(LeaseRequest("second", "policy", 1))
+    await world.ledger.trainers.acknowledge(foreign.id, foreign.token, 9)
+
+    rewound = await world.ledger.trainers.rewind("trainer", 1)
+    assert (rewound.acknowledged, rewound.leased) == (2, 1)
+    with pytest.raises(LeaseLost, match="rewound"):
+        await world.ledger.trainers.acknowledge(open_lease.id, open_lease.token, 4)
+    with pytest.raises(LeaseLost, match="rewound"):  # a retry by the dead process
+        await world.ledger.trainers.acknowledge(lease.id, lease.token, 3)
+    again = await world.ledger.trainers.lease(wants(9))
+    assert {group.group.id for group in again.groups} == {*ids[1:], held}
+    assert await status(world, ids[0]) is GroupStatus.ACKNOWLEDGED
+    assert await status(world, other.id) is GroupStatus.ACKNOWLEDGED
+    assert await world.ledger.trainers.acknowledge(again.id, again.token, 2) == 3
+
+
+async def test_a_group_that_is_refused_too_often_is_dead_until_revived(world: World) -> None:
+    poisoned, fine = (await world.complete(1)).id, (await world.complete(1)).id
+    for number in range(3):
+        lease = await world.ledger.trainers.lease(wants(2))
+        dead = await world.ledger.trainers.refuse(lease.id, lease.token, f"NaN {number}", [poisoned])
+        assert dead == (number == 2)
+    assert [(letter.group.id, letter.reason) for letter in await world.ledger.trainers.dead_letters()] == [
+        (poisoned, "NaN 2")
+    ]
+    lease = await world.ledger.trainers.lease(wants(2))
+    assert [group.group.id for group in lease.groups] == [fine]
+    with pytest.raises(LedgerError, match="not dead"):
+        await world.ledger.trainers.revive(fine)
+    await world.ledger.trainers.revive(poisoned)
+    lease = await world.ledger.trainers.lease(wants(2))
+    assert [group.group.id for group in lease.groups] == [poisoned]
+    with pytest.raises(InvalidRequest, match="not groups of lease"):
+        await world.ledger.trainers.refuse(lease.id, lease.token, "?", [fine])
+
+
+async def test_a_group_that_cannot_be_rebuilt_is_not_delivered(world: World) -> None:
+    broken, fine = await world.complete(1), await world.complete(1)
+    world.corrupt.add(str(broken.rollouts[0].session_id))
+    lease = await world.ledger.trainers.lease(wants(2))
+    assert [group.group.id for group in lease.groups] == [fine.id]
+    for _ in range(2):
+        assert (await world.ledger.trainers.lease(wants(2))).groups == ()
+    letters = await world.ledger.trainers.dead_letters("policy")
+    assert [letter.group.id for letter in letters] == [broken.id]
+    assert "record_corrupt" in letters[0].reason
+
+
+async def test_a_group_whose_calls_were_removed_is_not_delivered_as_if_it_had_none(world: World) -> None:
+    whole, pruned = await world.complete(2), await world.complete(2)
+    lease = await world.ledger.trainers.lease(wants(2))
+    await world.ledger.trainers.acknowledge(lease.id, lease.token, 2)
+    world.pruned.add(str(pruned.rollouts[1].session_id))
+    replay = await world.ledger.trainers.replay(wants(2), ReplayFilter())
+    assert [one.group.id for one in replay.groups] == [whole.id]
+    await world.ledger.trainers.rewind("trainer", 1)
+    for _ in range(3):
+        lease = await world.ledger.trainers.lease(wants(2))
+        assert [one.group.id for one in lease.groups] == [whole.id]
+        await world.ledger.trainers.release(lease.id, lease.token)
+    (letter,) = await world.ledger.trainers.dead_letters()
+    assert letter.group.id == pruned.id
+    assert pruned.rollouts[1].id in letter.reason
+
+
+async def test_stale_groups_age_out_together_and_are_counted(world: World) -> None:
+    old, new = await world.complete(2, 0, 3), await world.complete(2, 3)
+    await world.ledger.policies.set_version("policy", 4)
+    kept = await world.ledger.trainers.lease(wants(2, max_staleness=1, stale="keep"))
+    assert [group.group.id for group in kept.groups] == [new.id]
+    assert await status(world, old.id) is GroupStatus.COMPLETE
+    stats = await world.ledger.policies.stats("policy")
+    assert stats.staleness == {4: 1}
+    dropped = await world.ledger.trainers.lease(LeaseRequest("second", "policy", 2, max_staleness=1))
+    assert dropped.groups == ()
+    assert await status(world, old.id) is GroupStatus.STALE
+    stats = await world.ledger.policies.stats("policy")
+    assert stats.groups == {"leased": 1, "stale": 1}
+
+
+async def test_outstanding_groups_are_bounded_by_what_trainers_take(world: World) -> None:
+    for _ in range(5):
+        await world.open(1)  # no trainer has asked: nothing bounds it
+    await world.ledger.trainers.lease(wants(4, max_staleness=0))
+    with pytest.raises(RateLimited) as refused:
+        await world.open(1)
+    assert refused.value.retry_after == 1.0
+    await world.ledger.trainers.lease(wants(4, max_staleness=1))
+    assert (await world.ledger.policies.stats("policy")).room == 3
+    opened = [await world.complete(1) for _ in range(3)]
+    with pytest.raises(RateLimited):
+        await world.open(1)
+    lease = await world.ledger.trainers.lease(wants(3, max_staleness=1, batch=4))
+    assert len(lease.groups) == len(opened)
+    with pytest.raises(RateLimited):  # leased groups still count
+        await world.open(1)
+    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
+    await world.open(1)
+    world.clock.ahead += 4000  # the trainer has not been seen for an hour
+    assert (await world.ledger.policies.stats("policy")).room is None
+
+
+async def test_steps_of_eight_groups_two_versions_behind_have_room_for_192_rollouts(world: World) -> None:
+    """batch * (staleness + 1) groups of n rollouts: 8 * (2 + 1) * 8 (Relax, AstraFlow)."""
+    await world.ledger.trainers.lease(wants(8, max_staleness=2))
+    room = (await world.ledger.policies.stats("policy")).room
+    assert room is not None
+    assert room * 8 == 192
+
+
+async def test_a_waiting_lease_is_woken(world: World) -> None:
+    waiting = asyncio.create_task(world.ledger.trainers.lease(wants(2), wait=30))
+    first = await world.complete(1)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    second = await world.complete(1)
+    async with asyncio.timeout(5):
+        lease = await waiting
+    assert {group.group.id for group in lease.groups} == {first.id, second.id}
+
+
+async def test_a_lease_that_waited_in_vain_takes_what_is_there(world: World) -> None:
+    group = await world.complete(1)
+    lease = await world.ledger.trainers.lease(wants(2), wait=0.1)
+    assert [one.group.id for one in lease.groups] == [group.id]
+    none = await world.ledger.trainers.lease(wants(2), wait=0.1)
+    assert (none.groups, none.token) == ((), 0)
+
+
+async def test_acknowledged_groups_are_leased_again_as_replay(world: World) -> None:
+    ids = [(await world.complete(2, version)).id for version in (0, 2)]
+    assert (await world.ledger.trainers.replay(wants(2), ReplayFilter())).groups == ()
+    lease = await world.ledger.trainers.lease(wants(2))
+    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
+    await world.ledger.policies.set_version("policy", 3)
+    replay = await world.ledger.trainers.replay(wants(2), ReplayFilter(max_age=2, min_reward=0.5))
+    assert [(one.group.id, one.replay) for one in replay.groups] == [(ids[1], True)]
+    assert await world.ledger.trainers.acknowledge(replay.id, replay.token, 2) == 1
+    assert await status(world, ids[1]) is GroupStatus.ACKNOWLEDGED
+    assert (await world.ledger.trainers.replay(wants(2), ReplayFilter(tags=("rare",)))).groups == ()
+    everything = await world.ledger.trainers.replay(wants(2), ReplayFilter())
+    assert [one.group.id for one in everything.groups] == [ids[1], ids[0]]
