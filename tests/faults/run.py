@@ -34,7 +34,7 @@ from .world import Bench, World
 
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "reports" / "faults.json"
-RUN_LIMIT_S = 300.0
+RUN_LIMIT_S = 1200.0
 
 
 @dataclass(frozen=True)
