@@ -73,7 +73,7 @@ async def once(bench: Bench, job: Job, code: str) -> Run:
             try:
                 await job.scenario.run(world)
                 world.assert_no_traceback()
-            except Exception:
+            except BaseException:  # a cancellation by the time limit, too
                 log = REPORT.with_name(f"faults-{job.scenario.name}-{job.seed}.log")
                 log.write_text(world.proxy.tail(1_000_000))
                 raise

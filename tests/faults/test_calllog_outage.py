@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from rolltap.calllog.base import CallIntent, Condition
@@ -15,7 +16,7 @@ from rolltap.calllog.open import open_call_log
 from rolltap.calllog.spool import Spool
 from rolltap.calllog.spooling import SpoolingWriter
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.errors import StoreUnavailable
+from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.types import Outcome
 
 from ..unit.calllog.making import a_completion, a_session, an_intent, ids
@@ -95,3 +96,29 @@ async def test_the_ends_of_open_calls_find_room_when_new_ones_are_refused(privat
     assert [row.call().outcome for row in rows] == [Outcome.COMPLETED] * len(opened)
     await log.append_intent(an_intent(session))
     await log.close()
+
+
+async def _order(url: str, order: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(order)
+    await connection.close()
+
+
+async def test_a_postgres_that_does_not_wait_for_its_disk_is_refused_at_start(postgres_url: str):
+    database = postgres_url.rsplit("/", 1)[1]
+    await _order(postgres_url, f"ALTER DATABASE {database} SET synchronous_commit = off")
+    log = open_call_log(postgres_url)
+    with pytest.raises(ConfigError, match="synchronous_commit is off"):
+        await log.start()
+
+
+async def test_a_postgres_without_fsync_is_warned_about_at_start(
+    private_postgres: Any, caplog: pytest.LogCaptureFixture
+):
+    await _order(private_postgres.url(), "ALTER SYSTEM SET fsync = off")
+    await asyncio.to_thread(private_postgres.stop)
+    await asyncio.to_thread(private_postgres.start)
+    log = open_call_log(private_postgres.url())
+    await log.start()
+    await log.close()
+    assert "fsync=off: loss of power LOSES acknowledged calls" in caplog.text
