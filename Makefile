@@ -20,7 +20,7 @@ $(VENV)/.test: pyproject.toml constraints.txt
 demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
 	@$(BIN)/rolltap demo $(ARGS)
 
-test: $(VENV)/.test  ## the tests (12 minutes at most on 2 cores)
+test: $(VENV)/.test  ## the tests (some minutes on 2 cores)
 	@scripts/servers.sh
 	@$(BIN)/pytest -q -n 3 --dist loadfile -m "not harness and not engines and not long and not gpu" $(ARGS)
 
