@@ -121,7 +121,7 @@ class BodyTooLarge(RequestError):
 
 
 class ContextOverflow(RequestError):
-    """The prompt does not fit the model's context: it has `tokens` or more, the model takes `limit` (None: not known)."""
+    """The prompt does not fit the context: it has `tokens` or more, the model takes `limit` (None: not known)."""
 
     code = "context_length_exceeded"
 
