@@ -45,8 +45,19 @@ def wire(name: str, body: bytes) -> WireRequest:
 
 
 def refused_or_read(dialect: Dialect, body: bytes) -> RequestError | None:
-    """The refusal, if there is one; any other exception fails the test."""
-    begun = time.thread_time()
+    """The refusal, if there is one; any other exception fails the test. The best time of three counts.
+
+    A collection of the whole test process's garbage falls into one of them at most.
+    """
+    for _ in range(3):
+        begun = time.thread_time()
+        error = refusal(dialect, body)
+        if time.thread_time() - begun < AT_ONCE:
+            return error
+    raise AssertionError(f"not read or refused within {AT_ONCE} s")
+
+
+def refusal(dialect: Dialect, body: bytes) -> RequestError | None:
     try:
         dialect.parse(wire(dialect.name, body))
     except RequestError as error:
@@ -54,10 +65,7 @@ def refused_or_read(dialect: Dialect, body: bytes) -> RequestError | None:
         assert 400 <= reply.status < 500
         assert json.loads(reply.body)["error"]["message"]
         return error
-    else:
-        return None
-    finally:
-        assert time.thread_time() - begun < AT_ONCE
+    return None
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
