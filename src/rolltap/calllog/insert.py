@@ -1,12 +1,13 @@
 """Inserts many rows in one statement, whether or not some are there already.
 
-SQLite: a prepared insert, run for each row. Postgres: one insert from arrays, one an column, which takes one round
+SQLite: a prepared insert, run for each row. Postgres: one insert from arrays, one a column, which takes one round
 trip however many rows there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,17 +29,49 @@ class Insert:
         if replace is not None:
             values = ", ".join(f"{column.name} = excluded.{column.name}" for column in table.columns)
             clash = f"({key}) DO UPDATE SET {values} WHERE {replace}"
-        if self._arrays:
-            types = [column.type.compile(dialect) for column in table.columns]
-            arrays = ", ".join(f"${index}::{kind}[]" for index, kind in enumerate(types, 1))
-            source = f"SELECT * FROM unnest({arrays})"
-        else:
-            source = f"VALUES ({', '.join('?' for _ in table.columns)})"
-        self._sql = f"INSERT INTO {table.name} ({names}) {source} ON CONFLICT {clash}"
+        self._types = [column.type.compile(dialect) for column in table.columns]
+        self._head = f"INSERT INTO {table.name} ({names})"
+        self._tail = f"ON CONFLICT {clash}"
+        marks = ", ".join("?" for _ in table.columns)
+        self._sql = self.from_arrays(1) if self._arrays else f"{self._head} VALUES ({marks}) {self._tail}"
+
+    @property
+    def width(self) -> int:
+        return len(self._types)
+
+    def from_arrays(self, first: int) -> str:
+        """Postgres's statement; its parameters are the columns, and begin with number `first`."""
+        arrays = ", ".join(f"${index}::{kind}[]" for index, kind in enumerate(self._types, first))
+        return f"{self._head} SELECT * FROM unnest({arrays}) {self._tail}"
 
     def run(self, connection: sa.Connection, rows: Sequence[Row]) -> int:
         """Inserts the rows; returns how many were new or took the place of another."""
         if self._arrays:
-            columns = tuple(list(column) for column in zip(*rows, strict=True))
-            return connection.exec_driver_sql(self._sql, columns).rowcount
+            return connection.exec_driver_sql(self._sql, tuple(columns(rows))).rowcount
         return connection.exec_driver_sql(self._sql, list(rows)).rowcount
+
+
+def columns(rows: Sequence[Row]) -> list[list[Any]]:
+    """The rows by column, as Postgres's statement takes them."""
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+class InsertTogether:
+    """Postgres's inserts into several tables as one statement, which is its own transaction."""
+
+    def __init__(self, inserts: Mapping[sa.Table, Insert]) -> None:
+        self._inserts = inserts
+        self._sql = cache(self._statement)
+
+    def statement(self, rows: Mapping[sa.Table, Sequence[Row]]) -> tuple[str, list[list[Any]]]:
+        """The statement and its parameters. It returns one row: what `Insert.run` returns, for each table of `rows`."""
+        return self._sql(tuple(rows)), [column for some in rows.values() for column in columns(some)]
+
+    def _statement(self, tables: tuple[sa.Table, ...]) -> str:
+        first, parts = 1, []
+        for table in tables:
+            insert = self._inserts[table]
+            parts.append(f"in_{table.name} AS ({insert.from_arrays(first)} RETURNING 1)")
+            first += insert.width
+        counts = ", ".join(f"(SELECT count(*) FROM in_{table.name})" for table in tables)
+        return f"WITH {', '.join(parts)} SELECT {counts}"

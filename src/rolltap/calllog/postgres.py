@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from rolltap.calllog.database import Connection, Durability, Parameters, Work
-from rolltap.calllog.dberrors import store_errors
-from rolltap.errors import ConfigError
+from rolltap.calllog.dberrors import RETRY_AFTER_S, store_errors
+from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -109,6 +110,39 @@ class PostgresDoor:
     async def query(self, work: Work[T]) -> T:
         async with self.read() as connection:
             return await connection.run(work)
+
+    async def run_alone(self, statement: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        with store_errors(self._name), _driver_errors(self._name, self._engine.dialect.loaded_dbapi.Error):
+            pooled = await self._driver()
+            try:
+                row = await pooled.driver_connection.fetchrow(statement, *parameters)
+            except BaseException:
+                pooled.invalidate()  # lost, or in the middle of something
+                raise
+            await greenlet_spawn(pooled.close)  # back to the pool
+            return tuple(row)
+
+    async def _driver(self) -> Any:
+        """A pooled connection of the driver that the server has not closed."""
+        while True:
+            pooled = await self._engine.raw_connection()
+            driver: Any = pooled.driver_connection
+            if not driver.is_closed():
+                return pooled
+            pooled.invalidate()
+
+
+@contextmanager
+def _driver_errors(name: str, refused: type[Exception]) -> Iterator[None]:
+    """As `store_errors`, for what asyncpg, and the pool's adapter for it, raise where SQLAlchemy is passed by."""
+    import asyncpg
+
+    try:
+        yield
+    except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, ValueError) as error:
+        raise RecordCorrupt(f"{name}: a row is refused: {error}") from error
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, refused) as error:
+        raise StoreUnavailable(f"{name}: {error}", retry_after=RETRY_AFTER_S) from error
 
 
 @asynccontextmanager

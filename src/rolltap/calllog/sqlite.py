@@ -22,7 +22,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -205,6 +205,12 @@ class SqliteDoor:
                 return await self._read_worker.run(snapshot)
         finally:
             self._idle.put_nowait(connection)
+
+    async def run_alone(self, statement: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
+        def work(connection: sa.Connection) -> tuple[Any, ...]:
+            return tuple(connection.exec_driver_sql(statement, tuple(parameters)).one())
+
+        return await self.transact(work, Durability.POWER)
 
     def _open_writer(self) -> sa.Connection:
         if self._writer is None:

@@ -83,6 +83,10 @@ class Writers:
         """The call's completion is durable."""
         self._open.pop(call_id, None)
 
+    def knows(self, ids: set[str]) -> bool:
+        """Whether these processes are announced already."""
+        return ids <= self._announced
+
     def announce(self, connection: sa.Connection, ids: set[str]) -> None:
         """In the transaction that writes intents of these processes, own or not."""
         for one in sorted(ids - self._announced):

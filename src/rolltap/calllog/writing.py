@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from rolltap.calllog.codec import pack_bytes
 from rolltap.calllog.commit import Entry
 from rolltap.calllog.database import Database, Durability
 from rolltap.calllog.facts import Delivery, Fact, name_of
-from rolltap.calllog.insert import Insert
+from rolltap.calllog.insert import Insert, InsertTogether
 from rolltap.calllog.records import (
     Row,
     completion_row,
@@ -118,7 +118,8 @@ class FactWriter:
         self._inserts[schema.call_completions] = Insert(
             schema.call_completions, dialect, replace="call_completions.presumed AND NOT excluded.presumed"
         )
-        self._insert_parts = Insert(schema.parts, dialect, replace="true")
+        self._inserts[schema.parts] = Insert(schema.parts, dialect, replace="true")
+        self._together = InsertTogether(self._inserts) if dialect.name == "postgresql" else None
         self._known_parts: OrderedDict[bytes, float] = OrderedDict()
 
     async def start(self) -> None: ...
@@ -149,8 +150,8 @@ class FactWriter:
         self._known_parts.update(dict.fromkeys(group.parts, now))
         while len(self._known_parts) > KNOWN_PARTS:
             self._known_parts.popitem(last=False)
-        for table, count in inserted.items():
-            if count < len(group.rows[table]):
+        for table, rows in group.rows.items():
+            if inserted[table] < len(rows):
                 await self._compare(table, group)
         if group.repeats:
             await self.write(group.repeats)
@@ -183,19 +184,26 @@ class FactWriter:
         trusted = time.monotonic() - PART_TRUST_S
         fresh = [digest for digest in group.parts if self._known_parts.get(digest, -PART_TRUST_S) <= trusted]
         parts = [(digest, time.time(), pack_bytes(group.parts[digest])) for digest in sorted(fresh)]
+        rows = {schema.parts: parts, **group.rows} if parts else group.rows
+        try:
+            return await self._write_rows(rows, group)
+        except StoreUnavailable:
+            return await self._write_rows(rows, group)
+
+    async def _write_rows(self, rows: Mapping[sa.Table, Sequence[Row]], group: Group) -> dict[sa.Table, int]:
+        """How many rows of each table were new or took the place of another."""
+        if self._together is not None and self._writers.knows(group.processes):
+            crash_point("store.transaction")
+            counts = await self._database.run_alone(*self._together.statement(rows))
+            return dict(zip(rows, counts, strict=True))
 
         def work(connection: sa.Connection) -> dict[sa.Table, int]:
-            if parts:
-                self._insert_parts.run(connection, parts)
             self._writers.announce(connection, group.processes)
-            inserted = {table: self._inserts[table].run(connection, rows) for table, rows in group.rows.items()}
+            inserted = {table: self._inserts[table].run(connection, some) for table, some in rows.items()}
             crash_point("store.transaction")
             return inserted
 
-        try:
-            return await self._database.transact(work, group.durability)
-        except StoreUnavailable:
-            return await self._database.transact(work, group.durability)
+        return await self._database.transact(work, group.durability)
 
     async def _compare(self, table: sa.Table, group: Group) -> None:
         """Fails the entries whose row differs from the one that was there."""
