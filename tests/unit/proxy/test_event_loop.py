@@ -27,6 +27,7 @@ async def test_a_long_prompt_is_encoded_beside_the_loop(plane: Any) -> None:
     from rolltap.proxy.continuation.canonical import DigestCache
 
     chat = ChatRequest("test", "tiny", (Message("user", (Text(LONG),)),), items=(LONG.encode(),))
+    plane.policy.max_context = 200_000
     started = time.perf_counter()
     plan = await plane.policy.plan("a", Forest(DigestCache()), chat)
     alone = time.perf_counter() - started
@@ -36,7 +37,5 @@ async def test_a_long_prompt_is_encoded_beside_the_loop(plane: Any) -> None:
         await plane.policy.plan("b", Forest(DigestCache()), chat)
 
     stall = min([await longest_stall(asyncio.create_task(again())) for _ in range(3)])
-    print(
-        f"{len(plan.prompt_ids)} tokens encoded in {alone * 1000:.0f} ms; the shortest of three longest stalls {stall * 1000:.0f} ms"
-    )
+    print(f"{len(plan.prompt_ids)} tokens encoded in {alone * 1000:.0f} ms; longest stall {stall * 1000:.0f} ms")
     assert stall < max(0.05, alone / 4)
