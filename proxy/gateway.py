@@ -204,12 +204,19 @@ class Gateway:
                         await stream.say(event)
                         crash_point("reply.part")
         except ClientGone:
-            turn.leave()
+            await self._left(turn)
             raise
         except RolltapError:
             turn.live.drop(turn)
             raise
         await self._release(dialect, turn, exchange, stream, started)
+
+    async def _left(self, turn: Turn) -> None:
+        """A client went away. A turn that only had to be recorded has missed it, and waits for a retry."""
+        if turn.leave() and turn.task is not None:
+            await asyncio.wait([turn.task])
+            if turn.readers == 0 and turn.ended is not None:
+                self._recorder.delivered(turn.calls, False)
 
     async def _release(
         self, dialect: Dialect, turn: Turn, exchange: Exchange, stream: StreamedReply | None, started: ReplyStarted

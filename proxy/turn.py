@@ -86,12 +86,14 @@ class Turn:
         """What the call is for."""
         return kind_of(self.policy, self.chat, self.calls[0].plan.break_)
 
-    def leave(self) -> None:
-        """A reader went away; the last one to leave before the end cancels the turn."""
+    def leave(self) -> bool:
+        """A reader went away; the last one cancels the turn, unless (True) it had only to be recorded."""
         self.readers -= 1
         if self.readers == 0 and not self.closing and self.task is not None:
             self.live.drop(self)
             self.task.cancel()
+            return False
+        return self.readers == 0
 
     def grow(self, event: ReplyEvent | None = None) -> None:
         """Adds an event, or tells the readers that the turn is over."""

@@ -163,9 +163,8 @@ def _merged(a: Call, b: Call) -> Call:
         mine, theirs = getattr(a, item.name), getattr(b, item.name)
         if item.name != "delivered" and not _equal(mine, theirs):
             raise RecordCorrupt(f"call {a.id} is recorded twice, with different {item.name}")
-    if a.delivered is not None and b.delivered is not None and a.delivered != b.delivered:
-        raise RecordCorrupt(f"call {a.id} is recorded twice, with different delivered")
-    return replace(a, delivered=b.delivered) if a.delivered is None else a
+    better = a.delivered is None or b.delivered is True
+    return replace(a, delivered=b.delivered) if better else a
 
 
 def _equal(a: object, b: object) -> bool:

@@ -186,11 +186,22 @@ async def test_a_row_appended_again_changes_nothing_and_a_different_one_is_refus
     await store.refuses(log, log.append_intent(replace(intent, new_ids=ids(1))), intent.id, caplog)
     await store.refuses(log, log.append_intent(replace(intent, request=RequestParts(b"other"))), intent.id, caplog)
     await store.refuses(log, log.append_completion(replace(done, output_ids=ids(4, 6))), intent.id, caplog)
-    await store.refuses(log, log.append_delivery(intent.id, False), intent.id, caplog)
     (row,) = await log.rows(session.id)
     assert same_fact(row.intent, intent)
     assert same_fact(row.completion, done)
     assert row.delivered is True
+
+
+async def test_a_reply_that_missed_its_client_may_reach_its_retry_and_has_then_arrived(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    intent = an_intent(session)
+    await log.append_intent(intent)
+    await log.append_completion(a_completion(intent.id))
+    for delivered, known in ((False, False), (True, True), (False, True)):
+        await log.append_delivery(intent.id, delivered)
+        (row,) = await log.rows(session.id)
+        assert row.delivered is known
 
 
 async def test_what_is_wrong_with_one_row_does_not_touch_those_written_with_it(

@@ -169,7 +169,9 @@ class CallLog(Protocol):
 
     async def append_completion(self, completion: CallCompletion) -> None: ...
 
-    async def append_delivery(self, call_id: str, delivered: bool) -> None: ...
+    async def append_delivery(self, call_id: str, delivered: bool) -> None:
+        """What reached its client once has arrived, whatever was or is said beside that."""
+        ...
 
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
         """The session's calls in order, but those whose ids are `known`; their prompts are complete all the same.

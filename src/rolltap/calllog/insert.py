@@ -14,11 +14,17 @@ import sqlalchemy as sa
 
 Row = tuple[Any, ...]
 
+REPLACED = {
+    "call_completions": "call_completions.presumed AND NOT excluded.presumed",
+    "deliveries": "excluded.delivered AND NOT deliveries.delivered",
+}
+"""Which rows give way to one of the same key: a presumed end to the true one, a miss to the retry that arrived."""
+
 
 class Insert:
     """Inserts into a table; what there is of the same key stays as it is, or is replaced where `replace` holds.
 
-    `replace` is a condition in SQL on the row that is there.
+    `replace` is a condition in SQL on the row that is there; by default that of `REPLACED`.
     """
 
     def __init__(self, table: sa.Table, dialect: sa.Dialect, *, replace: str | None = None) -> None:
@@ -26,6 +32,7 @@ class Insert:
         names = ", ".join(column.name for column in table.columns)
         key = ", ".join(column.name for column in table.primary_key)
         clash = f"({key}) DO NOTHING"
+        replace = replace or REPLACED.get(table.name)
         if replace is not None:
             values = ", ".join(f"{column.name} = excluded.{column.name}" for column in table.columns)
             clash = f"({key}) DO UPDATE SET {values} WHERE {replace}"

@@ -76,7 +76,8 @@ class MemoryCallLog:
         _is_new(self._completions, call_id, completion, self._completions.get(call_id))
 
     async def append_delivery(self, call_id: str, delivered: bool) -> None:
-        _is_new(self._deliveries, call_id, Delivery(call_id, delivered), self._deliveries.get(call_id))
+        if delivered or call_id not in self._deliveries:
+            self._deliveries[call_id] = Delivery(call_id, delivered)
 
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
         intents = [self._intents[call_id] for call_id in self._calls.get(session_id, ())]

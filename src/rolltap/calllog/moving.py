@@ -110,10 +110,8 @@ class _Loader:
 
     def __init__(self, database: Database) -> None:
         dialect = database.dialect
-        self._inserts = {table: Insert(table, dialect) for table in (sessions, call_intents, deliveries, prunings)}
-        self._inserts[call_completions] = Insert(
-            call_completions, dialect, replace="call_completions.presumed AND NOT excluded.presumed"
-        )
+        tables = (sessions, call_intents, call_completions, deliveries, prunings)
+        self._inserts = {table: Insert(table, dialect) for table in tables}
         self._parts = Insert(parts, dialect, replace="true")
 
     def write(self, connection: sa.Connection, block: Block) -> bool:

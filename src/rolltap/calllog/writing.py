@@ -112,12 +112,8 @@ class FactWriter:
         self._database = database
         self._writers = writers
         dialect = database.dialect
-        self._inserts = {
-            table: Insert(table, dialect) for table in (schema.sessions, schema.call_intents, schema.deliveries)
-        }
-        self._inserts[schema.call_completions] = Insert(
-            schema.call_completions, dialect, replace="call_completions.presumed AND NOT excluded.presumed"
-        )
+        facts = (schema.sessions, schema.call_intents, schema.call_completions, schema.deliveries)
+        self._inserts = {table: Insert(table, dialect) for table in facts}
         self._inserts[schema.parts] = Insert(schema.parts, dialect, replace="true")
         self._together = InsertTogether(self._inserts) if dialect.name == "postgresql" else None
         self._known_parts: OrderedDict[bytes, float] = OrderedDict()

@@ -89,6 +89,31 @@ async def test_a_client_that_leaves_cancels_the_engine_and_is_recorded(plane: An
     assert not row.call().trainable
 
 
+async def test_a_client_that_leaves_while_its_call_is_recorded_has_missed_it_until_a_retry(plane: Any) -> None:
+    plane.log.gate.clear()
+    plane.engine.replies = ["some text here<|im_end|>"]
+    body = {"model": "tiny", "messages": [USER], "stream": True}
+    answer, hang_up, task = plane.client.start("/v1/chat/completions", body)
+    await until(answer, "text here")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    hang_up.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    plane.log.gate.set()
+    await task
+    await plane.recorder.drain()
+    (row,) = await plane.rows()
+    assert (row.completion.outcome, row.delivered) == (Outcome.COMPLETED, False)
+    answer, _, retry = plane.client.start("/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
+    await retry
+    await plane.recorder.drain()
+    (row,) = await plane.rows()
+    assert answer.ended
+    assert row.delivered is True
+    assert len(plane.engine.seen) == 1
+
+
 async def test_an_engine_that_breaks_off_never_looks_finished(plane: Any) -> None:
     plane.engine.failure = EngineError("broke off")
     plane.engine.replies = ["half an answer<|im_end|>"]

@@ -235,7 +235,9 @@ def test_a_duplicate_that_differs_is_corrupt_but_a_later_delivery_is_news():
     with pytest.raises(RecordCorrupt, match="call 000000 is recorded twice, with different output_ids"):
         reconstruct([call, make_call(0, [1], [3])])
     assert trained(reconstruct([call, replace(call, delivered=True)])) == [["000000"]]
-    assert reconstruct([call, replace(call, delivered=False)]).segments == ()
+    missed = replace(call, delivered=False)
+    assert reconstruct([call, missed]).segments == ()
+    assert trained(reconstruct([missed, replace(call, delivered=True), missed])) == [["000000"]]
 
 
 def test_sessions_are_not_mixed():
