@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,8 +68,12 @@ class Ranks:
         return values
 
     def leave(self) -> None:
-        """Ends what joined the ranks, when all of them are done."""
+        """Ends what joined the ranks, when all of them are done with what is sharded over them.
+
+        FSDP's modules must be gone before the group whose threads they use: with gloo the process may abort else.
+        """
         if dist.is_initialized():
+            gc.collect()
             dist.destroy_process_group()
 
     def _join(self) -> None:

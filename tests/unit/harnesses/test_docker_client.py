@@ -43,6 +43,8 @@ class Engine:
                 if path.endswith("/attach"):
                     said = b"hello\n"
                     writer.write(ATTACHED + bytes([1, 0, 0, 0]) + len(said).to_bytes(4, "big") + said)
+                    if self.created[-1]["OpenStdin"]:
+                        await reader.read()
                     break
                 status, answer = self._answer(method, path, body)
                 text = b"" if status == 204 else json.dumps(answer).encode()
