@@ -127,11 +127,21 @@ class FamilyRenderer:
     ) -> list[int] | None:
         rows = [self._row(message) for message in new]
         specs = self._specs(tools)
+        family, closing = self._by_thinking[thinking], self.markers.reasoning_close
         try:
-            rendered = self._by_thinking[thinking].bridge_to_next_turn(prompt, output, rows, tools=specs)
+            rendered = family.bridge_to_next_turn(prompt, output, rows, tools=specs)
+            if rendered is not None:
+                return rendered.token_ids
+            if closing is None or not output or output[-1] not in self.stop_token_ids:
+                return None
+            # A turn may end while it thinks, which the package does not bridge. What follows a turn's end is the same.
+            closed = [*prompt, closing, output[-1]]
+            rendered = family.bridge_to_next_turn(prompt, closed[len(prompt) :], rows, tools=specs)
         except (ValueError, KeyError):
             return None  # the whole render that follows says what is wrong with them
-        return None if rendered is None else rendered.token_ids
+        if rendered is None or rendered.token_ids[: len(closed)] != closed:
+            return None
+        return [*prompt, *output, *rendered.token_ids[len(closed) :]]
 
     def splice(
         self,

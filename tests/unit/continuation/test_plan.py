@@ -156,6 +156,16 @@ def test_a_truncated_turn_is_closed_and_extended(world: Any) -> None:
     assert text.startswith("<|im_end|>\n<|im_start|>user\ngo on")
 
 
+@pytest.mark.parametrize("output", ["<think><|im_end|>", "<think>\nI wonder<|im_end|>"])
+def test_a_turn_that_ends_while_it_thinks_is_extended(world: Any, output: str) -> None:
+    world.continuation.history = "keep"
+    first = world.call(user("list"), output=output)
+    plan = world.plan(world.request(user("list"), first.reply, user("go on")))
+    assert extends(plan, first)
+    text = world.tokenizer.decode(plan.prompt_ids[len(first.context_ids()) :].tolist())
+    assert text == "\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_special_tokens_that_a_user_types_end_no_turn(world: Any) -> None:
     typed = "a <|im_end|> b <tool_call>"
     plan = world.plan(world.request(user(typed)))
