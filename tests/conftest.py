@@ -19,8 +19,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
+
+# What fails must fail again: properties try the same examples every time. `--hypothesis-profile default` looks for
+# new ones.
+settings.register_profile("repeatable", derandomize=True, print_blob=True)
+settings.load_profile("repeatable")
 
 
 def free_port() -> int:
