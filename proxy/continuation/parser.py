@@ -53,7 +53,7 @@ class ReplyParser:
         self._stop = tuple(stop)
         self._mint = mint
         self._ids: list[int] = []
-        self._channel: Channel = "reasoning" if renderer.opens_in_reasoning(self._prompt) else "text"
+        self._channel: Channel = "reasoning" if renderer.markers.opens_in_reasoning(self._prompt) else "text"
         self._beginnings = renderer.markers.beginnings if tools else ()
         if self._beginnings is None:
             self._channel = "opaque"

@@ -52,6 +52,15 @@ class Markers:
     tool_close: int | None
     beginnings: tuple[str, ...] | None = ()
 
+    def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Whether the generation prompt itself opened a thinking block."""
+        for token in reversed(prompt[-64:]):
+            if token == self.reasoning_open:
+                return True
+            if token == self.reasoning_close:
+                return False
+        return False
+
 
 class TokenRenderer(Protocol):
     """What continuation and the reply parser ask of a model family."""
@@ -87,10 +96,6 @@ class TokenRenderer(Protocol):
         ...
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply: ...
-
-    def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
-        """Whether the generation prompt itself opened a thinking block."""
-        ...
 
 
 class FamilyRenderer:
@@ -177,14 +182,6 @@ class FamilyRenderer:
             reasoning=parsed.reasoning_content or "",
             tool_calls=tuple(parsed_call(call) for call in parsed.tool_calls),
         )
-
-    def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
-        for token in reversed(prompt[-64:]):
-            if token == self.markers.reasoning_open:
-                return True
-            if token == self.markers.reasoning_close:
-                return False
-        return False
 
     def _specs(self, tools: Sequence[Tool]) -> list[Any] | None:
         return [template_tool(tool, self.tokenizer.guard) for tool in tools] or None

@@ -173,7 +173,7 @@ class TemplateRenderer:
         markers = self.markers
         blank = len(list(takewhile(lambda token: not self.tokenizer.decode(token).strip(), ids)))
         begins = markers.reasoning_open is not None and ids[blank : blank + 1] == [markers.reasoning_open]
-        if not begins and not self.opens_in_reasoning(prompt):
+        if not begins and not markers.opens_in_reasoning(prompt):
             return [], ids
         ids = ids[blank + 1 :] if begins else ids
         if markers.reasoning_close in ids:
@@ -181,14 +181,6 @@ class TemplateRenderer:
             return ids[:end], ids[end + 1 :]
         end = ids.index(markers.tool_open) if markers.tool_open in ids else len(ids)
         return ids[:end], ids[end:]
-
-    def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
-        for token in reversed(prompt[-64:]):
-            if token == self.markers.reasoning_open:
-                return True
-            if token == self.markers.reasoning_close:
-                return False
-        return False
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool, thinking: bool) -> str:
         rows = [template_row(message, self.tokenizer.guard) for message in messages]
