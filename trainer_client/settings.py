@@ -6,7 +6,6 @@ Every key can be set as `ROLLTAP_TRAINER__<KEY>` or `ROLLTAP_TRAINER__<SECTION>_
 from __future__ import annotations
 
 import math
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rolltap.errors import ConfigError
+from rolltap.settings import read_settings_file
 
 
 class Section(BaseModel):
@@ -136,14 +136,7 @@ class TrainerSettings(BaseSettings):
 
 def load_trainer_settings(path: Path | None = None, **given: Any) -> TrainerSettings:
     """`[trainer]` of the file at `path` with `given` over it, under the environment; `ConfigError` names a bad key."""
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8")).get("trainer", {})
-        except OSError as error:
-            raise ConfigError(f"can't read the settings file {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
+    values = read_settings_file(path).get("trainer", {})
     try:
         return TrainerSettings(**_merged(values, given))
     except ValidationError as error:

@@ -169,17 +169,22 @@ class Settings(BaseSettings):
         return env_settings, init_settings
 
 
+def read_settings_file(path: Path | None) -> dict[str, Any]:
+    """The keys of a TOML file, none without one; `ConfigError` if it can't be read."""
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"can't read the settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
 def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     """The settings of `path` (TOML) under the environment; `overrides` stand for keys of the file."""
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-            values.pop("trainer", None)  # `rolltap train` reads that section
-        except OSError as error:
-            raise ConfigError(f"can't read the settings file {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
+    values = read_settings_file(path)
+    values.pop("trainer", None)  # `rolltap train` reads that section
     try:
         settings = Settings(**{**values, **overrides})
     except ValidationError as error:
