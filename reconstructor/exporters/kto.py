@@ -13,9 +13,9 @@ from typing import ClassVar
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
 from rolltap.reconstructor.exporters.text import (
     ReasoningUse,
-    main_conversation,
     one_of,
     opening,
+    rewarded,
     tools_text,
     with_reasoning,
 )
@@ -50,18 +50,17 @@ class Kto:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
-            conversation = main_conversation(item)
-            if item.reward is None:
-                yield Skipped("no reward")
-            elif conversation is None:
-                yield Skipped("not one main conversation")
+            found = rewarded(item)
+            if isinstance(found, Skipped):
+                yield found
             else:
+                reward, conversation = found
                 prompt = list(opening(item, conversation))
                 completion = conversation.text.conversation[len(prompt) :]
                 values = {
                     "prompt": with_reasoning(prompt, self.reasoning),
                     "completion": with_reasoning(completion, self.reasoning),
-                    "label": item.reward > self.threshold,
+                    "label": reward > self.threshold,
                     "tools": tools_text(conversation.text.tools),
                     **item.labels(),
                 }

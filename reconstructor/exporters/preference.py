@@ -16,9 +16,9 @@ from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Ski
 from rolltap.reconstructor.exporters.text import (
     Conversation,
     ReasoningUse,
-    main_conversation,
     one_of,
     opening,
+    rewarded,
     tools_text,
     with_reasoning,
 )
@@ -58,13 +58,12 @@ class Preference:
             return
         ranked: list[tuple[float, str, ExportItem, Conversation]] = []
         for item in group:
-            conversation = main_conversation(item)
-            if item.reward is None:
-                yield Skipped("no reward")
-            elif conversation is None:
-                yield Skipped("not one main conversation")
+            found = rewarded(item)
+            if isinstance(found, Skipped):
+                yield found
             else:
-                ranked.append((item.reward, item.session.id, item, conversation))
+                reward, conversation = found
+                ranked.append((reward, item.session.id, item, conversation))
         ranked.sort(key=lambda entry: (-entry[0], entry[1]))
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
             if better[0] - worse[0] <= self.margin:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rolltap.errors import DatasetError
-from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Rendered, last_turn
+from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Rendered, Skipped, last_turn
 from rolltap.types import CallKind, Outcome, Segment
 
 ReasoningUse = Literal["keep", "drop"]
@@ -47,6 +47,14 @@ def main_conversation(item: ExportItem) -> Conversation | None:
     """The one conversation of the session's main agent; None where there are several (compaction, edits) or none."""
     found = [conversation for conversation in conversations(item) if not conversation.agent]
     return found[0] if len(found) == 1 else None
+
+
+def rewarded(item: ExportItem) -> tuple[float, Conversation] | Skipped:
+    """The item's reward and main conversation, or which of them it lacks."""
+    if item.reward is None:
+        return Skipped("no reward")
+    conversation = main_conversation(item)
+    return Skipped("not one main conversation") if conversation is None else (item.reward, conversation)
 
 
 def opening(item: ExportItem, conversation: Conversation) -> Sequence[Message]:

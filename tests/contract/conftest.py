@@ -1,17 +1,77 @@
-"""A ledger on each kind of database, emptied before every test."""
+"""A call log in each kind of store, and a ledger on each kind of database, emptied before every test."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from rolltap.calllog.base import CallLog
 from rolltap.calllog.database import Database
+from rolltap.calllog.open import open_call_log
+from rolltap.errors import RecordCorrupt
 from rolltap.ledger.schema import metadata
 
 from ..unit.ledger.world import KINDS, World, database_url, empty
+
+STORES = ("memory", "sqlite", "postgres", "redis")
+LASTING = ("sqlite", "postgres", "redis")
+
+
+@dataclass(frozen=True)
+class Store:
+    """A place for a log. With an ingest stream, what clashes is refused after it was acknowledged."""
+
+    url: str
+    ingest: str | None = None
+
+    def open(self, *, writable: bool = True) -> CallLog:
+        return open_call_log(self.url, writable=writable, ingest=self.ingest if writable else None)
+
+    async def refuses(self, log: CallLog, append: Awaitable[None], name: str, caplog: pytest.LogCaptureFixture) -> None:
+        """Awaits `append`, which must be refused with words that have `name` in them."""
+        if self.ingest is None:
+            with pytest.raises(RecordCorrupt, match=name):
+                await append
+            return
+        caplog.clear()
+        await append
+        await log.abort_orphans(["process"], at=0.0)
+        assert any("refused" in text and name in text for text in caplog.messages)
+
+
+def make_store(request: pytest.FixtureRequest, folder: Path) -> Store:
+    match request.param:
+        case "memory":
+            return Store("memory:")
+        case "sqlite":
+            return Store(f"sqlite:///{folder}/log.db")
+        case "postgres":
+            return Store(request.getfixturevalue("postgres_url"))
+        case _:
+            redis = request.getfixturevalue("private_redis")
+            return Store(request.getfixturevalue("postgres_url"), redis.url)
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return make_store(request, tmp_path)
+
+
+@pytest.fixture(params=LASTING)
+def lasting_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return make_store(request, tmp_path)
+
+
+@pytest.fixture
+async def log(store: Store) -> AsyncIterator[CallLog]:
+    opened = store.open()
+    await opened.start()
+    yield opened
+    await opened.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
