@@ -2,7 +2,7 @@
 
 An engine client is one file and one line in `rolltap.proxy.engines.ENGINES` (a chat upstream: in `CHAT_ENGINES`). It
 knows nothing of dialects.
-Contract, held by `tests/contract/test_engines.py`: chunks come in order; the last one has `finish`; log-probs are
+Contract, held by `tests/contract/test_engine*.py`: chunks come in order; the last one has `finish`; log-probs are
 one per id or the chunk says they are missing (`logprobs` None), never filled in; closing the iterator early cancels
 the request on the server.
 """

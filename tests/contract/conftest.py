@@ -1,4 +1,4 @@
-"""A call log in each kind of store, and a ledger on each kind of database, emptied before every test."""
+"""A call log in each kind of store, a ledger on each kind of database, emptied before every test; engine clients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -16,6 +17,7 @@ from rolltap.errors import RecordCorrupt
 from rolltap.ledger.schema import metadata
 
 from ..unit.ledger.world import KINDS, World, database_url, empty
+from .engine_world import STREAMING, WIRES, Start, starter
 
 STORES = ("memory", "sqlite", "postgres", "redis")
 LASTING = ("sqlite", "postgres", "redis")
@@ -92,3 +94,20 @@ async def world(database: Database) -> World:
     world = World(database)
     await world.ledger.policies.register("policy", tokenizer_hash="abc")
     return world
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+        yield session
+
+
+@pytest.fixture(params=WIRES)
+def start_any(request: pytest.FixtureRequest, http: aiohttp.ClientSession) -> Start:
+    return starter(request.param, http)
+
+
+@pytest.fixture(params=STREAMING)
+def start(request: pytest.FixtureRequest, http: aiohttp.ClientSession) -> Start:
+    """Servers that stream, and take new weights."""
+    return starter(request.param, http)

@@ -1,0 +1,83 @@
+"""A scripted server and a client of it, for the contract of engine clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from rolltap.engine.scripted import Reply, ScriptedEngine, Turn, logprob_of, say
+from rolltap.engine.tiny import FOLDER
+from rolltap.errors import EngineError
+from rolltap.proxy.engines import ENGINES
+from rolltap.proxy.engines.base import Engine, SampleChunk, SampleRequest
+from rolltap.proxy.engines.retries import Retries
+from rolltap.settings import EngineSettings
+
+STREAMING = {"vllm": "vllm", "vllm-completions": "vllm", "sglang": "sglang", "sglang-incremental": "sglang"}
+"""The scripted server's wire, and the client's kind."""
+
+WIRES = {**STREAMING, "llamacpp": "llamacpp"}
+EXPERTS = {"vllm-experts": "vllm", "sglang": "sglang", "sglang-incremental": "sglang"}
+
+PROMPT = [5, 6, 7, 8]
+TURN = Turn(ids=(10, 11, 12, 13, 14))
+
+
+@dataclass
+class World:
+    """A scripted server and a client of it."""
+
+    server: ScriptedEngine
+    engine: Engine
+
+    def request(self, **fields: Any) -> SampleRequest:
+        settings = {"id": "call", "model": "scripted", "prompt_ids": PROMPT, "max_tokens": 100, "session_id": "s"}
+        return SampleRequest(**{**settings, **fields})
+
+    async def sample(self, **fields: Any) -> list[SampleChunk]:
+        return [chunk async for chunk in self.engine.sample(self.request(**fields))]
+
+    async def sample_until_error(self) -> tuple[list[SampleChunk], EngineError | None]:
+        """What came, and what ended it."""
+        chunks: list[SampleChunk] = []
+        try:
+            async for chunk in self.engine.sample(self.request()):
+                chunks.append(chunk)
+        except EngineError as error:
+            return chunks, error
+        return chunks, None
+
+
+Start = Callable[..., AbstractAsyncContextManager[World]]
+
+
+def starter(wire: str, http: aiohttp.ClientSession) -> Start:
+    """Starts worlds: the turns that every prompt gets (or a function that says them), and the client's settings."""
+    kind: Any = {**WIRES, **EXPERTS}[wire]
+
+    @asynccontextmanager
+    async def started(*turns: Turn | str | Reply, context: int = 4096, mode: Any = "processed", **settings: Any):
+        script: Any = turns[0] if callable(turns[0]) else say(*turns)  # type: ignore[arg-type]
+        async with ScriptedEngine(script, FOLDER, wire=wire, context=context, mode=mode) as server:
+            settled = EngineSettings(kind=kind, url=server.url, **settings)
+            client = ENGINES[kind]("main", settled, http, retries=Retries(first_wait_s=0))
+            yield World(server, client)
+            await client.close()
+
+    return started
+
+
+def ids_of(chunks: list[SampleChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+def logprobs_of(chunks: list[SampleChunk]) -> list[float]:
+    assert all(chunk.logprobs is not None for chunk in chunks)
+    return [value for chunk in chunks for value in chunk.logprobs or ()]
+
+
+EXACT = [logprob_of(token, at) for at, token in enumerate(TURN.ids or ())]
