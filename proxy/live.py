@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from rolltap.calllog.base import CallLog
 from rolltap.errors import RateLimited, SessionClosed, StoreUnavailable, Unauthenticated
@@ -74,7 +75,7 @@ class LiveSessions:
         self._capacity = capacity
         self._digests = DigestCache()
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
-        self._opening = asyncio.Lock()
+        self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key, while one is held
 
     async def enter(self, key: str | None, named: str | None) -> LiveSession:
         """The session of `key`. `named` is the session of a URL prefix, which must be the same one."""
@@ -112,13 +113,14 @@ class LiveSessions:
 
     async def adopt(self, session: Session) -> LiveSession:
         """The session with its forest, loaded from the log if this process has not seen it."""
-        async with self._opening:
+        async with self._loading.setdefault(session.key_hash, asyncio.Lock()):
             live = self._by_hash.get(session.key_hash)
             if live is None:
                 live = LiveSession(session, Forest(self._digests))
                 live.forest.load(await self._log.rows(session.id))
                 self._by_hash[session.key_hash] = live
                 self._let_go()
+            self._by_hash.move_to_end(session.key_hash)
             return live
 
     def _let_go(self) -> None:

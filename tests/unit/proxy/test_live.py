@@ -1,0 +1,91 @@
+"""Sessions that a proxy has not seen come from the log, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from rolltap.calllog.base import CallRow
+from rolltap.calllog.memory import MemoryCallLog
+from rolltap.errors import StoreUnavailable
+from rolltap.ids import new_id
+from rolltap.proxy.live import LiveSessions, key_hash
+from rolltap.types import Session
+
+
+class SlowLog(MemoryCallLog):
+    """A memory log whose `rows` wait for `gate`. `reading` counts the reads that have begun, by session."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.reading: Counter[str] = Counter()
+        self.failures = 0
+
+    async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
+        self.reading[session_id] += 1
+        await self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("away")
+        return await super().rows(session_id, known=known)
+
+    async def opened(self, key: str) -> Session:
+        now = time.time()
+        session = Session(new_id(), "tiny", key_hash(key), now, now + 3600)
+        await self.open_session(session)
+        return session
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_sessions_are_loaded_side_by_side() -> None:
+    log = SlowLog()
+    one, two = await log.opened("one"), await log.opened("two")
+    live = LiveSessions(log)
+    entering = [asyncio.create_task(live.enter(key, None)) for key in ("one", "two")]
+    await settle()
+    assert log.reading == {one.id: 1, two.id: 1}
+    log.gate.set()
+    assert [entered.session for entered in await asyncio.gather(*entering)] == [one, two]
+
+
+async def test_the_first_calls_of_a_session_load_it_once() -> None:
+    log = SlowLog()
+    session = await log.opened("key")
+    live = LiveSessions(log)
+    entering = [asyncio.create_task(live.enter("key", None)) for _ in range(3)]
+    await settle()
+    log.gate.set()
+    first, *others = await asyncio.gather(*entering)
+    assert all(other is first for other in others)
+    assert log.reading == {session.id: 1}
+
+
+async def test_a_call_that_is_given_up_or_fails_while_it_loads_leaves_that_to_the_next() -> None:
+    log = SlowLog()
+    session = await log.opened("key")
+    live = LiveSessions(log)
+    given_up, failing, waiting = (asyncio.create_task(live.enter("key", None)) for _ in range(3))
+    await settle()
+    given_up.cancel()
+    log.failures = 1
+    log.gate.set()
+    results = await asyncio.gather(given_up, failing, waiting, return_exceptions=True)
+    assert [type(result).__name__ for result in results] == ["CancelledError", "StoreUnavailable", "LiveSession"]
+    assert log.reading == {session.id: 3}
+
+
+async def test_the_longest_unused_sessions_are_let_go_first() -> None:
+    log = SlowLog()
+    log.gate.set()
+    one, two, three = [await log.opened(key) for key in ("one", "two", "three")]
+    live = LiveSessions(log, capacity=2)
+    for session in (one, two, one, three, one):
+        await live.adopt(session)
+    assert log.reading == {one.id: 1, two.id: 1, three.id: 1}
