@@ -19,13 +19,14 @@ from torch.distributed.tensor import DTensor
 
 from rolltap.errors import CheckpointMismatch
 from rolltap.trainer_client.collate import Batch
-from rolltap.trainer_client.lora import adapters_of, add_adapters, merged
+from rolltap.trainer_client.lora import add_adapters, merged
 from rolltap.trainer_client.network import PolicyNetwork, Predictions, load_model
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import OptimiserSettings, TrainerSettings
 
 ADAPTERS = distributed_state.StateDictOptions(full_state_dict=True, strict=False)
 WHOLE = distributed_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
+TRAINED = distributed_state.StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 
 
 def learning_rate(settings: OptimiserSettings, step: int, steps: int) -> float:
@@ -119,8 +120,7 @@ class Learner:
 
     def adapters(self) -> dict[str, Any]:
         """The adapters on the CPU, by name, for the lead rank (all ranks take part)."""
-        state: dict[str, Any] = distributed_state.get_model_state_dict(self.model, options=WHOLE)
-        return adapters_of(state)
+        return distributed_state.get_model_state_dict(self.model, options=TRAINED)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes up `state`. `CheckpointMismatch` if it is of another model."""

@@ -35,11 +35,6 @@ def add_adapters(model: Any, settings: LoraSettings) -> None:
         raise ConfigError(f"trainer.lora.targets: {str(error).splitlines()[0]}") from error
 
 
-def adapters_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapters among a model's weights, by name."""
-    return {name: weight for name, weight in state.items() if name.endswith((_DOWN, _UP))}
-
-
 def save_adapters(adapters: Mapping[str, Tensor], settings: LoraSettings, source: Path, folder: Path) -> None:
     """Writes adapters of the model in `source` as peft's folder, which engines load over that model."""
     from peft import LoraConfig

@@ -1,4 +1,5 @@
-"""Two ranks under torchrun train as one process, end together when one is killed, and go on from the checkpoint."""
+"""Two ranks under torchrun train as one process, all weights or adapters; they end together when one is killed, and the
+run goes on from its checkpoint on any number of ranks."""
 
 from __future__ import annotations
 
@@ -37,6 +38,11 @@ compute = {device = "cpu", gradient_checkpointing = true}
 
 def offer(plane: Plane, names: range) -> None:
     plane.offer(*(random_group(f"g{index}", [1.0, 0.0, 0.5, 0.2], seed=index) for index in names))
+
+
+def one_process(url: str, folder: Path, out: Path, steps: int) -> None:
+    given = {"url": url, "key": KEY, "policy": "policy", "model": folder / "model", "out": out, "steps": steps}
+    run(load_trainer_settings(folder / "rolltap.toml", **given))
 
 
 @contextmanager
@@ -82,6 +88,15 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(one[name], other[name], atol=1e-6, rtol=1e-4, msg=name)
 
 
+def assert_same_checkpoints(*outs: Path) -> None:
+    for step in (1, 2, 3):
+        folders = [out / "checkpoints" / f"step-{step}" for out in outs]
+        states = [torch.load(folder / "optimiser.pt") for folder in folders]
+        assert_same(*(tensors(state) for state in states))
+        assert_same(*(state.get("adapters", {}) for state in states))
+        assert_same(*(load_file(folder / "model.safetensors") for folder in folders))
+
+
 @pytest.mark.timeout(300)
 def test_two_ranks_train_as_one_and_go_on_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / "rolltap.toml").write_text(SETTINGS)
@@ -102,12 +117,39 @@ def test_two_ranks_train_as_one_and_go_on_after_a_kill(tmp_path: Path) -> None:
         assert plane.acked == {f"g{index}": 1 + index // 2 for index in range(6)}
         plane.forget()
         offer(plane, range(6))
-        given = {"url": url, "key": KEY, "policy": "policy", "model": tmp_path / "model", "out": outs[1], "steps": 3}
-        run(load_trainer_settings(tmp_path / "rolltap.toml", **given))
-    for step in (1, 2, 3):
-        folders = [out / "checkpoints" / f"step-{step}" for out in outs]
-        assert_same(*(tensors(torch.load(folder / "optimiser.pt")) for folder in folders))
-        assert_same(*(load_file(folder / "model.safetensors") for folder in folders))
+        one_process(url, tmp_path, outs[1], steps=3)
+    assert_same_checkpoints(*outs)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("ranks_of_steps", "lora"),
+    [((1, 2, 1), {}), ((2, 1, 2), {"rank": 4, "push": "adapter"})],
+    ids=["all weights", "adapters"],
+)
+def test_a_run_that_changes_its_number_of_ranks_ends_in_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks_of_steps: tuple[int, ...], lora: dict[str, Any]
+) -> None:
+    (tmp_path / "rolltap.toml").write_text(SETTINGS)
+    for name, value in lora.items():
+        monkeypatch.setenv(f"ROLLTAP_TRAINER__LORA__{name.upper()}", str(value))
+    model_folder(tmp_path / "model")
+    outs = tmp_path / "changing", tmp_path / "one"
+    plane = Plane()
+    with running(plane) as url:
+        for step, ranks in enumerate(ranks_of_steps, start=1):
+            offer(plane, range(2 * step - 2, 2 * step))
+            if ranks == 1:
+                one_process(url, tmp_path, outs[0], step)
+            else:
+                with two_ranks(url, tmp_path, outs[0], step) as process:
+                    finish(process)
+        plane.forget()
+        offer(plane, range(6))
+        one_process(url, tmp_path, outs[1], steps=3)
+    assert_same_checkpoints(*outs)
+    if lora:
+        assert_same(*(load_file(out / "weights" / "step-3" / "adapter_model.safetensors") for out in outs))
 
 
 def test_ranks_get_as_many_batches_of_about_the_same_length() -> None:
