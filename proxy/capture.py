@@ -7,7 +7,6 @@ which conversation a call belongs to *within one project*; they never lead to an
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
@@ -37,7 +36,6 @@ class Capture:
         self._policies = policies
         self._ttl = ttl
         self._recent: OrderedDict[str, LiveSession] = OrderedDict()
-        self._naming = asyncio.Lock()  # a harness's first calls come together
 
     def owns(self, key: str | None) -> bool:
         """Whether `key` is the project's."""
@@ -51,7 +49,9 @@ class Capture:
         conversation = chat.hints.conversation
         live = await self._named(chat, conversation, policy) if conversation else self._continued(chat, policy)
         if live is None:
-            live = await self._open(chat, key_hash(f"{self._key}\0{secrets.token_hex(16)}"), policy)
+            session = self._new(chat, key_hash(f"{self._key}\0{secrets.token_hex(16)}"), policy)
+            await self._log.open_session(session)
+            live = await self._live.adopt(session)
         self._recent[live.session.id] = live
         self._recent.move_to_end(live.session.id)
         if len(self._recent) > RECENT:
@@ -71,11 +71,8 @@ class Capture:
             identity = (self._key, chat.dialect, policy or "", conversation, str(turn))
             hashed = hashlib.sha256("\0".join(identity).encode()).hexdigest()
             known = await self._log.session_by_key(hashed)
-            if known is None:
-                async with self._naming:
-                    known = await self._log.session_by_key(hashed)
-                    if known is None:
-                        return await self._open(chat, hashed, policy)
+            if known is None:  # a harness's first calls come together, perhaps to several proxies
+                known = await self._log.claim_session(self._new(chat, hashed, policy))
             if _is_open(known):
                 return await self._live.adopt(known)
         raise AssertionError("unreachable")
@@ -92,13 +89,11 @@ class Capture:
                 best = (match.covered, live)
         return best[1] if best else None
 
-    async def _open(self, chat: ChatRequest, hashed: str, policy: str | None) -> LiveSession:
+    def _new(self, chat: ChatRequest, hashed: str, policy: str | None) -> Session:
         now = time.time()
         tags = {CAPTURED: chat.dialect, "model": chat.model}
         bound = policy or self._policies.for_model(chat.model)
-        session = Session(new_id(), bound, hashed, now, now + self._ttl, tags=tags)
-        await self._log.open_session(session)
-        return await self._live.adopt(session)
+        return Session(new_id(), bound, hashed, now, now + self._ttl, tags=tags)
 
 
 def _is_open(session: Session) -> bool:

@@ -56,6 +56,18 @@ async def test_two_sessions_never_share_an_id_or_a_key(store: Store, log: CallLo
     assert [one.id for one in await log.sessions()] == [session.id]
 
 
+async def test_who_claims_a_key_that_has_a_session_gets_that_one(log: CallLog):
+    first, *others = [a_session(key_hash="one key") for _ in range(4)]
+    assert await log.claim_session(first) == first
+    assert await asyncio.gather(*map(log.claim_session, others)) == [first] * 3
+    opened = a_session()
+    await log.open_session(opened)
+    assert await log.claim_session(a_session(key_hash=opened.key_hash)) == opened
+    claimed = await asyncio.gather(*(log.claim_session(a_session(key_hash="another key")) for _ in range(3)))
+    assert claimed[1:] == claimed[:-1]
+    assert {one.id for one in await log.sessions()} == {first.id, opened.id, claimed[0].id}
+
+
 async def test_sessions_come_in_pages_newest_first_and_all_of_them_oldest_first(log: CallLog):
     opened = [a_session() for _ in range(7)]
     await asyncio.gather(*map(log.open_session, opened))

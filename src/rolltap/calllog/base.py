@@ -151,6 +151,13 @@ class CallLog(Protocol):
 
     async def open_session(self, session: Session) -> None: ...
 
+    async def claim_session(self, session: Session) -> Session:
+        """The session of this key: the one that a process opened before, else `session`, opened now.
+
+        Processes that claim one key at once all get the same session. Unlike an opening, this needs the store.
+        """
+        ...
+
     async def close_session(self, session_id: str, at: float) -> None: ...
 
     async def session(self, session_id: str) -> Session | None: ...

@@ -39,6 +39,11 @@ class MemoryCallLog:
         if _is_new(self._sessions, session.id, session, known and replace(known, closed_at=session.closed_at)):
             self._calls[session.id] = []
 
+    async def claim_session(self, session: Session) -> Session:
+        if session.key_hash not in self._by_key:
+            await self.open_session(session)
+        return self._sessions[self._by_key[session.key_hash]]
+
     async def close_session(self, session_id: str, at: float) -> None:
         session = self._sessions.get(session_id)
         if session is None:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition, RequestParts
 from rolltap.calllog.commit import GroupCommit
@@ -26,7 +27,7 @@ from rolltap.calllog.reading import (
     fetch_requests,
     fetch_sessions,
 )
-from rolltap.calllog.records import read_session
+from rolltap.calllog.records import read_session, session_row
 from rolltap.calllog.schema import call_intents, sessions
 from rolltap.calllog.versions import bring_up_to_date
 from rolltap.calllog.writers import Writers, writers_of
@@ -94,6 +95,19 @@ class SqlCallLog:
     async def open_session(self, session: Session) -> None:
         await self._commits.append(session)
         self._remember(session)
+
+    async def claim_session(self, session: Session) -> Session:
+        await self._writer.settled()
+        values = dict(zip(sessions.columns.keys(), session_row(session), strict=True))
+
+        def claim(connection: sa.Connection) -> sa.Row[Any]:
+            dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+            connection.execute(dialect.insert(sessions).values(values).on_conflict_do_nothing())
+            return connection.execute(sa.select(sessions).where(sessions.c.key_hash == session.key_hash)).one()
+
+        found = read_session(tuple(await self.database.transact(claim)))
+        self._remember(found)
+        return found
 
     async def close_session(self, session_id: str, at: float) -> None:
         await self._writer.settled()
