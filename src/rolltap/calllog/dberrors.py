@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import exc
 
-from rolltap.errors import RecordCorrupt, StoreUnavailable
+from rolltap.errors import RecordCorrupt, StoreError, StoreUnavailable
 
 RETRY_AFTER_S = 1.0
 
@@ -22,15 +22,19 @@ def store_errors(name: str) -> Iterator[None]:
     except (exc.IntegrityError, exc.DataError) as error:
         raise RecordCorrupt(f"{name}: a row is refused: {_first_line(error)}") from error
     except exc.DBAPIError as error:
-        line = _first_line(error)
-        if any(sign in line for sign in _DAMAGED):
-            raise RecordCorrupt(f"{name} is damaged: {line}; restore it from a backup") from error
-        raise StoreUnavailable(f"{name}: {line}", retry_after=RETRY_AFTER_S) from error
+        raise failure(name, _first_line(error)) from error
     except exc.TimeoutError as error:
         raise StoreUnavailable(f"{name}: all connections are in use", retry_after=RETRY_AFTER_S) from error
     except (OSError, TimeoutError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreUnavailable(f"{name} can't be reached: {reason}", retry_after=RETRY_AFTER_S) from error
+
+
+def failure(name: str, line: str) -> StoreError:
+    """What a driver's error means that is not about a row."""
+    if any(sign in line for sign in _DAMAGED):
+        return RecordCorrupt(f"{name} is damaged: {line}; restore it from a backup")
+    return StoreUnavailable(f"{name}: {line}", retry_after=RETRY_AFTER_S)
 
 
 def _first_line(error: exc.DBAPIError) -> str:

@@ -2,12 +2,15 @@
 
 SQLite: a prepared insert, run for each row. Postgres: one insert from arrays, one a column, which takes one round
 trip however many rows there are.
+
+`Insert.run` is for a transaction with more in it. A door runs several inserts as a transaction of their own, past
+SQLAlchemy (`Database.insert`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -40,7 +43,7 @@ class Insert:
         self._head = f"INSERT INTO {table.name} ({names})"
         self._tail = f"ON CONFLICT {clash}"
         marks = ", ".join("?" for _ in table.columns)
-        self._sql = self.from_arrays(1) if self._arrays else f"{self._head} VALUES ({marks}) {self._tail}"
+        self.sql = self.from_arrays(1) if self._arrays else f"{self._head} VALUES ({marks}) {self._tail}"
 
     @property
     def width(self) -> int:
@@ -54,8 +57,8 @@ class Insert:
     def run(self, connection: sa.Connection, rows: Sequence[Row]) -> int:
         """Inserts the rows; returns how many were new or took the place of another."""
         if self._arrays:
-            return connection.exec_driver_sql(self._sql, tuple(columns(rows))).rowcount
-        return connection.exec_driver_sql(self._sql, list(rows)).rowcount
+            return connection.exec_driver_sql(self.sql, tuple(columns(rows))).rowcount
+        return connection.exec_driver_sql(self.sql, list(rows)).rowcount
 
 
 def columns(rows: Sequence[Row]) -> list[list[Any]]:
@@ -63,22 +66,15 @@ def columns(rows: Sequence[Row]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-class InsertTogether:
-    """Postgres's inserts into several tables as one statement, which is its own transaction."""
+@lru_cache(maxsize=256)
+def together(inserts: tuple[Insert, ...]) -> str:
+    """Postgres's inserts as one statement, which is its own transaction; its parameters are all their columns.
 
-    def __init__(self, inserts: Mapping[sa.Table, Insert]) -> None:
-        self._inserts = inserts
-        self._sql = cache(self._statement)
-
-    def statement(self, rows: Mapping[sa.Table, Sequence[Row]]) -> tuple[str, list[list[Any]]]:
-        """The statement and its parameters. It returns one row: what `Insert.run` returns, for each table of `rows`."""
-        return self._sql(tuple(rows)), [column for some in rows.values() for column in columns(some)]
-
-    def _statement(self, tables: tuple[sa.Table, ...]) -> str:
-        first, parts = 1, []
-        for table in tables:
-            insert = self._inserts[table]
-            parts.append(f"in_{table.name} AS ({insert.from_arrays(first)} RETURNING 1)")
-            first += insert.width
-        counts = ", ".join(f"(SELECT count(*) FROM in_{table.name})" for table in tables)
-        return f"WITH {', '.join(parts)} SELECT {counts}"
+    It returns one row: what `Insert.run` returns, for each of them.
+    """
+    first, parts = 1, []
+    for index, insert in enumerate(inserts):
+        parts.append(f"in_{index} AS ({insert.from_arrays(first)} RETURNING 1)")
+        first += insert.width
+    counts = ", ".join(f"(SELECT count(*) FROM in_{index})" for index in range(len(inserts)))
+    return f"WITH {', '.join(parts)} SELECT {counts}"

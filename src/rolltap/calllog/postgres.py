@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -21,6 +21,8 @@ from sqlalchemy.util import greenlet_spawn
 
 from rolltap.calllog.database import Connection, Durability, Parameters, Work
 from rolltap.calllog.dberrors import RETRY_AFTER_S, store_errors
+from rolltap.calllog.insert import Insert, Row, columns, together
+from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 
 T = TypeVar("T")
@@ -111,16 +113,19 @@ class PostgresDoor:
         async with self.read() as connection:
             return await connection.run(work)
 
-    async def run_alone(self, statement: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
+    async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]:
+        statement = together(tuple(rows))
+        parameters = [column for some in rows.values() for column in columns(some)]
+        crash_point("store.transaction")
         with store_errors(self._name), _driver_errors(self._name, self._engine.dialect.loaded_dbapi.Error):
             pooled = await self._driver()
             try:
-                row = await pooled.driver_connection.fetchrow(statement, *parameters)
+                counts = await pooled.driver_connection.fetchrow(statement, *parameters)
             except BaseException:
                 pooled.invalidate()  # lost, or in the middle of something
                 raise
             await greenlet_spawn(pooled.close)  # back to the pool
-            return tuple(row)
+            return tuple(counts)
 
     async def _driver(self) -> Any:
         """A pooled connection of the driver that the server has not closed."""

@@ -22,9 +22,9 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -36,8 +36,10 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
 from rolltap.calllog.database import Connection, Durability, Parameters, Work
-from rolltap.calllog.dberrors import store_errors
-from rolltap.errors import ConfigError
+from rolltap.calllog.dberrors import failure, store_errors
+from rolltap.calllog.insert import Insert, Row
+from rolltap.crash import crash_point
+from rolltap.errors import ConfigError, RecordCorrupt
 
 T = TypeVar("T")
 
@@ -206,11 +208,24 @@ class SqliteDoor:
         finally:
             self._idle.put_nowait(connection)
 
-    async def run_alone(self, statement: str, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        def work(connection: sa.Connection) -> tuple[Any, ...]:
-            return tuple(connection.exec_driver_sql(statement, tuple(parameters)).one())
+    async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]:
+        driver = _driver(self._open_writer())
 
-        return await self.transact(work, Durability.POWER)
+        def transaction() -> Sequence[int]:
+            driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
+            driver.execute("BEGIN")
+            try:
+                counts = [driver.executemany(insert.sql, some).rowcount for insert, some in rows.items()]
+                crash_point("store.transaction")
+                driver.execute("COMMIT")
+            except BaseException:
+                driver.rollback()  # does nothing where SQLite has done so itself
+                raise
+            return counts
+
+        async with self._writing:
+            with store_errors(self._name), _driver_errors(self._name):
+                return await self._write_worker.run(transaction)
 
     def _open_writer(self) -> sa.Connection:
         if self._writer is None:
@@ -219,10 +234,25 @@ class SqliteDoor:
 
 
 def _begin(connection: sa.Connection, durability: Durability) -> None:
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
+    _driver(connection).execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
     connection.begin()
+
+
+def _driver(connection: sa.Connection) -> sqlite3.Connection:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver
+
+
+@contextmanager
+def _driver_errors(name: str) -> Iterator[None]:
+    """As `store_errors`, for what the driver raises where SQLAlchemy is passed by."""
+    try:
+        yield
+    except (sqlite3.IntegrityError, sqlite3.DataError) as error:
+        raise RecordCorrupt(f"{name}: a row is refused: {error}") from error
+    except sqlite3.Error as error:
+        raise failure(name, str(error)) from error
 
 
 def _buffered(result: CursorResult[Any]) -> CursorResult[Any]:

@@ -18,7 +18,7 @@ from rolltap.calllog.codec import pack_bytes
 from rolltap.calllog.commit import Entry
 from rolltap.calllog.database import Database, Durability
 from rolltap.calllog.facts import Delivery, Fact, name_of
-from rolltap.calllog.insert import Insert, InsertTogether
+from rolltap.calllog.insert import Insert
 from rolltap.calllog.records import (
     Row,
     completion_row,
@@ -115,7 +115,6 @@ class FactWriter:
         facts = (schema.sessions, schema.call_intents, schema.call_completions, schema.deliveries)
         self._inserts = {table: Insert(table, dialect) for table in facts}
         self._inserts[schema.parts] = Insert(schema.parts, dialect, replace="true")
-        self._together = InsertTogether(self._inserts) if dialect.name == "postgresql" else None
         self._known_parts: OrderedDict[bytes, float] = OrderedDict()
 
     async def start(self) -> None: ...
@@ -188,9 +187,9 @@ class FactWriter:
 
     async def _write_rows(self, rows: Mapping[sa.Table, Sequence[Row]], group: Group) -> dict[sa.Table, int]:
         """How many rows of each table were new or took the place of another."""
-        if self._together is not None and self._writers.knows(group.processes):
-            crash_point("store.transaction")
-            counts = await self._database.run_alone(*self._together.statement(rows))
+        if self._writers.knows(group.processes):
+            inserts = {self._inserts[table]: some for table, some in rows.items()}
+            counts = await self._database.insert(inserts, group.durability)
             return dict(zip(rows, counts, strict=True))
 
         def work(connection: sa.Connection) -> dict[sa.Table, int]:
