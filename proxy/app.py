@@ -191,7 +191,8 @@ async def _started_log(settings: Settings, stack: AsyncExitStack) -> LogWithData
 def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSession) -> Rolltap:
     handles = Handles(settings.keys.secret.encode())
     policies = Policies(_policies(settings, handles, http))
-    live = LiveSessions(call_log)
+    alone = call_log.database.dialect_name == "sqlite"  # which takes one writing process
+    live = LiveSessions(call_log, alone=alone)
     recorder = Recorder(call_log)
     sessions = SessionService(call_log, policies.names, settings.limits, closed=live.forget)
 
@@ -212,7 +213,6 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     )
     capture = Capture(settings.keys.project, call_log, live, policies, settings.limits.session_ttl_s)
     recalls = Recalls(call_log, handles, policies)
-    alone = call_log.database.dialect_name == "sqlite"
     versions = OwnVersions() if alone else SharedVersions(policies, ledger.policies.list)
     gateway = Gateway(live, capture, policies, recorder, recalls, handles, settings.limits, versions)
     services = Services(

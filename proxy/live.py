@@ -1,13 +1,15 @@
 """Sessions in use: who calls, whether they still may, and their forest.
 
-The key is the identity. A session is looked up in the store by the SHA-256 of its key; what was looked up is trusted
-for `TRUST_S` seconds, so a session closed through another replica is refused that soon.
+The key is the identity. A session is looked up in the store by the SHA-256 of its key. What was looked up is trusted
+for `TRUST_S` seconds, so a session closed through another replica is refused that soon; a proxy that is alone on its
+store asks once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -43,7 +45,7 @@ class LiveSession:
     in_flight: int = 0
     refused_turns: int = 0
     turns: dict[str, Turn] = field(default_factory=dict)  # in flight or undelivered, by the hash of their request
-    looked_up_at: float = 0.0
+    trusted_until: float = 0.0  # on the monotonic clock
 
     def enter(self, limit: int) -> None:
         """Counts a call in; `RateLimited` if the key has too many in flight."""
@@ -70,8 +72,11 @@ class LiveSession:
 class LiveSessions:
     """The sessions in use, the longest unused ones let go first (their forests come back from the log)."""
 
-    def __init__(self, log: CallLog, *, capacity: int = 4096) -> None:
+    def __init__(self, log: CallLog, *, alone: bool = False, capacity: int = 4096) -> None:
+        """`alone`: no other process opens sessions, closes them or records their calls."""
         self._log = log
+        self._alone = alone
+        self._closed = 0
         self._capacity = capacity
         self._digests = DigestCache()
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
@@ -84,9 +89,11 @@ class LiveSessions:
         hashed = key_hash(key)
         live = self._by_hash.get(hashed)
         now = time.monotonic()
-        if live is None or now - live.looked_up_at > TRUST_S:
+        if live is None or live.trusted_until < now:
+            closed = self._closed
             live = await self._look_up(hashed, live)
-            live.looked_up_at = now
+            if closed == self._closed:  # else it may be this one that was closed, after it was read
+                live.trusted_until = math.inf if self._alone else now + TRUST_S
         live = self._by_hash.setdefault(hashed, live)  # it may have been let go while it was looked up
         self._by_hash.move_to_end(hashed)
         if named is not None and named != live.session.id:
@@ -131,6 +138,8 @@ class LiveSessions:
 
     async def refresh(self, live: LiveSession) -> bool:
         """Takes in what other replicas recorded; True if there was anything. What a store holds that is away waits."""
+        if self._alone:
+            return False
         try:
             rows = await self._log.rows(live.session.id, known=live.forest.completed)
         except StoreUnavailable:
@@ -139,9 +148,10 @@ class LiveSessions:
 
     def forget(self, session: Session) -> None:
         """The session was closed through this process."""
+        self._closed += 1
         live = self._by_hash.get(session.key_hash)
         if live is not None:
-            live.looked_up_at = 0.0
+            live.trusted_until = 0.0
 
 
 def _check_open(session: Session) -> None:

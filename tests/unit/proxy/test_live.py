@@ -7,11 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+import pytest
+
 from rolltap.calllog.base import CallRow
 from rolltap.calllog.memory import MemoryCallLog
-from rolltap.errors import StoreUnavailable
+from rolltap.errors import SessionClosed, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.proxy.live import LiveSessions, key_hash
+from rolltap.proxy.live import TRUST_S, LiveSessions, key_hash
 from rolltap.types import Session
 
 
@@ -32,11 +34,12 @@ class SlowLog(MemoryCallLog):
             raise StoreUnavailable("away")
         return await super().rows(session_id, known=known)
 
-    async def opened(self, key: str) -> Session:
-        now = time.time()
-        session = Session(new_id(), "tiny", key_hash(key), now, now + 3600)
-        await self.open_session(session)
-        return session
+
+async def opened(log: MemoryCallLog, key: str) -> Session:
+    now = time.time()
+    session = Session(new_id(), "tiny", key_hash(key), now, now + 3600)
+    await log.open_session(session)
+    return session
 
 
 async def settle() -> None:
@@ -46,7 +49,7 @@ async def settle() -> None:
 
 async def test_sessions_are_loaded_side_by_side() -> None:
     log = SlowLog()
-    one, two = await log.opened("one"), await log.opened("two")
+    one, two = await opened(log, "one"), await opened(log, "two")
     live = LiveSessions(log)
     entering = [asyncio.create_task(live.enter(key, None)) for key in ("one", "two")]
     await settle()
@@ -57,7 +60,7 @@ async def test_sessions_are_loaded_side_by_side() -> None:
 
 async def test_the_first_calls_of_a_session_load_it_once() -> None:
     log = SlowLog()
-    session = await log.opened("key")
+    session = await opened(log, "key")
     live = LiveSessions(log)
     entering = [asyncio.create_task(live.enter("key", None)) for _ in range(3)]
     await settle()
@@ -69,7 +72,7 @@ async def test_the_first_calls_of_a_session_load_it_once() -> None:
 
 async def test_a_call_that_is_given_up_or_fails_while_it_loads_leaves_that_to_the_next() -> None:
     log = SlowLog()
-    session = await log.opened("key")
+    session = await opened(log, "key")
     live = LiveSessions(log)
     given_up, failing, waiting = (asyncio.create_task(live.enter("key", None)) for _ in range(3))
     await settle()
@@ -84,8 +87,64 @@ async def test_a_call_that_is_given_up_or_fails_while_it_loads_leaves_that_to_th
 async def test_the_longest_unused_sessions_are_let_go_first() -> None:
     log = SlowLog()
     log.gate.set()
-    one, two, three = [await log.opened(key) for key in ("one", "two", "three")]
+    one, two, three = [await opened(log, key) for key in ("one", "two", "three")]
     live = LiveSessions(log, capacity=2)
     for session in (one, two, one, three, one):
         await live.adopt(session)
     assert log.reading == {one.id: 1, two.id: 1, three.id: 1}
+
+
+class CountingLog(MemoryCallLog):
+    """Counts the look-ups by key; `gate` holds up their answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked_up = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def session_by_key(self, key_hash: str) -> Session | None:
+        self.looked_up += 1
+        session = await super().session_by_key(key_hash)
+        await self.gate.wait()
+        return session
+
+    async def close_through(self, live: LiveSessions, session: Session) -> None:
+        await self.close_session(session.id, time.time())
+        live.forget(session)
+
+
+async def test_a_proxy_alone_on_its_store_looks_a_session_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CountingLog()
+    session = await opened(log, "key")
+    for alone, look_ups in ((True, 1), (False, 3)):
+        log.looked_up = 0
+        live = LiveSessions(log, alone=alone)
+        for later in (0.0, TRUST_S + 0.1, 2 * (TRUST_S + 0.1)):
+            monkeypatch.setattr("rolltap.proxy.live.time.monotonic", lambda later=later: 1000.0 + later)
+            assert (await live.enter("key", None)).session == session
+        assert log.looked_up == look_ups
+
+
+async def test_a_proxy_alone_on_its_store_refuses_a_session_that_it_closed() -> None:
+    log = CountingLog()
+    session = await opened(log, "key")
+    live = LiveSessions(log, alone=True)
+    await live.enter("key", None)
+    await log.close_through(live, session)
+    with pytest.raises(SessionClosed):
+        await live.enter("key", None)
+
+
+async def test_a_session_that_is_closed_while_it_is_looked_up_is_looked_up_again() -> None:
+    log = CountingLog()
+    session = await opened(log, "key")
+    live = LiveSessions(log, alone=True)
+    log.gate.clear()
+    entering = asyncio.create_task(live.enter("key", None))
+    await settle()
+    await log.close_through(live, session)
+    log.gate.set()
+    await entering  # it was open when it was read
+    with pytest.raises(SessionClosed):
+        await live.enter("key", None)
