@@ -45,12 +45,19 @@ class Sampled:
         else:
             self.logprobs += chunk.logprobs[:size]
         if chunk.versions is not None:
-            cut = [VersionSpan(s.version, s.start, min(s.end, len(self.ids))) for s in chunk.versions]
-            self.versions = tuple(span for span in cut if span.start < span.end)
+            self.versions = _until(chunk.versions, len(self.ids))
         for name, array in chunk.extras.items():
             self.extras.setdefault(name, []).append(array[:size])
         for name, array in chunk.whole.items():
             self.extras[name] = [array[: len(self.ids)]]
+
+    def end_at(self, size: int) -> None:
+        """Leaves the first `size` tokens: a stop string was found only when the reply was whole."""
+        if size >= len(self.ids):
+            return
+        del self.ids[size:], self.logprobs[size:]
+        self.versions = self.versions and _until(self.versions, size)
+        self.extras = {name: [np.concatenate(arrays)[:size]] for name, arrays in self.extras.items()}
 
     def aligned(self) -> dict[str, np.ndarray]:
         """The optional arrays, [T, ...] each; one that the engine did not give for every token is left out."""
@@ -82,6 +89,12 @@ class Sampled:
         if self.versions is None and self.ids:
             return Flaw.VERSION_UNKNOWN
         return None
+
+
+def _until(versions: Sequence[VersionSpan], end: int) -> tuple[VersionSpan, ...]:
+    """The spans up to the `end`-th token."""
+    cut = [VersionSpan(span.version, span.start, min(span.end, end)) for span in versions]
+    return tuple(span for span in cut if span.start < span.end)
 
 
 @dataclass(slots=True, eq=False)

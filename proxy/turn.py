@@ -214,9 +214,10 @@ class Sampler:
                     break
         if finish == "abort":
             raise EngineError("the engine aborted the request")
-        await self._settle_versions(call, policy, version)
         events, choice = parser.finish(finish)
         sampled = call.sampled
+        sampled.end_at(parser.consumed)
+        await self._settle_versions(call, policy, version)
         logprobs = policy.token_logprobs(sampled.ids, sampled.logprobs) if turn.chat.sampling.logprobs else None
         turn.choices[index] = msgspec.structs.replace(choice, logprobs=logprobs)
         turn.reasoning_ids += parser.reasoning_ids

@@ -1,16 +1,18 @@
 """Token ids to a stream of reply events.
 
 Text and reasoning stream as they come, never half a character, and never a character that a later token could turn
-into something else (white space at a channel's edge, the beginning of a stop string). A tool call is sent when its
-block is closed. A family whose grammar has other special tokens streams up to the first of them, and a reply that
-begins as a tool call in plain text is not streamed: the rest comes when the reply is whole. So does what follows a call
-that opens within thinking, since it is a draft if the thinking is closed after it. The end of the stream is read by the
-family's own parser, from all ids at once: what was streamed is always a prefix of what it says.
+into something else (white space at a channel's edge, the beginning of a stop string). A reply ends at the first stop
+string in its text; thinking and calls may hold it. A tool call is sent when its block is closed. A family whose grammar
+has other special tokens streams up to the first of them, and a reply that begins as a tool call in plain text is not
+streamed: the rest comes when the reply is whole. So does what follows a call that opens within thinking, since it is a
+draft if the thinking is closed after it. The end of the stream is read by the family's own parser, from all ids at
+once: what was streamed is always a prefix of what it says.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -63,6 +65,7 @@ class ReplyParser:
         self._run: list[int] = []  # ids of the open channel since it opened
         self._read = 0  # ids of `_run` whose text is in `_pending` or sent
         self._pending = ""
+        self._settled = 0  # ids up to the last block of a call that was closed
         self.stopped: str | None = None
         self.reasoning_ids = 0
 
@@ -85,36 +88,63 @@ class ReplyParser:
             elif token == markers.tool_open:
                 events += self._open("opaque" if self._channel == "reasoning" else "tool")
             elif token == markers.tool_close and self._channel == "tool":
-                events += self._settle_calls() + self._open("text")
+                events += self._settle_calls(self._whole()[0]) + self._open("text")
+                self._settled = len(self._ids)
             elif self._channel != "tool":
                 if token in self._renderer.tokenizer.added_ids:
                     events += self._open("opaque")
                 else:
                     self._run.append(token)
                     self.reasoning_ids += self._channel == "reasoning"
+                    if self._stop:  # the reply ends with the very token that completes a stop string
+                        events += self._drain()
         events += self._drain()
         return events
 
     def finish(self, finish: Literal["stop", "length", "abort"]) -> tuple[list[ReplyEvent], Choice]:
         """The last events and the whole reply."""
-        parsed = self._renderer.parse(self._ids, self._prompt, tuple(self._tools.values()))
+        parsed, text = self._whole()
         events: list[ReplyEvent] = []
-        for channel, whole in (("reasoning", parsed.reasoning), ("text", self._cut(_visible(parsed)))):
+        for channel, whole in (("reasoning", parsed.reasoning), ("text", text)):
             sent = self._sent[channel]
             if whole.startswith(sent):
                 rest = whole[len(sent) :]
                 if rest:
                     events.append(self._delta(channel, rest))
                     self._sent[channel] = whole
-        if self.stopped is None:
-            events += self._settle_calls(parsed)
+        events += self._settle_calls(parsed)
         reasoning, text = self._sent["reasoning"], self._sent["text"]
         parts: tuple[Part, ...] = (Reasoning(reasoning),) if reasoning else ()
         if text:
             parts = (*parts, Text(text))
         message = Message(role="assistant", parts=parts, tool_calls=tuple(self._calls))
-        reason: Any = "tool_calls" if self._calls and finish == "stop" else finish
+        reason: Any = "stop" if self.stopped is not None else finish
+        if self._calls and self.stopped is None and finish == "stop":
+            reason = "tool_calls"
         return events, Choice(message=message, finish=reason, stop=self.stopped, index=self._index)
+
+    def _whole(self) -> tuple[ParsedReply, str]:
+        """The reply as its family reads it, and its text; the ids and both end at the first stop string in the text."""
+        parsed = self._parse()
+        text = _visible(parsed)
+        at, stop = self._first_stop(text)
+        if stop is None:
+            return parsed, text
+        if self.stopped is None:
+            self.stopped = stop
+            met = text[: at + len(stop)]
+            counts = range(self._settled, len(self._ids) + 1)
+            del self._ids[counts[bisect_left(counts, True, key=lambda count: self._shows(met, count))] :]
+            parsed = self._parse()
+        return parsed, text[:at].rstrip()
+
+    def _shows(self, text: str, count: int) -> bool:
+        """Whether the first `count` ids give a reply that begins with `text`."""
+        return _visible(self._parse(count)).startswith(text)
+
+    def _parse(self, count: int | None = None) -> ParsedReply:
+        """The first `count` ids, or all, as the family reads them."""
+        return self._renderer.parse(self._ids[:count], self._prompt, tuple(self._tools.values()))
 
     def _delta(self, channel: str, text: str) -> ReplyEvent:
         kind = ReasoningDelta if channel == "reasoning" else TextDelta
@@ -128,19 +158,20 @@ class ReplyParser:
     @property
     def unparsable(self) -> bool:
         """Whether the reply holds a tool-call block that could not be read."""
-        parsed = self._renderer.parse(self._ids, self._prompt, tuple(self._tools.values()))
-        return any(not call.ok for call in parsed.tool_calls)
+        return any(not call.ok for call in self._parse().tool_calls)
 
     def _open(self, channel: Channel) -> list[ReplyEvent]:
         """Leaves the open channel, with the last of its text that is settled."""
-        events = self._drain()
+        events = self._drain(ended=channel == "tool")
         self._tool_seen = self._tool_seen or channel == "tool"
         self._channel, self._run, self._read, self._pending = channel, [], 0, ""
         return events
 
-    def _drain(self) -> list[ReplyEvent]:
-        """What of the open channel's text can be sent."""
-        if self._channel in ("tool", "opaque") or (self._channel == "text" and self._tool_seen):
+    def _drain(self, *, ended: bool = False) -> list[ReplyEvent]:
+        """What of the open channel's text can be sent; where the text has `ended`, no stop string can begin in it."""
+        if self.stopped is not None or self._channel in ("tool", "opaque"):
+            return []
+        if self._channel == "text" and self._tool_seen:
             return []
         fresh = self._decode_new()
         sent = self._sent[self._channel]
@@ -154,7 +185,9 @@ class ReplyParser:
                 return []
             fresh = self._until_stop(sent, fresh)
         settled = fresh.rstrip()
-        held = 0 if self.stopped is not None else self._held_back(sent + settled)
+        held = 0
+        if self._channel == "text" and self.stopped is None and not ended:
+            held = self._held_back(sent + settled)
         settled = settled[: len(settled) - held].rstrip() if held else settled
         self._pending = fresh[len(settled) :]
         if not settled:
@@ -175,11 +208,13 @@ class ReplyParser:
 
     def _until_stop(self, sent: str, fresh: str) -> str:
         text = sent + fresh
-        found = [(text.index(stop, max(0, len(sent) - len(stop))), stop) for stop in self._stop if stop in text]
-        if not found:
-            return fresh
-        at, self.stopped = min(found)
-        return text[len(sent) : at]
+        at, self.stopped = self._first_stop(text)
+        return fresh if self.stopped is None else text[len(sent) : at]
+
+    def _first_stop(self, text: str) -> tuple[int, str | None]:
+        """Where the first stop string begins, and which it is; None if there is none."""
+        found = [(text.index(stop), stop) for stop in self._stop if stop in text]
+        return min(found, default=(len(text), None))
 
     def _held_back(self, text: str) -> int:
         """How many last characters could be the beginning of a stop string."""
@@ -191,14 +226,8 @@ class ReplyParser:
                     break
         return longest
 
-    def _cut(self, text: str) -> str:
-        if self.stopped is None or self.stopped not in text:
-            return text
-        return text[: text.index(self.stopped)].rstrip()
-
-    def _settle_calls(self, parsed: ParsedReply | None = None) -> list[ReplyEvent]:
+    def _settle_calls(self, parsed: ParsedReply) -> list[ReplyEvent]:
         """Events for the readable calls that were not sent yet."""
-        parsed = parsed or self._renderer.parse(self._ids, self._prompt, tuple(self._tools.values()))
         events: list[ReplyEvent] = []
         readable = [call for call in parsed.tool_calls if call.ok]
         for position in range(len(self._calls), len(readable)):

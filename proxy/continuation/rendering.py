@@ -174,6 +174,9 @@ class FamilyRenderer:
         return [*prompt, *closed, *whole.token_ids[turn_close[-1] + 1 :]]
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
+        if self.markers.beginnings and not tools:  # in plain text nothing but the tools tells a call from an object
+            said = [token for token in output if token not in self.stop_token_ids]
+            return ParsedReply(self.tokenizer.decode(said).strip(), "", ())
         parsed = self._by_thinking[True].parse_response(
             list(output), tools=self._specs(tools), prompt_ids=list(prompt[-64:])
         )

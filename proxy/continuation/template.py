@@ -21,7 +21,7 @@ import msgspec
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.proxy.chat import Message, Part, Reasoning, Text, Tool, ToolCall
-from rolltap.proxy.continuation.rendering import Markers, ParsedReply, template_row, template_tool
+from rolltap.proxy.continuation.rendering import Markers, ParsedCall, ParsedReply, template_row, template_tool
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import find_tool_format, format_of
 
@@ -165,7 +165,9 @@ class TemplateRenderer:
         """
         ids = [token for token in output if token not in self.stop_token_ids]
         thought, ids = self._thinking(ids, prompt)
-        ids, calls = self._calls.read(self.tokenizer, ids)
+        calls: list[ParsedCall] = []
+        if tools or not self._calls.beginnings:  # in plain text nothing but the tools tells a call from an object
+            ids, calls = self._calls.read(self.tokenizer, ids)
         return ParsedReply(self.tokenizer.decode(ids).strip(), self.tokenizer.decode(thought).strip(), tuple(calls))
 
     def _thinking(self, ids: list[int], prompt: Sequence[int]) -> tuple[list[int], list[int]]:

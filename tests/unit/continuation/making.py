@@ -7,7 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rolltap.engine.tiny import FOLDER
+from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
+
+LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
 
 
 def tokenizer_with(folder: Path, template: str, *special: str, **config: str) -> HubTokenizer:
@@ -30,3 +33,9 @@ def trl_template(name: str) -> str:
     assert found is not None
     assert found.origin is not None
     return (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def llama_renderer(folder: Path) -> TemplateRenderer:
+    """Llama 3.1's template, whose calls are plain text."""
+    special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+    return TemplateRenderer(tokenizer_with(folder, trl_template("llama3_1"), *LLAMA, **special))

@@ -55,17 +55,6 @@ def test_any_tokens_at_all_give_a_consistent_reply(family: Any, ids: list[int], 
     assert started == [call.name for call in choice.message.tool_calls]
 
 
-@PROPERTY
-@given(before=st.text("abc STO\n", max_size=12), after=st.text("abcSTOP", max_size=8), cut=st.integers(1, 4))
-def test_a_stop_string_is_never_seen(family: Any, before: str, after: str, cut: int) -> None:
-    text = before + "STOP" + after
-    reader = parser(family, stop=("STOP",))
-    events, choice = run(reader, family.tokenizer.encode(text), [cut] * 20)
-    assert "STOP" not in text_of(events)
-    assert text_of(events) == choice.message.text == text[: text.index("STOP")].strip()
-    assert choice.stop == "STOP"
-
-
 def test_a_call_comes_when_its_block_is_closed(family: Any) -> None:
     ids = family.tokenizer.encode('Look. <tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>')
     reader = parser(family)

@@ -19,9 +19,8 @@ from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS
 from rolltap.types import BreakReason
 
 from .conftest import BASH, World
-from .making import tokenizer_with, trl_template
+from .making import LLAMA, llama_renderer, tokenizer_with, trl_template
 
-LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
 GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 MISTRAL = """{{- bos_token }}{%- for message in messages %}
@@ -47,9 +46,7 @@ def user(text: str) -> Message:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> TemplateRenderer:
-    folder = tmp_path_factory.mktemp("llama")
-    special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
-    return TemplateRenderer(tokenizer_with(folder, trl_template("llama3_1"), *LLAMA, **special))
+    return llama_renderer(tmp_path_factory.mktemp("llama"))
 
 
 def reader(renderer: TemplateRenderer, tools: Any = (BASH,)) -> ReplyParser:

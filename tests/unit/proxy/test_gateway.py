@@ -220,6 +220,18 @@ async def test_a_stop_string_ends_the_call_and_its_record(plane: Any) -> None:
     assert plane.engine.cancelled == 1
 
 
+async def test_a_stop_string_ends_a_reply_that_comes_whole(plane: Any) -> None:
+    """An unfinished block is text, which is known only at the end."""
+    plane.engine.replies = ["abc <tool_call>\n{def STOP ghi jkl<|im_end|>"]
+    answer = await plane.client.chat(USER, stop="STOP", tools=TOOLS)
+    (choice,) = answer.json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("abc\n<tool_call>\n{def", "stop")
+    (row,) = await plane.rows()
+    call = row.call()
+    assert plane.engine.tokenizer.decode(call.output_ids.tolist()).endswith("STOP")
+    assert len(call.logprobs) == len(call.output_ids) == call.versions[-1].end
+
+
 async def test_an_unreadable_tool_call_is_recorded_as_such(plane: Any) -> None:
     plane.engine.replies = ["<tool_call>\n{broken\n</tool_call><|im_end|>"]
     await plane.client.chat(USER, tools=TOOLS)

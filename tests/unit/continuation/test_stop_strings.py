@@ -1,0 +1,130 @@
+"""A reply ends at the first stop string in its text, whether it is streamed or comes whole, and its tokens with it."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rolltap.proxy.chat import Choice, TextDelta, ToolCallStarted
+from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.continuation.rendering import FamilyRenderer
+from rolltap.proxy.continuation.template import TemplateRenderer
+
+from .conftest import BASH
+from .making import llama_renderer
+
+PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def whole(family: FamilyRenderer) -> FamilyRenderer:
+    """The family as if nothing were known of its tokens: its replies come whole."""
+    renderer = copy(family)
+    renderer.markers = replace(family.markers, beginnings=None)
+    return renderer
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TemplateRenderer:
+    return llama_renderer(tmp_path_factory.mktemp("llama"))
+
+
+def read(renderer: Any, ids: list[int], stops: tuple[str, ...], sizes: list[int] | None = None, finish: Any = "stop"):
+    """The events, the reply and the number of its ids, fed in chunks of `sizes` and then singly."""
+    reader = ReplyParser(renderer, [], (BASH,), stops, lambda at: f"id{at}")
+    events: list[Any] = []
+    sizes, rest = list(sizes or []), list(ids)
+    while rest and reader.stopped is None:
+        size = sizes.pop() if sizes else 1
+        events += reader.feed(rest[:size])
+        rest = rest[size:]
+    last, choice = reader.finish(finish)
+    return [*events, *last], choice, reader.consumed
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def outcome(choice: Choice) -> tuple[str, str, str | None]:
+    return choice.message.text, choice.finish, choice.stop
+
+
+@PROPERTY
+@given(
+    before=st.text("abc STO\n", max_size=12),
+    after=st.text("abcSTOP", max_size=8),
+    sizes=st.lists(st.integers(1, 5), max_size=20),
+)
+def test_a_stop_string_is_never_seen_and_ends_the_tokens(
+    family: Any, whole: Any, before: str, after: str, sizes: list[int]
+) -> None:
+    text = before + "STOP" + after
+    ids = family.tokenizer.encode(text)
+    events, choice, consumed = read(family, ids, ("STOP",), sizes)
+    assert outcome(choice) == (text[: text.index("STOP")].strip(), "stop", "STOP")
+    assert text_of(events) == choice.message.text
+    assert "STOP" in family.tokenizer.decode(ids[:consumed])
+    assert "STOP" not in family.tokenizer.decode(ids[: consumed - 1])
+    events, same, cut = read(whole, ids, ("STOP",), sizes)
+    assert (outcome(same), cut) == (outcome(choice), consumed)
+    assert text_of(events) == choice.message.text
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_a_plain_text_object_ends_at_a_stop_string(llama: TemplateRenderer, finish: str) -> None:
+    ids = llama.tokenizer.encode('{"a": 1}\nObservation: 2<|eot_id|>')
+    events, choice, consumed = read(llama, ids, ("Observation:", "never"), finish=finish)
+    assert outcome(choice) == ('{"a": 1}', "stop", "Observation:")
+    assert text_of(events) == '{"a": 1}'
+    assert llama.tokenizer.decode(ids[:consumed]).endswith("Observation:")
+
+
+def test_of_several_stop_strings_the_first_in_the_text_counts(whole: Any) -> None:
+    ids = whole.tokenizer.encode("one two three four")
+    assert outcome(read(whole, ids, ("three", "two"))[1]) == ("one", "stop", "two")
+
+
+def test_a_stop_string_within_thinking_or_a_call_ends_nothing(family: Any, whole: Any, llama: Any) -> None:
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "STOP"}}\n</tool_call>'
+    ids = family.tokenizer.encode(f"<think>\nSTOP\n</think>\n\nI look.\n{call}")
+    for renderer in (family, whole):
+        _, choice, consumed = read(renderer, ids, ("STOP",))
+        assert outcome(choice) == ("I look.", "tool_calls", None)
+        assert choice.message.reasoning == "STOP"
+        assert consumed == len(ids)
+    ids = llama.tokenizer.encode('{"name": "bash", "parameters": {"command": "STOP"}}')
+    _, choice, consumed = read(llama, ids, ("STOP",))
+    assert (outcome(choice), consumed) == (("", "tool_calls", None), len(ids))
+
+
+def test_calls_before_the_stop_string_stay(family: Any) -> None:
+    """A block that can't be read is text, and text ends the reply; the call before it was made."""
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "STOP"}}\n</tool_call>'
+    ids = family.tokenizer.encode(f"{call}\n<tool_call>\nbash( STOP ) again\n</tool_call>\n{call}")
+    events, choice, consumed = read(family, ids, ("STOP",))
+    assert outcome(choice) == ("<tool_call>\nbash(", "stop", "STOP")
+    assert len(choice.message.tool_calls) == sum(isinstance(event, ToolCallStarted) for event in events) == 1
+    assert family.tokenizer.decode(ids[:consumed]).endswith("bash( STOP")
+
+
+def test_what_could_have_begun_a_stop_string_comes_before_the_call(family: Any) -> None:
+    call = '<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call>'
+    ids = family.tokenizer.encode(f"<think>\nTo S\n</think>\n\nSee ST{call}")
+    events, choice, _ = read(family, ids, ("STOP",))
+    assert text_of(events[:-3]) == choice.message.text == "See ST"
+    assert [type(event).__name__ for event in events[-3:]] == ["ToolCallStarted", "ToolCallDelta", "ToolCallEnded"]
+
+
+def test_in_plain_text_an_object_is_a_call_only_where_there_are_tools(llama: TemplateRenderer) -> None:
+    ids = llama.tokenizer.encode('{"name": "Ada", "born": 1815}')
+    reader = ReplyParser(llama, [], (), (), lambda at: f"id{at}")
+    reader.feed(ids)
+    _, choice = reader.finish("stop")
+    assert outcome(choice) == ('{"name": "Ada", "born": 1815}', "stop", None)
+    assert choice.message.tool_calls == ()
