@@ -17,7 +17,7 @@ from rolltap.proxy.chat import Image, Message, Tool
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 
 Guard = Callable[[str], str]
-HistoryThinking = Literal["tool_cycle", "keep", "template"]
+HistoryThinking = Literal["tool_cycle", "keep"]
 
 
 @dataclass(frozen=True, slots=True)

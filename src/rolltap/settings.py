@@ -115,9 +115,9 @@ class PolicySettings(Section):
     train: tuple[MaskedByDefault, ...] = Field(
         default=(), description="calls that carry loss although they are masked by default; see docs/reconstruction.md"
     )
-    history_thinking: Literal["tool_cycle", "keep", "template"] = Field(
+    history_thinking: Literal["tool_cycle", "keep"] = Field(
         default="tool_cycle",
-        description="keep sampled thinking in history within a tool cycle, always, or as the template does",
+        description="keep sampled thinking in history within a tool cycle and then as the template does, or `keep` it always",
     )
     max_context: int = Field(default=0, ge=0, description="context length in tokens; 0 asks the engine")
     top_logprobs: int = Field(

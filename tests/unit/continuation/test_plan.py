@@ -111,7 +111,7 @@ def test_thinking_stays_within_a_tool_cycle_and_follows_the_template_after_it(wo
     assert extends(plan, first)
 
 
-@pytest.mark.parametrize("history", ["tool_cycle", "template", "keep"])
+@pytest.mark.parametrize("history", ["tool_cycle", "keep"])
 @pytest.mark.parametrize("echoed", [True, False])
 def test_thinking_in_history_is_as_the_policy_says_and_the_record_shows_it(
     world: Any, history: Any, echoed: bool
