@@ -12,7 +12,7 @@ import msgspec
 from rolltap.errors import ContextOverflow, InvalidRequest, NotFound, Unauthenticated
 from rolltap.proxy.chat import ChatRequest, Sampling, TokenLogprob
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.plan import Continuation, Lineages, PromptPlan
+from rolltap.proxy.continuation.plan import Continuation, Lineages, PromptPlan, Step, weight
 from rolltap.proxy.engines.base import ChatCall, ChatEngine, Engine, EngineFacts, SampleRequest
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import PolicySettings
@@ -20,7 +20,7 @@ from rolltap.settings import PolicySettings
 DEFAULT_MAX_CONTEXT = 32_768
 
 ENCODED_INLINE = 16_384
-"""Bytes of a request up to which its prompt is encoded where it stands: some 10 ms of work."""
+"""Bytes of new text up to which it is encoded where it stands: some 10 ms of work."""
 
 SAMPLE = 8
 """Characters per token of context that are looked at of a text that may be far too long; usual text has 4."""
@@ -80,15 +80,16 @@ class PolicyRuntime:
         return self.continuation.renderer.tokenizer.hash
 
     async def plan(self, call_id: str, forest: Forest, chat: ChatRequest) -> PromptPlan:
-        """The prompt, and where the call belongs. A long one is encoded in a thread: other calls go on meanwhile."""
-        long = _weight(chat) > ENCODED_INLINE
-        if long:
+        """The prompt, and where the call belongs. Long text is encoded in a thread: other calls go on meanwhile."""
+        if weight(chat) > SAMPLE * self.max_context:
             await asyncio.to_thread(self._check_length, chat)
-        draft = self.continuation.draft(call_id, forest, chat, thinking=thinks(self.settings, chat.sampling))
+        step = self.continuation.begin(call_id, forest, chat, thinking=thinks(self.settings, chat.sampling))
         try:
-            return await asyncio.to_thread(draft) if long else draft()
+            while isinstance(step, Step):
+                step = step.run() if step.weight <= ENCODED_INLINE else await asyncio.to_thread(step.run)
         except InvalidRequest as error:
             raise refused(chat, "messages", error.message) from error
+        return step
 
     def _check_length(self, chat: ChatRequest) -> None:
         """Refuses a prompt that is far too long by the beginning of its longest text.
@@ -224,11 +225,6 @@ def thinks(settings: PolicySettings, asked: Sampling) -> bool:
     if settings.pin.thinking is not None:
         return settings.pin.thinking
     return asked.thinking if asked.thinking is not None else True
-
-
-def _weight(chat: ChatRequest) -> int:
-    """Bytes of the request's text, or nearly."""
-    return sum(map(len, chat.items)) + sum(map(len, chat.fixed.values()))
 
 
 def _first(*values: Any) -> Any:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import is_
 
 import msgspec
 import numpy as np
@@ -303,14 +302,17 @@ class Forest:
 
 
 def _begins_with(request: ChatRequest, known: ChatRequest) -> bool:
-    """Whether `request` is `known` and perhaps more messages, by identity; `known` has more than system messages."""
+    """Whether `request` is `known` and perhaps more messages, which has more than system messages.
+
+    The last message tells most others apart; the objects of a repeated history are the same, and compared as such.
+    """
     count = len(known.messages)
     return (
         count <= len(request.messages)
         and known.messages[-1].role not in ("system", "developer")
-        and len(request.tools) == len(known.tools)
-        and all(map(is_, known.tools, request.tools))
-        and all(map(is_, known.messages, request.messages))
+        and known.messages[-1] is request.messages[count - 1]
+        and request.tools == known.tools
+        and request.messages[:count] == known.messages
     )
 
 

@@ -42,6 +42,14 @@ class PromptPlan:
         return Node(call_id, self.parent, self.lineage, self.prompt_ids, self.shared, self.break_, items)
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of planning that any thread may do. `run` renders and encodes about `weight` bytes, and may leave more."""
+
+    weight: int
+    run: Callable[[], PromptPlan | Step]
+
+
 class Lineages:
     """Finds where a policy's calls belong. By itself it serves upstreams that render prompts themselves."""
 
@@ -153,44 +161,46 @@ class Continuation(Lineages):
 
     def plan(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> PromptPlan:
         """The prompt for `request`, whose call will be `call_id`."""
-        return self.draft(call_id, forest, request, thinking=thinking)()
+        step = self.begin(call_id, forest, request, thinking=thinking)
+        while isinstance(step, Step):
+            step = step.run()
+        return step
 
-    def draft(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> Callable[[], PromptPlan]:
-        """The look at the forest, and what is left of `plan`: rendering and encoding, which any thread may do."""
+    def begin(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> PromptPlan | Step:
+        """The look at the forest, and what is left of `plan`."""
         outline, match, twin = self._place(forest, request)
         if twin is not None and twin.lineage.thinking == thinking:
-            again = self._again(twin, call_id, request, outline)
-            return lambda: again
+            return self._again(twin, call_id, request, outline)
 
-        def finish() -> PromptPlan:
-            prompt, reason = self._prompt(match, request, outline, thinking=thinking)
+        def planned(prompt: Int32, reason: BreakReason | None) -> PromptPlan:
             if twin is not None and match.context is None:
                 plan = self.seen(self._again(twin, call_id, request, outline), prompt)
             else:
                 plan = self._placed(call_id, forest, request, outline, match, prompt, reason)
             return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking))
 
-        return finish
+        def render(reason: BreakReason | None) -> PromptPlan:
+            ids = self.renderer.render(request.messages, request.tools, thinking=thinking)
+            return planned(np.asarray(ids, np.int32), reason)
 
-    def _prompt(
-        self, match: Match, request: ChatRequest, outline: Outline, *, thinking: bool
-    ) -> tuple[Int32, BreakReason | None]:
-        """The prompt's ids; and, where they continue `match.context`, why they are not its plain continuation."""
-        reason: BreakReason | None = None
-        node = match.context
-        if node is not None:
-            covered = outline.lead + match.covered
-            new = request.messages[covered:]
-            if match.rivals:
-                reason = BreakReason.AMBIGUOUS_PARENT
-            elif self._follows_template(node, new):
-                reason = BreakReason.THINKING_DROPPED
-            else:
-                ids, reason = self._continue(node, request, covered, thinking=thinking)
-                if ids is not None:
-                    return ids, reason
-        ids = self.renderer.render(request.messages, request.tools, thinking=thinking)
-        return np.asarray(ids, np.int32), reason
+        def continue_(node: Node, covered: int) -> PromptPlan | Step:
+            ids, reason = self._continue(node, request, covered, thinking=thinking)
+            return planned(ids, reason) if ids is not None else Step(weight(request), lambda: render(reason))
+
+        node, covered = match.context, outline.lead + match.covered
+        reason = self._against(match, request.messages[covered:])
+        if node is None or reason is not None:
+            return Step(weight(request), lambda: render(reason))
+        edited = any(message.role == "assistant" for message in request.messages[covered:])
+        return Step(weight(request, 0 if edited else len(node.items)), lambda: continue_(node, covered))
+
+    def _against(self, match: Match, new: Sequence[Message]) -> BreakReason | None:
+        """Why `new` does not go on from the tokens of `match.context`, where that is known beforehand."""
+        if match.rivals:
+            return BreakReason.AMBIGUOUS_PARENT
+        if match.context is not None and self._follows_template(match.context, new):
+            return BreakReason.THINKING_DROPPED
+        return None
 
     def _continue(
         self, node: Node, request: ChatRequest, covered: int, *, thinking: bool
@@ -226,6 +236,12 @@ class Continuation(Lineages):
                 return False  # what was thought before this call is not in its prompt
             step = step.parent
         return False
+
+
+def weight(request: ChatRequest, first: int = 0) -> int:
+    """Bytes of the request's text from its `first` history item on, or nearly."""
+    beside = sum(map(len, request.fixed.values())) if first == 0 else 0
+    return sum(map(len, request.items[first:])) + beside
 
 
 def _repeats_a_reply(forest: Forest, request: ChatRequest) -> bool:

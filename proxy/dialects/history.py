@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import is_
 
 import msgspec
 
@@ -75,7 +74,9 @@ class Linker:
         begun = [
             linked
             for linked in self._last
-            if len(linked.given) <= len(messages) and all(map(is_, linked.given, messages))
+            if len(linked.given) <= len(messages)
+            and linked.given[-1] is messages[len(linked.given) - 1]
+            and linked.given == tuple(messages[: len(linked.given)])
         ]
         return max(begun, key=lambda linked: len(linked.given), default=None)
 

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from rolltap.proxy.continuation.forest import Forest
 
 LONG = " ".join(f"word{number} and then" for number in range(16_000))
@@ -39,3 +41,23 @@ async def test_a_long_prompt_is_encoded_beside_the_loop(plane: Any) -> None:
     stall = min([await longest_stall(asyncio.create_task(again())) for _ in range(3)])
     print(f"{len(plan.prompt_ids)} tokens encoded in {alone * 1000:.0f} ms; longest stall {stall * 1000:.0f} ms")
     assert stall < max(0.05, alone / 4)
+
+
+async def test_a_long_history_that_goes_on_is_not_encoded_again(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plane.policy.max_context = 200_000
+    beside: list[str] = []
+    to_thread = asyncio.to_thread
+
+    async def noted(work: Any, *arguments: Any) -> Any:
+        beside.append(work.__name__)
+        return await to_thread(work, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+    long = {"role": "user", "content": LONG}
+    more = {"role": "user", "content": "and?"}
+    reply = (await plane.client.chat(long)).json()["choices"][0]["message"]
+    whole, beside[:] = len(beside), []
+    assert (await plane.client.chat(long, reply, more)).status == 200
+    in_place, beside[:] = len(beside), []
+    assert (await plane.client.chat(long, reply, {"role": "assistant", "content": "mine"}, more)).status == 200
+    assert (whole, in_place, len(beside)) == (1, 0, 1)
