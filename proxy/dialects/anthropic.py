@@ -95,7 +95,7 @@ class Anthropic:
         head = decode(body.head, wire.Head)
         if head.max_tokens is None and not request.path.endswith("/count_tokens"):
             raise invalid("max_tokens", "this field is required")
-        items, entries = self._entries.all(body.items("messages"), "messages")
+        items, entries = self._entries.all(body.array("messages"), "messages")
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ToolSet()
         messages: list[Message] = []
         places: list[str] = []

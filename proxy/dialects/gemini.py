@@ -85,7 +85,7 @@ class Gemini:
         body = _body(request)
         head = wire.decode_either(body.head, wire.Head)
         config = head.generation_config or wire.GenerationConfig()
-        items, contents = self._contents.all(body.items("contents"), "contents")
+        items, contents = self._contents.all(body.array("contents"), "contents")
         if not contents:
             raise invalid("contents", "at least one content is required")
         messages: list[Message] = []

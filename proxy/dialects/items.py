@@ -2,22 +2,22 @@
 
 A harness resends its whole history with every call. `ItemCache` gives the same object for the same bytes, so a
 repeated item costs one look-up, its bytes are held once, and what stands behind the dialects can recognise a message
-by identity. The parsed values are immutable and carry nothing of who sent them, so sessions may share them. What is
-kept is bounded in bytes, whatever clients send.
+by identity. A long history that begins with the very bytes of one of the last costs a comparison of bytes and no
+look-ups. The parsed values are immutable and carry nothing of who sent them, so sessions may share them. What is kept
+is bounded in bytes, whatever clients send.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Generic, TypeVar
 
-import msgspec
-
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.chat import Image, Message
-from rolltap.proxy.dialects.reading import within
+from rolltap.proxy.dialects.reading import entries, within
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -25,6 +25,11 @@ V = TypeVar("V")
 ITEM_BYTES = 16 << 20
 DERIVED_BYTES = 8 << 20
 """For messages that are made of parsed ones, kept so that equal histories get the same objects."""
+
+LISTS = 64
+LIST_BYTES = 16 << 20
+LONG = 64
+"""Items from which on a list is worth remembering."""
 
 
 class Kept(Generic[K, V]):
@@ -61,12 +66,32 @@ class Kept(Generic[K, V]):
         return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadList(Generic[V]):
+    """A list that was read: its JSON up to its last item (without the closing bracket), and what was in it."""
+
+    json: bytes
+    items: tuple[bytes, ...]
+    values: tuple[V, ...]
+
+    def rest_of(self, array: bytes) -> bytes | None:
+        """The list of what follows these items in `array`; None if it does not begin with them."""
+        size = len(self.json)
+        if array[size - 64 : size] != self.json[-64:] or not array.startswith(self.json):
+            return None
+        rest = array[size:].lstrip()
+        if rest == b"]":
+            return b"[]"
+        return b"[" + rest[1:] if rest.startswith(b",") else None
+
+
 class ItemCache(Generic[V]):
     """Parsed items. `parse` is pure."""
 
     def __init__(self, parse: Callable[[bytes], V], limit: int = ITEM_BYTES) -> None:
         self._kept: Kept[bytes, tuple[bytes, V]] = Kept(limit, lambda entry: len(entry[0]))
         self._make = lambda raw: (raw, parse(raw))
+        self._lists: deque[ReadList[V]] = deque()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -75,17 +100,36 @@ class ItemCache(Generic[V]):
         """The one copy of these bytes, and what they parse to."""
         return self._kept.get(raw, self._make)
 
-    def all(self, raws: Sequence[msgspec.Raw], where: str) -> tuple[tuple[bytes, ...], list[V]]:
-        """The items' bytes and values; a refusal names the item within the list `where`."""
-        keys = list(map(bytes, raws))
-        entries = self._kept.known(keys)
-        for index in [index for index, entry in enumerate(entries) if entry is None]:
+    def all(self, array: bytes, where: str) -> tuple[tuple[bytes, ...], tuple[V, ...]]:
+        """The items of a list, their bytes and values; a refusal names the item within the list `where`."""
+        for known in self._lists:
+            if (rest := known.rest_of(array)) is not None:
+                items, values = self._each(rest, where, len(known.items))
+                items, values = known.items + items, known.values + values
+                self._lists.remove(known)
+                break
+        else:
+            items, values = self._each(array, where, 0)
+        if len(items) >= LONG and len(array) <= LIST_BYTES // 4:
+            self._remember(ReadList(array[:-1], items, values))
+        return items, values
+
+    def _each(self, array: bytes, where: str, before: int) -> tuple[tuple[bytes, ...], tuple[V, ...]]:
+        """Every item by itself; `before` others of the list have been read."""
+        keys = entries(array, where, before=before)
+        found = self._kept.known(keys)
+        for index in [index for index, entry in enumerate(found) if entry is None]:
             try:
-                entries[index] = self.get(keys[index])
+                found[index] = self.get(keys[index])
             except InvalidRequest as error:
-                raise within(error, f"{where}[{index}]") from None
-        whole = [entry for entry in entries if entry is not None]
-        return tuple([item for item, _ in whole]), [value for _, value in whole]
+                raise within(error, f"{where}[{before + index}]") from None
+        whole = [entry for entry in found if entry is not None]
+        return tuple([item for item, _ in whole]), tuple([value for _, value in whole])
+
+    def _remember(self, read: ReadList[V]) -> None:
+        self._lists.appendleft(read)
+        while len(self._lists) > LISTS or sum(len(known.json) for known in self._lists) > LIST_BYTES:
+            self._lists.pop()
 
 
 def message_bytes(message: Message) -> int:

@@ -57,7 +57,7 @@ class OpenAIChat:
     def parse(self, request: WireRequest) -> ChatRequest:
         body = cut(request.body, ("messages", "tools"))
         head = decode(body.head, wire.Head)
-        items, messages = self._messages.all(body.items("messages"), "messages")
+        items, messages = self._messages.all(body.array("messages"), "messages")
         if not messages:
             raise invalid("messages", "at least one message is required")
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ()

@@ -38,7 +38,7 @@ from rolltap.proxy.dialects.openai_chat_wire import (
     UsageOut,
 )
 from rolltap.proxy.dialects.openai_common import model_list, openai_error, openai_key
-from rolltap.proxy.dialects.reading import cut, decode, invalid
+from rolltap.proxy.dialects.reading import cut, decode, entries, invalid
 from rolltap.proxy.dialects.writing import COMMENT, EVENT_STREAM, data_frame, encode
 
 DEFAULT_MAX_TOKENS = 16
@@ -128,7 +128,7 @@ class OpenAICompletions:
             stream=bool(head.stream),
             hints=read_hints(request.headers),
             head=body.head,
-            items=(raw,) if raw.startswith(b'"') else tuple(bytes(entry) for entry in body.items("prompt")),
+            items=(raw,) if raw.startswith(b'"') else tuple(entries(raw, "prompt")),
             wire={"include_usage": bool(head.stream_options and head.stream_options.include_usage)},
         )
 

@@ -80,7 +80,7 @@ class OpenAIResponses:
     def parse(self, request: WireRequest) -> ChatRequest:
         body = cut(request.body, APART)
         head = decode(body.head, wire.Head)
-        items, parsed = self._items.all(_entries(body), "input")
+        items, parsed = self._items.all(_input(body), "input")
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ToolSet()
         messages, places, tools = self._messages(parsed, tools)
         if "instructions" in body.fields:
@@ -152,12 +152,10 @@ class OpenAIResponses:
         return openai_error(error)
 
 
-def _entries(body: Cut) -> list[msgspec.Raw]:
-    """The entries of `input`; a string is one user message."""
-    raw = body.fields.get("input", b"[]")
-    if raw.startswith(b'"'):
-        return [msgspec.Raw(b'{"role":"user","content":' + raw + b"}")]
-    return body.items("input")
+def _input(body: Cut) -> bytes:
+    """The list of `input`; a string is one user message."""
+    raw = body.array("input")
+    return b'[{"role":"user","content":' + raw + b"}]" if raw.startswith(b'"') else raw
 
 
 def _parse_instructions(raw: bytes) -> Message:

@@ -82,16 +82,21 @@ class Cut:
     head: bytes
     fields: Mapping[str, bytes]
 
-    def items(self, name: str) -> list[msgspec.Raw]:
-        """The entries of the list called `name`."""
-        entries = decode(self.fields[name], list[msgspec.Raw], name) if name in self.fields else []
-        if len(entries) > MAX_ITEMS:
-            raise invalid(name, f"at most {MAX_ITEMS} entries")
-        return entries
+    def array(self, name: str) -> bytes:
+        """The field `name`, which is to be a list; an empty one if it is not there."""
+        return self.fields.get(name, b"[]")
 
     def fixed(self, *names: str) -> dict[str, bytes]:
         """Those of the fields that are there."""
         return {name: self.fields[name] for name in names if name in self.fields}
+
+
+def entries(array: bytes, where: str, *, before: int = 0) -> list[bytes]:
+    """The entries of a list, as they came; `before` others have been read of it."""
+    found = decode(array, list[msgspec.Raw], where)
+    if before + len(found) > MAX_ITEMS:
+        raise invalid(where, f"at most {MAX_ITEMS} entries")
+    return list(map(bytes, found))
 
 
 def cut(body: bytes, apart: Collection[str]) -> Cut:

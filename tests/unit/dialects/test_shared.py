@@ -1,4 +1,4 @@
-"""What the dialects stand on: the item cache, hints, arguments, probes, legacy completions."""
+"""What the dialects stand on: hints, arguments, probes, legacy completions."""
 
 from __future__ import annotations
 
@@ -15,50 +15,9 @@ from starlette.testclient import TestClient
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.dialects.arguments import object_of, text_of
 from rolltap.proxy.dialects.hints import read_hints
-from rolltap.proxy.dialects.items import ItemCache
 from rolltap.proxy.dialects.probes import probe_routes
 from rolltap.proxy.dialects.reading import MAX_DEPTH, check_depth
 from rolltap.proxy.dialects.writing import encode
-
-
-def test_the_cache_keeps_the_latest_bytes_within_its_limit() -> None:
-    parsed: list[bytes] = []
-    cache = ItemCache(lambda raw: parsed.append(raw) or raw.upper(), limit=40)
-    for raw in (b"a" * 10, b"b" * 10, b"c" * 10, b"d" * 10):
-        cache.get(raw)
-    cache.get(b"a" * 10)
-    cache.get(b"e" * 10)
-    assert len(parsed) == 5
-    cache.get(b"a" * 10)
-    cache.get(b"b" * 10)
-    assert parsed[5:] == [b"b" * 10]
-    assert len(cache) == 4
-
-
-def test_the_cache_gives_back_the_first_copy() -> None:
-    cache = ItemCache(lambda raw: object())
-    first, value = cache.get(bytes(bytearray(b"item")))
-    again, same = cache.get(bytes(bytearray(b"item")))
-    assert first is again
-    assert value is same
-
-
-def test_an_item_too_large_to_keep_is_only_parsed() -> None:
-    cache = ItemCache(len, limit=40)
-    assert cache.get(b"x" * 11)[1] == 11
-    assert len(cache) == 0
-
-
-def test_a_refusal_is_not_kept_and_names_its_item() -> None:
-    def parse(raw: bytes) -> None:
-        raise InvalidRequest("text: no", param="text")
-
-    cache = ItemCache(parse)
-    for _ in range(2):
-        with pytest.raises(InvalidRequest) as raised:
-            cache.all([msgspec.Raw(b"{}"), msgspec.Raw(b"7")], "messages")
-        assert raised.value.param == "messages[0].text"
-        assert raised.value.message == "messages[0].text: no"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""History items that come again: the cache of what was parsed, and of long lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from operator import is_
+
+import pytest
+
+from rolltap.errors import InvalidRequest
+from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects.base import WireRequest
+from rolltap.proxy.dialects.items import LIST_BYTES, LONG, ItemCache
+
+
+def test_the_cache_keeps_the_latest_bytes_within_its_limit() -> None:
+    parsed: list[bytes] = []
+    cache = ItemCache(lambda raw: parsed.append(raw) or raw.upper(), limit=40)
+    for raw in (b"a" * 10, b"b" * 10, b"c" * 10, b"d" * 10):
+        cache.get(raw)
+    cache.get(b"a" * 10)
+    cache.get(b"e" * 10)
+    assert len(parsed) == 5
+    cache.get(b"a" * 10)
+    cache.get(b"b" * 10)
+    assert parsed[5:] == [b"b" * 10]
+    assert len(cache) == 4
+
+
+def test_the_cache_gives_back_the_first_copy() -> None:
+    cache = ItemCache(lambda raw: object())
+    first, value = cache.get(bytes(bytearray(b"item")))
+    again, same = cache.get(bytes(bytearray(b"item")))
+    assert first is again
+    assert value is same
+
+
+def test_an_item_too_large_to_keep_is_only_parsed() -> None:
+    cache = ItemCache(len, limit=40)
+    assert cache.get(b"x" * 11)[1] == 11
+    assert len(cache) == 0
+
+
+def test_a_refusal_is_not_kept_and_names_its_item() -> None:
+    def parse(raw: bytes) -> None:
+        raise InvalidRequest("text: no", param="text")
+
+    cache = ItemCache(parse)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as raised:
+            cache.all(b"[{}, 7]", "messages")
+        assert raised.value.param == "messages[0].text"
+        assert raised.value.message == "messages[0].text: no"
+
+
+def listed(*items: object, space: str = "") -> bytes:
+    return f"{space},{space}".join(json.dumps(item) for item in items).join(("[", f"{space}]")).encode()
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n\t"])
+def test_a_list_that_goes_on_is_read_from_there_on(space: str) -> None:
+    parsed: list[bytes] = []
+    cache = ItemCache(lambda raw: parsed.append(raw) or [raw], limit=40)  # too small to keep an item
+    history = [{"at": at, "text": "some text or other"} for at in range(LONG)]
+    items, values = cache.all(listed(*history, space=space), "messages")
+    assert len(parsed) == LONG
+    for new in ([], [7], [8, "nine"], [70]):
+        parsed.clear()
+        again, same = cache.all(listed(*history, *new, space=space), "messages")
+        assert parsed == [json.dumps(value).encode() for value in new]
+        assert again == items + tuple(parsed)
+        assert all(map(is_, again, items))
+        assert all(map(is_, same, values))
+        items, values = again, same
+        history += new
+
+
+@pytest.mark.parametrize("change", [lambda text: text[:-1] + b"0]", lambda text: b" " + text, lambda text: text[:-1]])
+def test_a_list_that_only_looks_like_a_former_one_is_read_by_itself(change: Callable[[bytes], bytes]) -> None:
+    cache = ItemCache(lambda raw: raw)
+    former = listed(*range(LONG), 12)
+    cache.all(former, "messages")
+    changed = change(former)
+    try:
+        expected = json.loads(changed)
+    except ValueError:
+        with pytest.raises(InvalidRequest):
+            cache.all(changed, "messages")
+    else:
+        assert [json.loads(item) for item in cache.all(changed, "messages")[0]] == expected
+
+
+def test_the_item_that_is_refused_is_named_by_its_place_in_the_whole_list() -> None:
+    def parse(raw: bytes) -> bytes:
+        if raw == b"null":
+            raise InvalidRequest("no")
+        return raw
+
+    cache = ItemCache(parse)
+    cache.all(listed(*range(LONG)), "messages")
+    with pytest.raises(InvalidRequest) as raised:
+        cache.all(listed(*range(LONG), 1, None), "messages")
+    assert raised.value.param == f"messages[{LONG + 1}]"
+
+
+def test_of_long_lists_a_bounded_number_of_bytes_is_remembered() -> None:
+    cache = ItemCache(lambda raw: raw)
+    for number in range(12):
+        cache.all(listed(number, *("x" * 40_000 for _ in range(LONG))), "messages")
+    assert 0 < sum(len(known.json) for known in cache._lists) <= LIST_BYTES
+    cache.all(listed("x" * LIST_BYTES, *range(LONG)), "messages")
+    assert len(cache._lists) > 1
+
+
+@pytest.mark.parametrize("end", [b",]", b",,7]", b" 7]"])
+def test_what_follows_a_former_list_must_be_json(end: bytes) -> None:
+    dialect = DIALECTS["openai_chat"]
+    history = listed(*({"role": "user", "content": str(at)} for at in range(LONG)))
+    body = b'{"model": "m", "messages": %b}'
+    request = WireRequest("/v1/chat/completions", {}, {}, {}, body % history)
+    assert len(dialect.parse(request).messages) == LONG
+    with pytest.raises(InvalidRequest):
+        dialect.parse(replace(request, body=body % (history[:-1] + end)))
