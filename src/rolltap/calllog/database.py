@@ -86,6 +86,8 @@ class Door(Protocol):
 
     async def query(self, work: Work[T]) -> T: ...
 
+    async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]: ...
+
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]: ...
 
 
@@ -157,6 +159,10 @@ class Database:
     async def query(self, work: Work[T]) -> T:
         """Runs `work` on a snapshot."""
         return await self._door.query(work)
+
+    async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """The rows of one statement, which is its own snapshot: on Postgres one round trip instead of three."""
+        return await self._door.select(statement)
 
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]:
         """Runs the inserts in a transaction of their own, past SQLAlchemy; how many rows of each were new or replaced.

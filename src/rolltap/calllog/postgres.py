@@ -30,7 +30,7 @@ T = TypeVar("T")
 log = logging.getLogger("rolltap.store")
 
 OLDEST_VERSION = 120000
-POOL_SIZE = 8
+POOL_SIZE = 16
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -68,11 +68,12 @@ class PostgresDoor:
         self._engine: AsyncEngine = create_async_engine(
             url.set(drivername="postgresql+asyncpg"),
             pool_size=POOL_SIZE,
-            max_overflow=POOL_SIZE,
+            max_overflow=0,
             pool_timeout=CONNECT_TIMEOUT_S,
             connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": {"application_name": "rolltap"}},
         )
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self.dialect: sa.Dialect = self._engine.dialect
 
     async def start(self) -> None:
@@ -112,6 +113,11 @@ class PostgresDoor:
     async def query(self, work: Work[T]) -> T:
         async with self.read() as connection:
             return await connection.run(work)
+
+    async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        async with _opened(self._single, self._name) as opened:
+            with store_errors(self._name):
+                return (await opened.execute(statement)).all()
 
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]:
         statement = together(tuple(rows))

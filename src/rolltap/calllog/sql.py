@@ -83,7 +83,7 @@ class SqlCallLog:
     async def condition(self) -> Condition:
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
-                await self.database.query(lambda connection: connection.scalar(sa.select(1)))
+                await self.database.select(sa.select(1))
             answers = True
         except (StoreUnavailable, TimeoutError):
             answers = False
@@ -146,14 +146,12 @@ class SqlCallLog:
             self._seen.popitem(last=False)
 
     async def _session(self, which: sa.ColumnElement[bool]) -> Session | None:
-        def find(connection: sa.Connection) -> sa.Row[Any] | None:
-            return connection.execute(sa.select(sessions).where(which)).first()
-
-        row = await self.database.query(find)
-        if row is None:
+        statement = sa.select(sessions).where(which)
+        rows = await self.database.select(statement)
+        if not rows:
             await self._writer.settled()
-            row = await self.database.query(find)
-        return read_session(tuple(row)) if row is not None else None
+            rows = await self.database.select(statement)
+        return read_session(tuple(rows[0])) if rows else None
 
     async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
         query = sa.select(sessions).order_by(sessions.c.id.desc()).limit(limit)
@@ -169,8 +167,7 @@ class SqlCallLog:
 
     async def _page(self, query: sa.Select[tuple[Session]]) -> Sequence[Session]:
         await self._writer.settled()
-        rows = await self.database.query(lambda connection: connection.execute(query).all())
-        return [read_session(tuple(row)) for row in rows]
+        return [read_session(tuple(row)) for row in await self.database.select(query)]
 
     async def append_intent(self, intent: CallIntent) -> None:
         self._writers.opened(intent)

@@ -208,6 +208,9 @@ class SqliteDoor:
         finally:
             self._idle.put_nowait(connection)
 
+    async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        return await self.query(lambda connection: connection.execute(statement).all())
+
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]:
         driver = _driver(self._open_writer())
 
