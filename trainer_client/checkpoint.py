@@ -7,6 +7,7 @@ one has been taken over.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,16 @@ from rolltap.trainer_client.lora import save_adapters
 from rolltap.trainer_client.settings import LoraSettings
 from rolltap.trainer_client.weights import save_model, whole_folder
 
+ABOUT = "trainer.json"
+"""What a checkpoint belongs to: its step, weight version and policy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A whole checkpoint on disk."""
+    """A whole checkpoint on disk, of the weights that are served as `version`."""
 
     step: int
+    version: int
     folder: Path
 
 
@@ -44,29 +49,38 @@ class Checkpoints:
         found = _steps(self._checkpoints)
         if not found:
             return None
-        saved = Saved(found[-1], self._checkpoints / f"step-{found[-1]}")
+        folder = self._checkpoints / f"step-{found[-1]}"
         try:
-            about = json.loads((saved.folder / "trainer.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointMismatch(f"{saved.folder} is not a checkpoint of this trainer: {error}") from error
-        if about.get("policy") != self._policy:
-            raise CheckpointMismatch(
-                f"{saved.folder} is of policy {about.get('policy')!r}, not {self._policy!r}; give another --out"
-            )
-        return saved
+            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            policy, version = about["policy"], int(about["version"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointMismatch(f"{folder} is not a checkpoint of this trainer: {error!r}") from error
+        if policy != self._policy:
+            raise CheckpointMismatch(f"{folder} is of policy {policy!r}, not {self._policy!r}; give another --out")
+        return Saved(found[-1], version, folder)
 
     def due(self, step: int, last: bool) -> bool:
         return last or step % self._every == 0
 
-    def save(self, step: int, model: Any, state: dict[str, Any] | None, optimiser: dict[str, Any]) -> Path:
+    def save(
+        self, step: int, version: int, model: Any, state: dict[str, Any] | None, optimiser: dict[str, Any]
+    ) -> Path:
         """Writes the checkpoint of `step`; durable when this returns. Engines can load the folder."""
         final = self._checkpoints / f"step-{step}"
         with whole_folder(final) as making:
             save_model(model, state, making, self._source)
             torch.save(optimiser, making / "optimiser.pt")
-            about = {"step": step, "policy": self._policy}
-            (making / "trainer.json").write_text(json.dumps(about), encoding="utf-8")
+            (making / ABOUT).write_text(self._about(step, version), encoding="utf-8")
         return final
+
+    def renumber(self, saved: Saved, version: int) -> None:
+        """From now on the checkpoint's weights are `version`."""
+        making = saved.folder / f".making-{ABOUT}"
+        with making.open("w", encoding="utf-8") as file:
+            file.write(self._about(saved.step, version))
+            file.flush()
+            os.fsync(file.fileno())
+        making.rename(saved.folder / ABOUT)
 
     def save_weights(self, step: int, model: Any, state: dict[str, Any] | None) -> Path:
         """Writes only what engines load."""
@@ -81,6 +95,9 @@ class Checkpoints:
         with whole_folder(final) as making:
             save_adapters(adapters, settings, self._source, making)
         return final
+
+    def _about(self, step: int, version: int) -> str:
+        return json.dumps({"step": step, "version": version, "policy": self._policy})
 
     def prune(self, served: int) -> None:
         """Takes away what nobody needs once the engines serve step `served`."""

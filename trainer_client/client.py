@@ -4,7 +4,7 @@ Our own trainer uses nothing else, so any other trainer can do what it does (doc
 is at least once, the effect exactly once, if a trainer
 
 1. acknowledges a lease *before* it applies the update made from it, and forgets the update where that is refused;
-2. calls `rewind(step)` after restoring the checkpoint of `step`, before anything else;
+2. calls `rewind(step, versions)` after restoring the checkpoint of `step`, before anything else;
 3. keeps its name over restarts and shares it with no other running trainer.
 
 A server that can't be reached, or whose store or engine can't, is tried again for `patience` seconds. That is safe for
@@ -19,6 +19,7 @@ import http.client
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import TypeVar
 
 import aiohttp
@@ -65,9 +66,11 @@ class TrainerClient:
         """The groups were not used: others may have them, and no failure is counted."""
         self._send(protocol.release(lease))
 
-    def rewind(self, step: int) -> Rewound:
-        """The checkpoint of `step` was restored: what was acknowledged after it can be leased again."""
-        return self._send(protocol.rewind(self.trainer, step))
+    def rewind(self, step: int, versions: Mapping[str, int]) -> Rewound:
+        """The checkpoint of `step` was restored, of `versions` by policy: what was acknowledged after it can be leased
+        again, and later versions are abandoned. The reply says under which number the restored weights go on.
+        """
+        return self._send(protocol.rewind(self.trainer, step, versions))
 
     def policy(self, name: str) -> PolicyInfo:
         """The policy; `UnknownPolicy` lists the known ones."""
@@ -148,8 +151,8 @@ class AsyncTrainerClient:
     async def release(self, lease: Lease) -> None:
         await self._send(protocol.release(lease))
 
-    async def rewind(self, step: int) -> Rewound:
-        return await self._send(protocol.rewind(self.trainer, step))
+    async def rewind(self, step: int, versions: Mapping[str, int]) -> Rewound:
+        return await self._send(protocol.rewind(self.trainer, step, versions))
 
     async def policy(self, name: str) -> PolicyInfo:
         return await self._send(protocol.policy(name))

@@ -56,12 +56,6 @@ class LeaseHolder:
         with self._lock:
             return tuple(group for lease in self._leases for group in lease.groups)
 
-    @property
-    def policy_version(self) -> int:
-        """The policy's version when the newest lease was taken."""
-        with self._lock:
-            return self._leases[-1].policy_version
-
     def gather(self, wanted: int, stopping: Callable[[], bool]) -> bool:
         """Leases until `wanted` groups are held; False if told to stop before. Groups that can't be trained go back."""
         while (missing := wanted - self._usable()) > 0 and len(self.groups) < MOST_LEASED * wanted:

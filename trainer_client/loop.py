@@ -4,7 +4,8 @@
 
 Groups are acknowledged, with the step they lead to, before they change the weights; if some turn out to be somebody
 else's by then, the gradient is made again without them. A run that died goes on from its last checkpoint, and `rewind`
-brings back what was acknowledged after it. So nothing is trained twice, and nothing is lost. Step N is version N.
+brings back what was acknowledged after it. So nothing is trained twice, and nothing is lost. Every step is a weight
+version more; numbers of versions that a rewind abandoned are not used again.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Trainer:
             kept=settings.checkpoints_kept,
         )
         saved = self.checkpoints.latest()
-        self.step = saved.step if saved else 0
+        self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
+        self._saved = saved
         self._folder = saved.folder if saved else settings.model
         self._adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
         own = Worker(settings, ranks, saved)
@@ -100,21 +102,24 @@ class Trainer:
         Adapters are always pushed: until then an engine that was started anew has none of the policy's name.
         A policy that is paused was left so by a run that died while it pushed: pushing again ends that, too.
         """
-        self.client.rewind(self.step)
-        served = self.client.policy(self.settings.policy)
-        weights.check_tokenizer(self.settings.policy, served.tokenizer_hash, self.settings.model)
+        policy = self.settings.policy
+        version = self.client.rewind(self.step, {policy: self.version}).versions[policy]
+        if self._saved and version != self.version:
+            self.checkpoints.renumber(self._saved, version)
+        self.version = version
+        served = self.client.policy(policy)
+        weights.check_tokenizer(policy, served.tokenizer_hash, self.settings.model)
         if self._adapters:
             self._save_adapters()
-        if self._adapters or served.version != self.step or served.paused is not None:
+        if self._adapters or served.version != self.version or served.paused is not None:
             self._push()
 
     def _train(self, leases: LeaseHolder) -> StepReport | None:
         """One step on the groups held; None if no weights came of it."""
         while leases.groups:
-            served = leases.policy_version
             with self._clock.part("collate"):
                 plan = self._plan(leases.groups)
-            self._workers.begin(self.step, plan.updates)
+            self._workers.begin(self.version, plan.updates)
             norm = self._workers.gradient(0) if plan.updates else 0.0
             if not math.isfinite(norm):
                 leases.refuse(f"step {self.step + 1}: the gradient's norm is {norm}")
@@ -127,9 +132,10 @@ class Trainer:
             return None
         lr = self._apply(plan)
         self.step += 1
+        self.version += 1
         leases.done()
         self._hand_over()
-        return self._report(plan, served, norm, lr)
+        return self._report(plan, norm, lr)
 
     def _plan(self, groups: tuple[LeasedGroup, ...]) -> Plan:
         """Advantages, weights and packs; every epoch shuffles the rollouts into its minibatches."""
@@ -164,8 +170,8 @@ class Trainer:
         last = self.stopping or self.step >= self.settings.steps
         with self._clock.part("checkpoint"):
             if self.checkpoints.due(self.step, last):
-                weights_now = self._workers.weights()
-                self._folder = self.checkpoints.save(self.step, self._model, weights_now, self._workers.state())
+                state = self._workers.weights()
+                self._folder = self.checkpoints.save(self.step, self.version, self._model, state, self._workers.state())
             elif not self._adapters:
                 self._folder = self.checkpoints.save_weights(self.step, self._model, self._workers.weights())
             if self._adapters:
@@ -179,22 +185,22 @@ class Trainer:
 
     def _push(self) -> None:
         mode, adapter = self.settings.update_mode, self._adapters
-        weights.push(self.client, self.settings.policy, self._folder, self.step, mode, adapter=adapter)
+        weights.push(self.client, self.settings.policy, self._folder, self.version, mode, adapter=adapter)
 
-    def _report(self, plan: Plan, served: int, norm: float, lr: float) -> StepReport:
+    def _report(self, plan: Plan, norm: float, lr: float) -> StepReport:
         batches = [batch for update in plan.updates for batch in update]
         computed = sum(batch.tokens for batch in batches)
         busy = sum(self._clock.seconds[part] for part in ("forward", "backward", "optimiser"))
         return StepReport(
             step=self.step,
-            version=self.step,
+            version=self.version,
             grad_norm=norm,
             lr=lr,
             tokens=computed,
             shared_tokens=sum(batch.unshared_tokens for batch in batches) - computed,
             tokens_per_second=computed / busy if busy else 0.0,
             seconds={name: round(value, 4) for name, value in self._clock.seconds.items()},
-            **describe_groups(plan.groups, served),
+            **describe_groups(plan.groups),
             **describe_rollouts(plan.rollouts),
             **self._workers.figures(),
         )

@@ -149,11 +149,11 @@ class Gauge:
         }
 
 
-def describe_groups(groups: Sequence[LeasedGroup], policy_version: int) -> dict[str, Any]:
+def describe_groups(groups: Sequence[LeasedGroup]) -> dict[str, Any]:
     """What a step's groups are, by the names of `StepReport`."""
     rewards = [record.reward or 0.0 for group in groups for record in baseline(group)]
     scorings = Counter(record.rollout.scoring for group in groups for record in group.rollouts)
-    behind = Counter(policy_version - group.oldest_version for group in groups if group.oldest_version != NO_VERSION)
+    behind = Counter(group.staleness for group in groups if group.oldest_version != NO_VERSION)
     return {
         "reward": sum(rewards) / len(rewards) if rewards else 0.0,
         "rollouts": len(rewards),

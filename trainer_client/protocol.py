@@ -59,10 +59,14 @@ class PolicyInfo:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """How many groups a rewind brought back: acknowledged after the step, and in the trainer's open leases."""
+    """How many groups a rewind brought back: acknowledged after the step, and in the trainer's open leases.
+
+    `versions` are the numbers, by policy, under which the restored weights are to be served.
+    """
 
     acknowledged: int
     leased: int
+    versions: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,11 @@ class Replay:
 class LeaseOptions:
     """How a lease is taken.
 
-    `max_staleness` counts weight versions behind the policy (None: of any age); staler groups are dropped, or kept for
-    others. The server answers as soon as `at_least` groups are ready, or after `wait` seconds with what there is. `ttl`
-    seconds later the groups are somebody else's unless extended. `batch`, the groups of one step, bounds how many the
-    rollout side may have outstanding. `replay` asks for groups that were trained before.
+    `max_staleness` counts weight versions behind the policy (None: of any age); staler groups, and those with tokens of
+    weights that a rewind abandoned, are dropped, or kept for others. The server answers as soon as `at_least` groups
+    are ready, or after `wait` seconds with what there is. `ttl` seconds later the groups are somebody else's unless
+    extended. `batch`, the groups of one step, bounds how many the rollout side may have outstanding. `replay` asks for
+    groups that were trained before.
     """
 
     max_staleness: int | None = None
@@ -130,8 +135,9 @@ def release(held: Lease) -> Request[None]:
     return Request("POST", f"/leases/{held.id}/release", _nothing, {"token": held.token})
 
 
-def rewind(trainer: str, step: int) -> Request[Rewound]:
-    return Request("POST", f"/trainers/{quote(trainer, safe='')}/rewind", _rewound, {"step": step})
+def rewind(trainer: str, step: int, versions: Mapping[str, int]) -> Request[Rewound]:
+    body = {"step": step, "versions": dict(versions)}
+    return Request("POST", f"/trainers/{quote(trainer, safe='')}/rewind", _rewound, body)
 
 
 def policy(name: str) -> Request[PolicyInfo]:
@@ -176,7 +182,7 @@ def _policy(body: bytes) -> PolicyInfo:
 
 def _rewound(body: bytes) -> Rewound:
     found = json.loads(body)
-    return Rewound(found["acknowledged"], found["leased"])
+    return Rewound(found["acknowledged"], found["leased"], found["versions"])
 
 
 def _nothing(_: bytes) -> None:

@@ -69,6 +69,7 @@ class Token(Body):
 
 class Rewind(Body):
     step: int
+    versions: dict[str, Integer]
 
 
 def router(services: Services) -> APIRouter:
@@ -106,7 +107,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/trainers/{name}/rewind")
     async def rewind(name: str, body: Rewind) -> dict[str, Any]:
-        return asdict(await trainers.rewind(name, body.step))
+        return asdict(await trainers.rewind(name, body.step, body.versions))
 
     @routes.get("/dead-letters")
     async def dead_letters(policy: str | None = None, limit: Limit = 100) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def trainer_router(services: Services) -> APIRouter:
     @routes.post("/policies/{name}/push")
     async def push(name: str, body: Push) -> dict[str, Any]:
         runtime = _runtime(services, name)
-        await policies.check_version(name, body.version)
+        await policies.give_version(name, body.version)
         adapter = (runtime.settings.model or name) if body.adapter else ""
         await runtime.engine.load_weights(body.path, body.version, adapter)
         state = await policies.set_version(name, body.version)

@@ -366,6 +366,7 @@ class LeasedGroup:
     rollouts: tuple[RolloutRecord, ...]
     oldest_version: int  # of the trained tokens; NO_VERSION if none is trained
     newest_version: int
+    staleness: int  # updates between the weights of the oldest trained token and those served
     replay: bool = False
 
 

@@ -133,7 +133,7 @@ async def test_a_rewind_brings_back_exactly_what_came_after(world: World) -> Non
     foreign = await world.ledger.trainers.lease(LeaseRequest("second", "policy", 1))
     await world.ledger.trainers.acknowledge(foreign.id, foreign.token, 9)
 
-    rewound = await world.ledger.trainers.rewind("trainer", 1)
+    rewound = await world.ledger.trainers.rewind("trainer", 1, {})
     assert (rewound.acknowledged, rewound.leased) == (2, 1)
     with pytest.raises(LeaseLost, match="rewound"):
         await world.ledger.trainers.acknowledge(open_lease.id, open_lease.token, 4)
@@ -172,6 +172,8 @@ async def test_a_group_that_cannot_be_rebuilt_is_not_delivered(world: World) -> 
     lease = await world.ledger.trainers.lease(wants(2))
     assert [group.group.id for group in lease.groups] == [fine.id]
     for _ in range(2):
+        assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 1) == 1
+    for _ in range(2):
         assert (await world.ledger.trainers.lease(wants(2))).groups == ()
     letters = await world.ledger.trainers.dead_letters("policy")
     assert [letter.group.id for letter in letters] == [broken.id]
@@ -185,7 +187,8 @@ async def test_a_group_whose_calls_were_removed_is_not_delivered_as_if_it_had_no
     world.pruned.add(str(pruned.rollouts[1].session_id))
     replay = await world.ledger.trainers.replay(wants(2), ReplayFilter())
     assert [one.group.id for one in replay.groups] == [whole.id]
-    await world.ledger.trainers.rewind("trainer", 1)
+    assert await world.ledger.trainers.acknowledge(replay.id, replay.token, 2) == 1
+    await world.ledger.trainers.rewind("trainer", 1, {})
     for _ in range(3):
         lease = await world.ledger.trainers.lease(wants(2))
         assert [one.group.id for one in lease.groups] == [whole.id]
@@ -249,6 +252,22 @@ async def test_a_waiting_lease_is_woken(world: World) -> None:
     async with asyncio.timeout(5):
         lease = await waiting
     assert {group.group.id for group in lease.groups} == {first.id, second.id}
+
+
+async def test_a_waiting_lease_is_not_woken_by_stale_groups_of_a_lease_that_ran_out(world: World) -> None:
+    """It would take what little is ready, before its time."""
+    await world.complete(1)
+    await world.ledger.trainers.lease(LeaseRequest("gone", "policy", 1))
+    await world.ledger.policies.set_version("policy", 2)
+    fresh = await world.complete(1, 2)
+    world.clock.ahead += 601
+    waiting = asyncio.create_task(world.ledger.trainers.lease(wants(2, max_staleness=1, stale="keep"), wait=30))
+    done, _ = await asyncio.wait([waiting], timeout=0.5)
+    assert not done
+    second = await world.complete(1, 2)
+    async with asyncio.timeout(5):
+        lease = await waiting
+    assert {group.group.id for group in lease.groups} == {fresh.id, second.id}
 
 
 async def test_a_lease_that_waited_in_vain_takes_what_is_there(world: World) -> None:

@@ -2,7 +2,8 @@
 
 The machine holds what each trainer's weights were made of, in memory and in its last durable checkpoint, and drives the
 ledger by the rules of `rolltap.ledger.leases`. Whatever happens: no group is in the weights twice, none that is
-acknowledged is missing from them, none comes in parts, and in the end every group has been trained, died or gone stale.
+acknowledged is missing from them, none comes in parts, none with a token of weights that were given up counts as fresh,
+and in the end every group has been trained, died or gone stale.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,16 +32,19 @@ from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty
 T = TypeVar("T")
 
 NAMES = ("one", "two")
+PUSHER = NAMES[0]
+"""The trainer whose weights are the policy's."""
 TTL = 60.0
 LONG = 600.0
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A step, and the groups that made it, in order."""
+    """A step, the groups that made it, in order, and the weight version that they are pushed as."""
 
     step: int = 0
     groups: tuple[str, ...] = ()
+    version: int = 0
 
 
 @dataclass
@@ -90,7 +94,10 @@ class Machine(RuleBasedStateMachine):
         self.run = runner
         self.trainers = {name: Trainer(name) for name in NAMES}
         self.sizes: dict[str, int] = {}
-        self.version = 0
+        self.lines: dict[int, tuple[int, ...]] = {0: ()}  # by version, the updates that made it
+        self.line: tuple[int, ...] = ()  # of the weights that the pusher goes on with
+        self.updates = 0
+        self.sampled: dict[str, tuple[int, ...]] = {}
 
     @initialize()
     def begin(self) -> None:
@@ -102,18 +109,25 @@ class Machine(RuleBasedStateMachine):
     def ledger(self) -> Any:
         return self.world.ledger.trainers
 
-    @rule(n=st.integers(1, 3), behind=st.integers(0, 2))
-    def a_group_is_complete(self, n: int, behind: int) -> None:
-        group = self.run(self.world.complete(n, max(0, self.version - behind)))
-        self.sizes[group.id] = n
+    @rule(n=st.integers(1, 3), behind=st.integers(0, 3), ahead=st.integers(0, 1))
+    def a_group_is_complete(self, n: int, behind: int, ahead: int = 0) -> None:
+        """Sampled from what was served some pushes ago, or while it changed."""
+        given = sorted(self.lines)
+        first = max(0, len(given) - 1 - behind)
+        versions = tuple(given[first : first + 1 + ahead])
+        group = self.run(self.world.complete(n, *versions))
+        self.sizes[group.id], self.sampled[group.id] = n, versions
 
     @rule(name=trainers, groups=st.integers(1, 3), staleness=st.sampled_from([None, 0, 1]))
     def lease(self, name: str, groups: int, staleness: int | None) -> None:
         trainer = self.trainers[name]
         if trainer.up:
             request = LeaseRequest(name, "policy", groups, staleness, ttl=TTL, batch=100)
+            stale = self.stale()
             lease = self.run(self.ledger.lease(request))
             self.whole(lease)
+            if staleness is not None:
+                self.fresh(lease, staleness, self.stale() - stale)
             if lease.groups:
                 trainer.held.append(lease)
 
@@ -167,7 +181,7 @@ class Machine(RuleBasedStateMachine):
             self.die(trainer)
         elif kept:
             trained = tuple(group.group.id for lease in kept for group in lease.groups)
-            trainer.memory = Weights(step, trainer.memory.groups + trained)
+            trainer.memory = replace(trainer.memory, step=step, groups=trainer.memory.groups + trained)
 
     @rule(name=trainers)
     def checkpoint(self, name: str) -> None:
@@ -186,8 +200,18 @@ class Machine(RuleBasedStateMachine):
         trainer = self.trainers[name]
         if trainer.up:
             self.die(trainer)
-        self.run(self.ledger.rewind(name, trainer.durable.step))
-        trainer.memory, trainer.up = trainer.durable, True
+        self.rewind(trainer)
+
+    @rule()
+    def the_pusher_dies_before_it_restored_the_engines(self) -> None:
+        pusher = self.trainers[PUSHER]
+        self.start_again(PUSHER)
+        self.updates += 1
+        self.line = (*self.line, self.updates)
+        self.push(pusher.durable.version + 1)
+        self.die(pusher)
+        self.run(self.ledger.rewind(PUSHER, pusher.durable.step, {"policy": pusher.durable.version}))
+        self.line = self.lines[pusher.durable.version]
 
     @rule(name=trainers, step=st.integers(1, 9))
     def a_dead_process_acknowledges_late(self, name: str, step: int) -> None:
@@ -244,10 +268,19 @@ class Machine(RuleBasedStateMachine):
         again.versions = self.world.versions
         self.world = again
 
-    @rule()
-    def weights_are_pushed(self) -> None:
-        self.version += 1
-        self.run(self.world.ledger.policies.set_version("policy", self.version))
+    @rule(fails=st.booleans(), checkpoint=st.booleans())
+    def weights_are_pushed(self, fails: bool, checkpoint: bool) -> None:
+        """A push that fails may have reached some engines, which have sampled from the new weights."""
+        pusher = self.trainers[PUSHER]
+        if not pusher.up:
+            return
+        self.updates += 1
+        version = pusher.memory.version + 1
+        self.line = (*self.line, self.updates)
+        self.push(version, fails=fails)
+        pusher.memory = replace(pusher.memory, version=version)
+        if checkpoint:
+            pusher.durable = pusher.memory
 
     @invariant()
     def nothing_is_trained_twice_or_lost(self) -> None:
@@ -272,10 +305,9 @@ class Machine(RuleBasedStateMachine):
         """Everybody comes back and trains what there is: nothing is left over."""
         if not hasattr(self, "world"):
             return
-        for name, trainer in self.trainers.items():
+        for trainer in self.trainers.values():
             self.die(trainer)
-            self.run(self.ledger.rewind(name, trainer.durable.step))
-            trainer.memory, trainer.up = trainer.durable, True
+            self.rewind(trainer)
         last = self.trainers[NAMES[0]]
         self.lease(last.name, 3, None)
         while last.held:
@@ -285,6 +317,41 @@ class Machine(RuleBasedStateMachine):
         inside = {group for trainer in self.trainers.values() for group in trainer.memory.groups}
         left = {group.status for group in self.groups() if group.id not in inside}
         assert left <= {GroupStatus.DEAD, GroupStatus.STALE}
+
+    def rewind(self, trainer: Trainer) -> None:
+        """From the checkpoint; the pusher's weights go on under the number that it is told."""
+        mine = {"policy": trainer.durable.version} if trainer.name == PUSHER else {}
+        versions = self.run(self.ledger.rewind(trainer.name, trainer.durable.step, mine)).versions
+        if mine:
+            self.line = self.lines[trainer.durable.version]
+            trainer.durable = replace(trainer.durable, version=versions["policy"])
+            self.push(versions["policy"])
+        trainer.memory, trainer.up = trainer.durable, True
+
+    def push(self, version: int, *, fails: bool = False) -> None:
+        assert self.lines.setdefault(version, self.line) == self.line, "a number stands for two sets of weights"
+        self.run(self.world.ledger.policies.give_version("policy", version))
+        if not fails:
+            self.run(self.world.ledger.policies.set_version("policy", version))
+
+    def fresh(self, lease: Lease, staleness: int, dropped: set[str]) -> None:
+        """What is leased is of weights that the pusher goes on from, so many updates behind; what is not, is not."""
+        served = self.lines[lease.policy_version]
+        newest = len(served) if served == self.line[: len(served)] else len(self.line)
+
+        def usable(version: int) -> bool:
+            line = self.lines[version]
+            return line == self.line[: len(line)] and newest - len(line) <= staleness
+
+        for group in lease.groups:
+            assert all(map(usable, self.sampled[group.group.id])), "a token is stale, or of weights that were given up"
+        for id in dropped:
+            assert not all(map(usable, range(self.sampled[id][0], self.sampled[id][-1] + 1))), (
+                "a fresh group went stale"
+            )
+
+    def stale(self) -> set[str]:
+        return {group.id for group in self.groups() if group.status is GroupStatus.STALE}
 
     def whole(self, lease: Lease) -> None:
         for group in lease.groups:

@@ -85,10 +85,14 @@ class PolicyState:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """What a rewind brought back: groups acknowledged after the step, and groups of the trainer's open leases."""
+    """What a rewind brought back: groups acknowledged after the step, and groups of the trainer's open leases.
+
+    `versions` are the numbers, by policy, under which the restored weights go on.
+    """
 
     acknowledged: int
     leased: int
+    versions: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class DeadLetter:
 class PolicyStats:
     """Counts of one policy. `room` is how many groups may still be opened, None while nothing bounds it.
 
-    `staleness` counts the groups that are ready by how many versions their oldest trained token is behind.
+    `staleness` counts the groups that are ready by how many updates their oldest trained token is behind.
     """
 
     policy: str

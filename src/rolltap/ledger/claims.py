@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from rolltap.errors import InvalidRequest
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.lineage import Lineage, fresh, lineage_of
 from rolltap.ledger.policies import policy_row
 from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
 from rolltap.ledger.store import Transaction
@@ -27,9 +28,10 @@ MAX_GROUPS = 4096
 class LeaseRequest:
     """What a trainer asks for.
 
-    Up to `groups` whole groups whose oldest trained token is at most `max_staleness` versions behind the policy (None:
-    of any age). Staler ones are dropped, or kept for others, by `stale`; `batch` is how many groups a step takes
-    (default: those asked for and those held), which bounds how many may be outstanding.
+    Up to `groups` whole groups that are `fresh`: whose oldest trained token is at most `max_staleness` versions behind
+    the policy, and none of abandoned weights (None: of any age). The others are dropped, or kept for other trainers, by
+    `stale`; `batch` is how many groups a step takes (default: those asked for and those held), which bounds how many
+    may be outstanding.
     """
 
     trainer: str
@@ -59,7 +61,7 @@ class Claim:
     id: str
     token: int
     group_ids: tuple[str, ...]
-    policy_version: int
+    lineage: Lineage
     replay: bool = False
 
 
@@ -70,30 +72,31 @@ def check_ttl(ttl: float) -> None:
 
 def claim(tx: Transaction, request: LeaseRequest, *, at_least: int = 1) -> Claim:
     """Takes what is ready, highest priority and longest ready first; nothing where fewer than `at_least` are."""
-    policy = announce(tx, request)
+    lineage = announce(tx, request)
     ready = (
-        ready_groups(request, policy.version)
+        sa.select(groups.c.id)
+        .where(*_takeable(request, lineage), groups.c.status == GroupStatus.COMPLETE)
         .order_by(groups.c.priority.desc(), groups.c.completed_at, groups.c.id)
         .limit(request.groups)
         .with_for_update(skip_locked=True, key_share=True)
     )
     group_ids = tuple(row.id for row in tx.all(ready))
     if len(group_ids) < at_least:
-        return Claim("", 0, (), policy.version)
+        return Claim("", 0, (), lineage)
     token, lease_id = open_lease(tx, request, group_ids, replay=False)
     tx.run(sa.update(groups).where(groups.c.id.in_(group_ids)).values(status=GroupStatus.LEASED, lease_token=token))
-    return Claim(lease_id, token, group_ids, policy.version)
+    return Claim(lease_id, token, group_ids, lineage)
 
 
-def announce(tx: Transaction, request: LeaseRequest) -> Any:
-    """Notes what the trainer wants, ends what has run out and drops what is too stale; returns the policy's row."""
-    policy = policy_row(tx, request.policy)
+def announce(tx: Transaction, request: LeaseRequest) -> Lineage:
+    """Notes what the trainer wants, ends what has run out and drops what is too stale."""
+    lineage = lineage_of(tx, policy_row(tx, request.policy))
     lock_trainer(tx, request.trainer)
     note_demand(tx, request)
     expire(tx)
     if request.max_staleness is not None and request.stale == "drop":
-        _drop_stale(tx, request.policy, policy.version - request.max_staleness)
-    return policy
+        _drop_stale(tx, request.policy, fresh(lineage, request.max_staleness))
+    return lineage
 
 
 def open_lease(tx: Transaction, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
@@ -115,26 +118,21 @@ def open_lease(tx: Transaction, request: LeaseRequest, group_ids: Sequence[str],
     return token, lease_id
 
 
-def ready_groups(request: LeaseRequest, version: int) -> sa.Select[Any]:
-    """The ids of groups that the request may have now. Groups without a trained token are of no age."""
-    statement = sa.select(groups.c.id).where(groups.c.policy == request.policy, groups.c.status == GroupStatus.COMPLETE)
-    if request.max_staleness is None:
-        return statement
-    fresh = groups.c.oldest_version >= version - request.max_staleness
-    return statement.where(sa.or_(groups.c.oldest_version < 0, fresh))
+def _takeable(request: LeaseRequest, lineage: Lineage) -> list[sa.ColumnElement[bool]]:
+    """Which groups are for the request, once nobody has them."""
+    of_policy = groups.c.policy == request.policy
+    return [of_policy] if request.max_staleness is None else [of_policy, fresh(lineage, request.max_staleness)]
 
 
 def count_ready(tx: Transaction, request: LeaseRequest) -> int:
     """How many groups a claim would find, counting those whose lease has run out."""
-    version = policy_row(tx, request.policy).version
-    ready = tx.scalar(sa.select(sa.func.count()).select_from(ready_groups(request, version).subquery()))
-    expired = (
-        sa.select(sa.func.count())
-        .select_from(groups.join(leases, leases.c.token == groups.c.lease_token))
-        .where(groups.c.policy == request.policy, groups.c.status == GroupStatus.LEASED)
-        .where(leases.c.status == "open", leases.c.expires_at <= tx.now)
+    expired = sa.select(leases.c.token).where(leases.c.status == "open", leases.c.expires_at <= tx.now)
+    free = sa.or_(
+        groups.c.status == GroupStatus.COMPLETE,
+        sa.and_(groups.c.status == GroupStatus.LEASED, groups.c.lease_token.in_(expired)),
     )
-    return ready + tx.scalar(expired)
+    lineage = lineage_of(tx, policy_row(tx, request.policy))
+    return tx.scalar(sa.select(sa.func.count()).select_from(groups).where(*_takeable(request, lineage), free))
 
 
 def expire(tx: Transaction) -> int:
@@ -174,7 +172,8 @@ def fail(tx: Transaction, group: Any, reason: str, settings: LedgerSettings) -> 
 
 
 def return_group(tx: Transaction, group_id: str, token: int, reason: str, settings: LedgerSettings) -> None:
-    """Takes a group that can't be delivered out of its lease, a failure counted; replayed ones stay as they are."""
+    """Takes a group that can't be delivered out of its lease, a failure counted unless it is replayed."""
+    tx.run(sa.delete(lease_groups).where(lease_groups.c.token == token, lease_groups.c.group_id == group_id))
     held = sa.select(groups).where(groups.c.id == group_id, groups.c.lease_token == token)
     group = tx.first(held.where(groups.c.status == GroupStatus.LEASED).with_for_update(key_share=True))
     if group is not None and not fail(tx, group, reason, settings):
@@ -182,11 +181,10 @@ def return_group(tx: Transaction, group_id: str, token: int, reason: str, settin
         tx.run(sa.update(groups).where(groups.c.id == group_id).values(values))
 
 
-def _drop_stale(tx: Transaction, policy: str, oldest: int) -> None:
+def _drop_stale(tx: Transaction, policy: str, kept: sa.ColumnElement[bool]) -> None:
     stale = (
         sa.select(groups.c.id, groups.c.oldest_version)
-        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE)
-        .where(groups.c.oldest_version >= 0, groups.c.oldest_version < oldest)
+        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, sa.not_(kept))
         .with_for_update(skip_locked=True, key_share=True)
     )
     found = tx.all(stale)

@@ -4,14 +4,15 @@ At-least-once delivery, exactly-once effect, if a trainer does three things:
 
 1. It acknowledges a lease *before* it applies the update that was made from it, with the step the update leads to.
    If the acknowledgement is refused, it forgets the update.
-2. After restoring a checkpoint of step s it calls `rewind(trainer, s)` before anything else. What it had acknowledged
-   after s is not part of its weights, and comes back; so do the groups of its open leases.
+2. After restoring a checkpoint of step s it calls `rewind(trainer, s, versions)` before anything else, with the weight
+   version that the checkpoint is of each of its policies. What it had acknowledged after s is not part of its weights,
+   and comes back; so do the groups of its open leases. Versions after the checkpoint's are abandoned.
 3. It keeps its name over restarts, and no two running trainers share one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +20,8 @@ import sqlalchemy as sa
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression
 from rolltap.ledger.base import LedgerSettings, Rewound
 from rolltap.ledger.claims import end_lease, fail, lock_trainer
-from rolltap.ledger.schema import demands, groups, lease_groups, leases, policies, trainers
+from rolltap.ledger.policies import restore
+from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
 from rolltap.ledger.store import Transaction
 from rolltap.types import GroupStatus
 
@@ -106,10 +108,13 @@ def release(tx: Transaction, lease_id: str, token: int) -> None:
     end_lease(tx, _held_lease(tx, lease_id, token), "released")
 
 
-def rewind(tx: Transaction, trainer: str, step: int) -> Rewound:
-    """Brings back what the trainer acknowledged after `step`, and the groups of its open leases."""
+def rewind(tx: Transaction, trainer: str, step: int, versions: Mapping[str, int]) -> Rewound:
+    """Brings back what the trainer acknowledged after `step`, and the groups of its open leases.
+
+    `versions` are those of the restored weights, by policy; later ones are abandoned.
+    """
     row = lock_trainer(tx, trainer)
-    _allow_older_weights(tx, trainer)
+    restored = {name: restore(tx, name, version) for name, version in sorted(versions.items())}
     mine = sa.select(leases).where(leases.c.trainer == trainer).order_by(leases.c.token).with_for_update(key_share=True)
     freed = sum(end_lease(tx, lease, "rewound") for lease in tx.all(mine.where(leases.c.status == "open")))
     undone = tx.all(mine.where(leases.c.status == "acknowledged", leases.c.step > step))
@@ -123,10 +128,4 @@ def rewind(tx: Transaction, trainer: str, step: int) -> Rewound:
         tx.run(sa.update(trainers).where(trainers.c.name == trainer).values(step=step))
     tx.note("rewound", trainer, step=step, acknowledged=returned, leased=freed)
     tx.wake_trainers()
-    return Rewound(returned, freed)
-
-
-def _allow_older_weights(tx: Transaction, trainer: str) -> None:
-    """The policies of the trainer may go back to the version of its checkpoint."""
-    served = sa.select(demands.c.policy).where(demands.c.trainer == trainer)
-    tx.run(sa.update(policies).where(policies.c.name.in_(served)).values(may_go_back=True))
+    return Rewound(returned, freed, restored)

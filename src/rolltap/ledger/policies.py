@@ -10,14 +10,15 @@ import sqlalchemy as sa
 
 from rolltap.errors import ConfigError, LedgerError, UnknownPolicy
 from rolltap.ledger.base import PolicyState, PolicyStats
+from rolltap.ledger.lineage import lineage_of
 from rolltap.ledger.rows import OUTSTANDING
-from rolltap.ledger.schema import demands, groups, policies, rollouts
+from rolltap.ledger.schema import abandoned, demands, groups, policies, rollouts
 from rolltap.ledger.store import Store, Transaction
 from rolltap.types import GroupStatus
 
 
 class Policies:
-    """A version names a set of weights. It only goes up, except after a trainer was rewound."""
+    """A version names one set of weights for ever; it only goes up (see `rolltap.ledger.lineage`)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -26,7 +27,7 @@ class Policies:
         """Makes the policy known; a known one keeps its version. `ConfigError` if its tokenizer has changed."""
 
         def work(tx: Transaction) -> PolicyState:
-            fresh = {"name": name, "version": version, "tokenizer_hash": tokenizer_hash, "may_go_back": False}
+            fresh = {"name": name, "version": version, "given": version, "tokenizer_hash": tokenizer_hash}
             if tx.insert_new(policies, {**fresh, "paused": None, "created_at": tx.now}):
                 return _state_of(locked_policy(tx, name))
             row = locked_policy(tx, name)
@@ -52,23 +53,20 @@ class Policies:
         """From now on the engines serve `version`. Setting the current one again changes nothing."""
 
         def work(tx: Transaction) -> PolicyState:
-            check_version(locked_policy(tx, name), version)
-            tx.run(_update(name).values(version=version, may_go_back=False))
+            _give(tx, name, version)
+            tx.run(_update(name).values(version=version))
             tx.note("policy_version", name, version=version)
             tx.wake_trainers()
             return _state_of(locked_policy(tx, name))
 
         return await self._store.transact(work)
 
-    async def check_version(self, name: str, version: int) -> PolicyState:
-        """The policy, if `version` may be its next; asked before the weights are pushed."""
+    async def give_version(self, name: str, version: int) -> None:
+        """The engines are about to load weights as `version`: from now on the number is never that of others.
 
-        def work(tx: Transaction) -> PolicyState:
-            row = policy_row(tx, name)
-            check_version(row, version)
-            return _state_of(row)
-
-        return await self._store.query(work)
+        `LedgerError` if it is lower than the one served, or of weights that a rewind abandoned.
+        """
+        await self._store.transact(lambda tx: _give(tx, name, version))
 
     async def set_paused(self, name: str, mode: str | None) -> None:
         """Notes that a weight update has begun in `mode`, or has ended."""
@@ -94,15 +92,38 @@ def _state_of(row: Any) -> PolicyState:
     return PolicyState(row.name, row.version, row.tokenizer_hash, row.paused)
 
 
-def check_version(row: Any, version: int) -> None:
-    """`LedgerError` if the policy of `row` can't go to `version`."""
-    if version < 0:
-        raise LedgerError(f"weight versions are counted from 0, not {version}", param="version")
-    if version < row.version and not row.may_go_back:
+def restore(tx: Transaction, name: str, version: int) -> int:
+    """The policy's trainer has the weights of `version` again: what was made after it is abandoned.
+
+    Returns the number under which these weights go on: `version` itself if nothing was made after it.
+    """
+    _check_number(version)
+    policy = locked_policy(tx, name)
+    tx.run(sa.delete(abandoned).where(abandoned.c.policy == name, abandoned.c.last >= version))
+    if version >= policy.given:
+        return version
+    tx.run(abandoned.insert().values(policy=name, first=version + 1, last=policy.given))
+    tx.note("versions_abandoned", name, first=version + 1, last=policy.given)
+    return policy.given + 1
+
+
+def _give(tx: Transaction, name: str, version: int) -> None:
+    _check_number(version)
+    policy = locked_policy(tx, name)
+    taken_back = [last for _, last in lineage_of(tx, policy).abandoned]
+    lowest = max([policy.version, *(last + 1 for last in taken_back)])
+    if version < lowest:
         raise LedgerError(
-            f"policy {row.name!r} is at version {row.version}; it goes back to {version} only after a rewind",
+            f"policy {name!r} can't go to version {version}: numbers only grow, and it is at {policy.version}"
+            + (f", with all up to {taken_back[-1]} taken back" if lowest > policy.version else ""),
             param="version",
         )
+    tx.run(_update(name).values(given=max(policy.given, version)))
+
+
+def _check_number(version: int) -> None:
+    if version < 0:
+        raise LedgerError(f"weight versions are counted from 0, not {version}", param="version")
 
 
 def policy_row(tx: Transaction, name: str) -> Any:
@@ -161,7 +182,8 @@ def _stats(tx: Transaction, policy: Any, silence: float) -> PolicyStats:
     ready = sa.select(groups.c.oldest_version).where(
         of_policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version >= 0
     )
-    ages = Counter(max(0, policy.version - row.oldest_version) for row in tx.all(ready))
+    lineage = lineage_of(tx, policy)
+    ages = Counter(lineage.behind(row.oldest_version) for row in tx.all(ready))
     return PolicyStats(
         policy=policy.name,
         version=policy.version,

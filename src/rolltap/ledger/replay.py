@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from rolltap.errors import InvalidRequest
 from rolltap.ledger.claims import Claim, LeaseRequest, lock_trainer, open_lease
+from rolltap.ledger.lineage import Lineage, lineage_of
 from rolltap.ledger.policies import policy_row
 from rolltap.ledger.schema import groups
 from rolltap.ledger.store import Transaction
@@ -33,24 +34,24 @@ class ReplayFilter:
 
 def claim_replay(tx: Transaction, request: LeaseRequest, wanted: ReplayFilter) -> Claim:
     """A lease on groups that `wanted` describes. They may be leased for replay any number of times."""
-    policy = policy_row(tx, request.policy)
+    lineage = lineage_of(tx, policy_row(tx, request.policy))
     lock_trainer(tx, request.trainer)
-    group_ids = _matching(tx, request, wanted, policy.version)
+    group_ids = _matching(tx, request, wanted, lineage)
     if not group_ids:
-        return Claim("", 0, (), policy.version)
+        return Claim("", 0, (), lineage)
     token, lease_id = open_lease(tx, request, group_ids, replay=True)
-    return Claim(lease_id, token, group_ids, policy.version, replay=True)
+    return Claim(lease_id, token, group_ids, lineage, replay=True)
 
 
-def _matching(tx: Transaction, request: LeaseRequest, wanted: ReplayFilter, version: int) -> tuple[str, ...]:
+def _matching(tx: Transaction, request: LeaseRequest, wanted: ReplayFilter, lineage: Lineage) -> tuple[str, ...]:
     statement = sa.select(groups.c.id, groups.c.tags).where(
         groups.c.policy == request.policy,
         groups.c.status == GroupStatus.ACKNOWLEDGED,
         groups.c.oldest_version >= 0,
-        groups.c.oldest_version <= version - wanted.min_age,
+        groups.c.oldest_version < lineage.oldest(wanted.min_age - 1),
     )
     if wanted.max_age is not None:
-        statement = statement.where(groups.c.oldest_version >= version - wanted.max_age)
+        statement = statement.where(groups.c.oldest_version >= lineage.oldest(wanted.max_age))
     if wanted.min_reward is not None:
         statement = statement.where(groups.c.reward_mean >= wanted.min_reward)
     if wanted.max_reward is not None:

@@ -1,7 +1,7 @@
 """The ledger's tables, on the same MetaData as the call log's.
 
 Times are seconds since the epoch by the database's clock. A group's and a rollout's rows hold their current state;
-`rewards`, `attempts`, `events` and `lease_groups` are append-only. `leases.token` is the fencing token: an
+`rewards`, `attempts` and `events` are append-only. `leases.token` is the fencing token: an
 autoincrement key, so a later lease always has a greater one.
 """
 
@@ -32,9 +32,17 @@ policies = Table(
     Column("name", String, primary_key=True),
     Column("version", Integer, nullable=False),
     Column("tokenizer_hash", String, nullable=False),
-    Column("may_go_back", Boolean, nullable=False),  # a trainer was rewound: the next version may be a lower one
+    Column("given", Integer, nullable=False),  # the highest version that engines were asked to load
     Column("paused", String),  # mode of the weight update under way
     Column("created_at", Double, nullable=False),
+)
+
+abandoned = Table(
+    "abandoned",
+    metadata,
+    Column("policy", ForeignKey("policies.name"), primary_key=True),
+    Column("first", Integer, primary_key=True),  # versions that a rewind took back
+    Column("last", Integer, nullable=False),
 )
 
 turn_caps = Table(

@@ -69,9 +69,9 @@ class Trainers:
         """The lease was never used: its groups are ready again, and no failure is counted."""
         await self._store.transact(lambda tx: leases.release(tx, lease_id, token))
 
-    async def rewind(self, trainer: str, step: int) -> Rewound:
-        """After a checkpoint of `step` was restored: what was acknowledged after it comes back."""
-        return await self._store.transact(lambda tx: leases.rewind(tx, trainer, step))
+    async def rewind(self, trainer: str, step: int, versions: Mapping[str, int]) -> Rewound:
+        """After a checkpoint of `step` was restored, of `versions` by policy: what came after it comes back."""
+        return await self._store.transact(lambda tx: leases.rewind(tx, trainer, step, versions))
 
     async def dead_letters(self, policy: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
         return await self._store.query(lambda tx: dead_letters.listed(tx, policy, limit))
@@ -96,7 +96,7 @@ class Trainers:
             policy=request.policy,
             token=claimed.token,
             expires_in=max(0.0, request.ttl - (time.monotonic() - made_at)),
-            policy_version=claimed.policy_version,
+            policy_version=claimed.lineage.version,
             groups=tuple(delivered),
         )
 
@@ -117,7 +117,7 @@ class Trainers:
                 return [leased for group in groups for leased in await self._rebuilt([group], tasks, trained, claimed)]
             await self._return(groups[0].id, claimed, f"{error.code}: {error.message}")
             return []
-        return [_leased_group(group, tasks[group.id], found, claimed.replay) for group in groups]
+        return [_leased_group(group, tasks[group.id], found, claimed) for group in groups]
 
     async def _return(self, group_id: str, claimed: Claim, reason: str) -> None:
         settings = self._store.settings
@@ -137,7 +137,7 @@ def _check_kept(group: Group, found: Mapping[str, Trajectory], trained: Set[str]
             raise RecordCorrupt(f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed")
 
 
-def _leased_group(group: Group, task: Task, found: Mapping[str, Trajectory], replay: bool) -> LeasedGroup:
+def _leased_group(group: Group, task: Task, found: Mapping[str, Trajectory], claimed: Claim) -> LeasedGroup:
     """`found` are trajectories by session; those of unscorable rollouts are empty."""
     records = tuple(
         RolloutRecord(
@@ -149,11 +149,13 @@ def _leased_group(group: Group, task: Task, found: Mapping[str, Trajectory], rep
     )
     trained = [TrainedVersions.of(record.trajectory) for record in records if record.rollout.scoring is Scoring.SCORED]
     known = [versions for versions in trained if versions.oldest != NO_VERSION]
+    oldest = min((versions.oldest for versions in known), default=NO_VERSION)
     return LeasedGroup(
         group=group,
         task=task,
         rollouts=records,
-        oldest_version=min((versions.oldest for versions in known), default=NO_VERSION),
+        oldest_version=oldest,
         newest_version=max((versions.newest for versions in known), default=NO_VERSION),
-        replay=replay,
+        staleness=0 if oldest == NO_VERSION else claimed.lineage.behind(oldest),
+        replay=claimed.replay,
     )

@@ -88,7 +88,9 @@ def record(
     return RolloutRecord(rollout, Trajectory(f"session-{name}", tuple(segments), (), {}), reward)
 
 
-def group(name: str, records: Sequence[RolloutRecord], *, oldest: int = 0, newest: int = 0) -> LeasedGroup:
+def group(
+    name: str, records: Sequence[RolloutRecord], *, oldest: int = 0, newest: int = 0, staleness: int = 0
+) -> LeasedGroup:
     rollouts = tuple(one.rollout for one in records)
     return LeasedGroup(
         Group(name, "task", "policy", GroupStatus.LEASED, rollouts),
@@ -96,6 +98,7 @@ def group(name: str, records: Sequence[RolloutRecord], *, oldest: int = 0, newes
         tuple(records),
         oldest,
         newest,
+        staleness,
     )
 
 

@@ -6,12 +6,20 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rolltap import wire
-from rolltap.errors import InvalidRequest, LeaseLost, RolltapError, StepRegression, Unauthenticated, UnknownPolicy
+from rolltap.errors import (
+    InvalidRequest,
+    LeaseLost,
+    LedgerError,
+    RolltapError,
+    StepRegression,
+    Unauthenticated,
+    UnknownPolicy,
+)
 from rolltap.types import Lease, LeasedGroup
 
 KEY = "rt-trainer-test"
@@ -76,7 +84,7 @@ class Plane:
                     self.changed.notify_all()
                     return json.dumps(self._on_lease(lease_id, verb, body)).encode()
                 case ["trainers", _, "rewind"]:
-                    return json.dumps(self._rewind(body["step"])).encode()
+                    return json.dumps(self._rewind(body["step"], body["versions"])).encode()
                 case ["policies", name, *verb]:
                     return json.dumps(self._on_policy(name, verb, body)).encode()
         raise InvalidRequest(f"no route {path}")
@@ -88,6 +96,7 @@ class Plane:
         taken, self.ready = self.ready[: body["groups"]], self.ready[body["groups"] :]
         if not taken:
             return b""
+        taken = [replace(group, staleness=self.version - group.oldest_version) for group in taken]
         token = len(self.leases) + 1
         self.leases[f"lease-{token}"] = Held(token, taken)
         return wire.pack(
@@ -118,8 +127,9 @@ class Plane:
         self.ready = [*held.groups, *self.ready]
         return {"lease_id": lease_id}
 
-    def _rewind(self, step: int) -> dict[str, Any]:
-        back = {"acknowledged": 0, "leased": 0}
+    def _rewind(self, step: int, versions: dict[str, int]) -> dict[str, Any]:
+        restored = {name: one if one >= self.version else self.version + 1 for name, one in versions.items()}
+        back: dict[str, Any] = {"acknowledged": 0, "leased": 0, "versions": restored}
         for held in reversed(self.leases.values()):
             if held.step is not None and held.step > step:
                 back["acknowledged"] += len(held.groups)
@@ -139,6 +149,8 @@ class Plane:
         if name != self.policy:
             raise UnknownPolicy(f"no policy {name!r}; known: {self.policy}", param="policy")
         if verb == ["push"]:
+            if body["version"] < self.version:
+                raise LedgerError(f"version {body['version']} is behind {self.version}", param="version")
             self.pushed.append((body["path"], body["version"]))
             self.adapters.append(body["adapter"])
             self.version = body["version"]

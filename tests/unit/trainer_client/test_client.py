@@ -90,7 +90,7 @@ def test_a_lease_is_extended_acknowledged_and_rewound(call: Call, plane: Plane) 
     assert call("ack", lease, 3) == 1
     assert call("ack", lease, 3) == 1
     assert plane.acked == {"g0": 3}
-    assert call("rewind", 2) == Rewound(acknowledged=1, leased=0)
+    assert call("rewind", 2, {"policy": 0}) == Rewound(acknowledged=1, leased=0, versions={"policy": 0})
     assert plane.acked == {}
 
 

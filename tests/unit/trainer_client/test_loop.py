@@ -121,6 +121,27 @@ def test_a_restarted_trainer_rewinds_to_its_checkpoint_and_goes_on(plane: Plane,
     assert plane.version == 3
 
 
+def test_versions_made_after_the_checkpoint_are_not_made_again(plane: Plane, url: str, model: Path, tmp_path: Path):
+    """Version 3 was pushed and is lost: what is restored goes on as 4, also for a run that dies once more."""
+    every_two = made(url, model, tmp_path, steps=4, checkpoint_every=2)
+    offer(plane, 8)
+    for lost in (4, 3):
+        dies = trainer(every_two)
+        dies.checkpoints.save = dying(dies.checkpoints.save, at=4)  # type: ignore[method-assign]
+        dies.checkpoints.save_weights = dying(dies.checkpoints.save_weights, at=lost)  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            dies.run()
+    trainer(every_two).run()
+    assert [(Path(path).name, version) for path, version in plane.pushed] == [
+        ("step-1", 1), ("step-2", 2), ("step-3", 3), ("step-2", 4), ("step-3", 5), ("step-4", 6),
+    ]  # fmt: skip
+    assert set(plane.acked.values()) == {1, 2, 3, 4}
+    again = trainer(every_two)
+    assert (again.step, again.version) == (4, 6)
+    again.run()
+    assert plane.version == 6
+
+
 def dying(save: Any, at: int) -> Any:
     def saves(step: int, *rest: Any) -> Path:
         if step == at:

@@ -52,10 +52,10 @@ def test_infidelity_between_engine_and_trainer_shows_on_fresh_tokens_only() -> N
 def test_groups_are_described_by_what_counts() -> None:
     one = segment(range(6), [4, 5])
     groups = [
-        group("a", [record("a", 0, [one, one], 1.0), record("a", 1, [one], 0.0, Scoring.MASKED)], oldest=3),
-        group("b", [record("b", 0, [one], 0.5), record("b", 1, [one], 9.0, Scoring.UNSCORABLE)], oldest=1),
+        group("a", [record("a", 0, [one, one], 1.0), record("a", 1, [one], 0.0, Scoring.MASKED)], staleness=1),
+        group("b", [record("b", 0, [one], 0.5), record("b", 1, [one], 9.0, Scoring.UNSCORABLE)], staleness=3),
     ]
-    found = describe_groups(groups, policy_version=4)
+    found = describe_groups(groups)
     assert found == {
         "reward": 0.5, "rollouts": 3, "masked": 1, "unscorable": 1, "groups": 2, "groups_without_variance": 1,
         "staleness": {1: 1, 3: 1},

@@ -1,0 +1,68 @@
+"""What a policy's version numbers stand for: which weights, and how far they are from those that are trained now.
+
+A number names one set of weights for ever, and numbers only grow. A trainer that restores the checkpoint of an older
+version abandons what was made after it, and its weights go on under the next free number: with 6 to 8 abandoned, 9 is 5
+again, so a token of 5 is as fresh as one of 9, and one of 7 comes from weights that the trainer never had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.ledger.schema import abandoned, groups
+from rolltap.ledger.store import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A policy's `version`, and the spans of abandoned ones (first, last), in order; each is followed by a number that
+    stands for the version before it."""
+
+    version: int
+    abandoned: tuple[tuple[int, int], ...] = ()
+
+    def behind(self, version: int) -> int:
+        """How many updates lie between the weights of `version` and those of now."""
+        for first, last in self.abandoned:
+            if first <= version <= last:
+                return version - first + 1 + self.behind(first - 1)
+        skipped = sum(last - first + 2 for first, last in self.abandoned if first > version)
+        return max(0, self._newest - version - skipped)
+
+    def oldest(self, behind: int) -> int:
+        """The lowest version at most `behind` updates from now, if it is not abandoned."""
+        version = self._newest - behind
+        for first, last in reversed(self.abandoned):
+            if version > last + 1:
+                break
+            version -= last - first + 2
+        return version
+
+    @property
+    def _newest(self) -> int:
+        """The served version, or the one that restored weights are about to be pushed as."""
+        return max(self.version, self.abandoned[-1][1] + 1) if self.abandoned else self.version
+
+
+def lineage_of(tx: Transaction, policy: Any) -> Lineage:
+    """That of the policy with the row `policy`."""
+    spans = sa.select(abandoned.c.first, abandoned.c.last).where(abandoned.c.policy == policy.name)
+    return Lineage(policy.version, tuple((row.first, row.last) for row in tx.all(spans.order_by(abandoned.c.first))))
+
+
+def fresh(lineage: Lineage, max_staleness: int) -> sa.ColumnElement[bool]:
+    """Whether a group has no trained token that is staler, or of abandoned weights.
+
+    Only the oldest and newest version of a group are known: one that spans an abandoned version counts as sampled from
+    it. Groups without a trained token are of no age.
+    """
+    floor = lineage.oldest(max_staleness)
+    own = [
+        sa.or_(groups.c.oldest_version > last, groups.c.newest_version < first)
+        for first, last in lineage.abandoned
+        if last >= floor
+    ]
+    return sa.or_(groups.c.oldest_version < 0, sa.and_(groups.c.oldest_version >= floor, *own))
