@@ -46,6 +46,9 @@ OWN, NEW = "0", ">"
 
 BATCH = 500
 BLOCK_MS = 1000
+PAUSE_S = 0.02
+"""Between batches, so that they are worth their transaction; a reader who waits for the stream ends it."""
+
 CLAIM_S = 10.0
 LOOK_S = 0.2
 RETRY_S = 0.5
@@ -70,6 +73,7 @@ class IngestWriter:
         self._away = False
         self._closing = False
         self._drained = asyncio.Event()
+        self._wanted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -174,9 +178,16 @@ class IngestWriter:
                     batch = _entries(found)
                     position = position if batch else NEW
                     await self._move(batch)
+                if batch:
+                    await self._pause()
             except (StoreUnavailable, RedisError, OSError):
                 claim_at, position = 0.0, OWN
                 await asyncio.sleep(RETRY_S)
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wanted.wait(), PAUSE_S)
+        self._wanted.clear()
 
     @asynccontextmanager
     async def _there(self) -> AsyncIterator[None]:
@@ -294,6 +305,7 @@ class IngestWriter:
         last = _order((await self._redis.xinfo_stream(STREAM))["last-generated-id"])
         while True:
             self._drained.clear()
+            self._wanted.set()
             _, oldest = await self._oldest()
             if oldest is None or _order(oldest) > last:
                 return
