@@ -2,7 +2,7 @@
 
 The key is the identity. A session is looked up in the store by the SHA-256 of its key. What was looked up is trusted
 for `TRUST_S` seconds, so a session closed through another replica is refused that soon; a proxy that is alone on its
-store asks once.
+store asks once. A session in use does not wait longer than `ANSWERS_WITHIN_S` for a store that is slow.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 UNDELIVERED_KEPT = 8
 TRUST_S = 1.0
+ANSWERS_WITHIN_S = 2.0
 
 
 def key_hash(key: str) -> str:
@@ -110,7 +111,12 @@ class LiveSessions:
         return await self.adopt(session)
 
     async def _look_up(self, hashed: str, known: LiveSession | None) -> LiveSession:
-        session = await self._log.session_by_key(hashed)
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S if known is not None else None):
+                session = await self._log.session_by_key(hashed)
+        except TimeoutError:
+            assert known is not None
+            return known
         if session is None:
             raise Unauthenticated("the API key is not known; open a session and use its key")
         if known is not None:
@@ -137,12 +143,13 @@ class LiveSessions:
                 del self._by_hash[hashed]
 
     async def refresh(self, live: LiveSession) -> bool:
-        """Takes in what other replicas recorded; True if there was anything. What a store holds that is away waits."""
+        """Takes in what other replicas recorded; True if there was anything. It does not wait for a slow store."""
         if self._alone:
             return False
         try:
-            rows = await self._log.rows(live.session.id, known=live.forest.completed)
-        except StoreUnavailable:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                rows = await self._log.rows(live.session.id, known=live.forest.completed)
+        except (StoreUnavailable, TimeoutError):
             return False
         return live.forest.load(rows)
 

@@ -148,3 +148,18 @@ async def test_a_session_that_is_closed_while_it_is_looked_up_is_looked_up_again
     await entering  # it was open when it was read
     with pytest.raises(SessionClosed):
         await live.enter("key", None)
+
+
+async def test_a_session_in_use_does_not_wait_for_a_slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CountingLog()
+    session = await opened(log, "key")
+    live = LiveSessions(log)
+    entered = await live.enter("key", None)
+    monkeypatch.setattr("rolltap.proxy.live.ANSWERS_WITHIN_S", 0.02)
+    log.gate.clear()
+    entered.trusted_until = 0.0
+    async with asyncio.timeout(5):
+        assert (await live.enter("key", None)).session == session
+        slow = SlowLog()
+        await slow.open_session(session)
+        assert not await LiveSessions(slow).refresh(entered)
