@@ -25,6 +25,7 @@ from rolltap.proxy.capture import CAPTURED, Capture
 from rolltap.proxy.chat import ChatRequest, ReplyStarted
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects.base import Dialect, WireReply, WireRequest
+from rolltap.proxy.engines.prompts import Prompts
 from rolltap.proxy.exchange import BrokenReply, ClientGone, Exchange
 from rolltap.proxy.live import LiveSession, LiveSessions
 from rolltap.proxy.policies import CapturePolicy, Policies, Policy
@@ -64,6 +65,7 @@ class Gateway:
         self._recalls = recalls
         self._handles = handles
         self._limits = limits
+        self._prompts = Prompts()
         self._sampler = Sampler(recorder, handles, versions)
 
     async def generate(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
@@ -169,10 +171,10 @@ class Gateway:
             if policy.lineages.may_lack_parent(plan, live.forest, chat) and await self._sessions.refresh(live):
                 plan = await policy.plan(call_id, live.forest, chat)
             check_turn(live, plan.parent)
+            prompt = self._prompts.make(call_id, plan.prompt_ids, plan.parent and plan.parent.call_id)
             for _ in range(chat.sampling.n):
                 if plan.break_ is not None:
                     plan = replace(plan, break_=replace(plan.break_, call_id=call_id))
-                prompt = plan.prompt_ids.tolist()
                 request = policy.sample_request(call_id, live.session.id, chat, prompt)
                 node = plan.node(call_id, chat.items)
                 turn.calls.append(OpenCall(call_id, node, plan, request, prompt, time.time()))

@@ -124,7 +124,9 @@ class PolicyRuntime:
         token = self.continuation.renderer.tokenizer.token
         return tuple(TokenLogprob(token(id), logprob) for id, logprob in zip(ids, logprobs, strict=False))
 
-    def sample_request(self, call_id: str, session_id: str, chat: ChatRequest, prompt_ids: list[int]) -> SampleRequest:
+    def sample_request(
+        self, call_id: str, session_id: str, chat: ChatRequest, prompt_ids: Sequence[int]
+    ) -> SampleRequest:
         """What is sent to the engine; `ContextOverflow` if the prompt leaves no room."""
         room = self.max_context - len(prompt_ids)
         if room < 1:
@@ -181,7 +183,7 @@ class UpstreamPolicy(Generic[Upstream]):
         """Where the call belongs; its prompt is the upstream's to tell."""
         return self.lineages.observe(call_id, forest, chat)
 
-    def sample_request(self, call_id: str, session_id: str, chat: ChatRequest, prompt_ids: list[int]) -> ChatCall:
+    def sample_request(self, call_id: str, session_id: str, chat: ChatRequest, prompt_ids: Sequence[int]) -> ChatCall:
         """What is sent to the upstream: the conversation, and the sampling that the policy or the harness decided."""
         pins = {name: value for name, value in self.settings.pin.model_dump().items() if value is not None}
         sampling = msgspec.structs.replace(chat.sampling, **pins)

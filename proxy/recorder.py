@@ -105,7 +105,7 @@ class OpenCall:
     node: Node
     plan: PromptPlan
     request: SampleRequest | ChatCall
-    prompt: list[int]
+    prompt: Sequence[int]
     started_at: float
     sampled: Sampled = field(default_factory=Sampled)
     begun: bool = False

@@ -306,6 +306,7 @@ async def _chunks(call: OpenCall, policy: PolicyRuntime, request: SampleRequest)
     """The engine's chunks, checked."""
     async with aclosing(policy.engine.sample(request)) as chunks:  # type: ignore[type-var]
         async for chunk in chunks:
-            if chunk.prompt_ids is not None and list(chunk.prompt_ids) != call.prompt:
+            said = chunk.prompt_ids
+            if said is not None and said is not request.prompt_ids and list(said) != list(request.prompt_ids):
                 raise EngineProtocolError("the engine's prompt ids are not those that were sent")
             yield chunk

@@ -7,7 +7,7 @@ import binascii
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -59,9 +59,15 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
 
 def _lenient(data: bytes, kind: type[T], cause: Exception) -> T:
     try:
-        return msgspec.convert(json.loads(data), kind)
+        return msgspec.convert(json.loads(data, object_hook=_prompt_as_it_came), kind)
     except (ValueError, RecursionError) as error:
         raise EngineProtocolError(f"the engine sent an event that is not JSON: {cause}") from error
+
+
+def _prompt_as_it_came(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an object as the strict reader has them: a prompt's ids stay JSON."""
+    name = "prompt_token_ids"
+    return {**fields, name: msgspec.Raw(msgspec.json.encode(fields[name]))} if name in fields else fields
 
 
 def problem(name: str, path: str, error: Problem) -> RolltapError:

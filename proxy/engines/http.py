@@ -31,6 +31,7 @@ from rolltap.errors import (
     RateLimited,
     RolltapError,
 )
+from rolltap.proxy.engines.prompts import written
 from rolltap.proxy.engines.sse import SseParser
 from rolltap.settings import EngineSettings
 
@@ -46,6 +47,9 @@ _OVERFLOW = re.compile(
 )
 
 _LIMIT = re.compile(r"(?:context length|model length|context size)\D{0,24}(\d+)", re.I)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=written)
 
 
 class Model(msgspec.Struct):
@@ -184,7 +188,7 @@ class EngineHttp:
         response = await self._session.request(
             method,
             self.base + path,
-            data=None if body is None else msgspec.json.encode(body),
+            data=None if body is None else _encoder.encode(body),
             headers={**self._headers, **headers},
             allow_redirects=False,
         )

@@ -34,6 +34,7 @@ from rolltap.proxy.engines.decode import (
 )
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context, try_out
+from rolltap.proxy.engines.prompts import UNSAID, said
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
 from rolltap.settings import EngineSettings
 from rolltap.types import VersionSpan
@@ -63,7 +64,7 @@ class Meta(msgspec.Struct):
 
 class Frame(msgspec.Struct):
     output_ids: list[int] = []
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = UNSAID
     meta_info: Meta | None = None
     error: Problem | None = None
 
@@ -224,7 +225,7 @@ class _Output:
             logprobs=logprobs,
             finish=finish,
             versions=_versions(meta, total) if finish else None,
-            prompt_ids=frame.prompt_token_ids if first else None,
+            prompt_ids=said(frame.prompt_token_ids, self._request.prompt_ids) if first else None,
             extras=extras,
             whole=_routed_experts(meta.routed_experts, len(self._request.prompt_ids), total) if finish else {},
         )

@@ -25,6 +25,7 @@ from rolltap.proxy.engines.decode import (
     spans,
     top_k,
 )
+from rolltap.proxy.engines.prompts import UNSAID, said
 
 NO_LOGPROB = -9999.0
 """What vLLM writes for a log-prob that is NaN, -inf or absent: no sampled token can have it."""
@@ -63,7 +64,7 @@ class GenerateChoice(msgspec.Struct):
 class CompletionChoice(msgspec.Struct):
     text: str = ""
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = UNSAID
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     routed_experts: str | None = None
@@ -71,7 +72,7 @@ class CompletionChoice(msgspec.Struct):
 
 class GenerateFrame(msgspec.Struct):
     choices: list[GenerateChoice] = []
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = UNSAID
     usage: Usage | None = None
     error: Problem | None = None
 
@@ -163,7 +164,7 @@ def generate_chunk(choice: GenerateChoice, frame: GenerateFrame, request: Sample
         logprobs=logprobs if ids else [],
         finish=_finish(choice.finish_reason),
         versions=None if choice.weight_versions is None else spans(choice.weight_versions, count),
-        prompt_ids=frame.prompt_token_ids,
+        prompt_ids=said(frame.prompt_token_ids, request.prompt_ids),
         extras=extras,
         whole=_experts(choice.routed_experts, request, count),
     )
@@ -190,7 +191,7 @@ def completion_chunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
         finish=_finish(choice.finish_reason),
-        prompt_ids=choice.prompt_token_ids,
+        prompt_ids=said(choice.prompt_token_ids, request.prompt_ids),
         extras=extras,
         whole=_experts(choice.routed_experts, request, count),
     )

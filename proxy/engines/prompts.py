@@ -1,0 +1,90 @@
+"""Prompts on their way to an engine and back: as JSON, which is made and compared in pieces.
+
+It takes milliseconds to make 100,000 ids Python's integers, and as long to read them again from an engine that says
+what it saw. So a prompt is its parent's JSON and that of its new ids, and what an engine says is compared as it came.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import msgspec
+import numpy as np
+
+from rolltap.types import Int32
+
+JSON_BYTES = 64 << 20
+"""Bytes of prompts that are kept for their continuations; an id takes 6 or 7."""
+
+UNSAID = msgspec.Raw(b"null")
+
+_read_ids = msgspec.json.Decoder(list[int] | None)
+
+
+class Prompt(Sequence[int]):
+    """A prompt's ids [P], and the JSON list of them."""
+
+    __slots__ = ("ids", "json")
+
+    def __init__(self, ids: Int32, json: bytes) -> None:
+        self.ids = ids
+        self.json = json
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        return self.ids[at].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids.tolist())
+
+
+class Prompts:
+    """Makes prompts out of those that they continue: the last ones, of at most `limit` bytes in all."""
+
+    def __init__(self, limit: int = JSON_BYTES) -> None:
+        self._limit = limit
+        self.size = 0
+        self.kept: OrderedDict[str, Prompt] = OrderedDict()
+
+    def make(self, call_id: str, ids: Int32, parent: str | None = None) -> Prompt:
+        """The prompt of a call. Its ids may begin with those of the call `parent`, whose place it takes then."""
+        former = self.kept.pop(parent, None) if parent is not None else None
+        if former is not None:
+            self.size -= len(former.json)
+        size = len(former) if former is not None else 0
+        if former is not None and size and np.array_equal(former.ids, ids[:size]):
+            json = former.json[:-1] + b"," + _encoded(ids[size:])[1:] if size < len(ids) else former.json
+        else:
+            json = _encoded(ids)
+        prompt = Prompt(ids, json)
+        self.kept[call_id] = prompt
+        self.size += len(json)
+        while self.size > self._limit:
+            self.size -= len(self.kept.popitem(last=False)[1].json)
+        return prompt
+
+
+def written(value: Any) -> msgspec.Raw:
+    """How msgspec is to write a prompt."""
+    if isinstance(value, Prompt):
+        return msgspec.Raw(value.json)
+    raise NotImplementedError(f"{type(value).__name__} is not JSON")
+
+
+def said(json: msgspec.Raw, sent: Sequence[int]) -> Sequence[int] | None:
+    """The prompt that an engine says it saw, if it says so: `sent` itself where it is just that."""
+    if isinstance(sent, Prompt) and bytes(json) == sent.json:
+        return sent
+    return _read_ids.decode(json)
+
+
+def _encoded(ids: Int32) -> bytes:
+    return msgspec.json.encode(ids.tolist())

@@ -1,0 +1,59 @@
+"""Prompts as JSON, made of those that they continue, and told from what an engine says it saw."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from rolltap.proxy.engines.prompts import UNSAID, Prompts, said, written
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize("first", [ids(), ids(5, 151_642), ids(5, 7)])
+@pytest.mark.parametrize("second", [ids(), ids(5, 7), ids(5, 7, 0), ids(5, 151_642, 3), ids(5)])
+def test_a_prompt_is_written_as_its_own_ids_whatever_it_continues(first: np.ndarray, second: np.ndarray) -> None:
+    prompts = Prompts()
+    prompts.make("one", first)
+    prompt = prompts.make("two", second, "one")
+    assert json.loads(msgspec.json.encode({"prompt": prompt}, enc_hook=written))["prompt"] == second.tolist()
+    assert list(prompt) == second.tolist()
+    assert [prompt[at] for at in range(len(prompt))] == prompt[:] == second.tolist()
+
+
+def test_only_what_is_new_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    anew: list[int] = []
+    encode = msgspec.json.encode
+    monkeypatch.setattr(msgspec.json, "encode", lambda value: anew.append(len(value)) or encode(value))
+    prompts = Prompts()
+    whole = np.arange(1000, dtype=np.int32)
+    prompts.make("one", whole[:900])
+    prompts.make("two", whole, "one")
+    prompts.make("three", whole, "two")
+    prompts.make("four", whole, "one")  # whose place the second has taken
+    assert anew == [900, 100, 1000]
+
+
+def test_prompts_are_kept_within_a_limit_of_bytes() -> None:
+    prompts = Prompts(limit=1000)
+    parent = None
+    for number in range(100):
+        prompts.make(f"call {number}", np.arange(number, dtype=np.int32), parent)
+        prompts.make(f"other {number}", np.arange(50, dtype=np.int32))
+        assert prompts.size == sum(len(prompt.json) for prompt in prompts.kept.values()) <= 1000
+        parent = f"call {number}"
+    assert prompts.make("too large", np.arange(1000, dtype=np.int32))[:] == list(range(1000))
+    assert prompts.size == 0
+
+
+def test_what_an_engine_says_is_read_unless_it_is_what_was_sent() -> None:
+    sent = Prompts().make("one", ids(1, 2, 3))
+    assert said(msgspec.Raw(b"[1,2,3]"), sent) is sent
+    assert said(msgspec.Raw(b"[1, 2, 3]"), sent) == [1, 2, 3]
+    assert said(msgspec.Raw(b"[1,2]"), sent) == [1, 2]
+    assert said(UNSAID, sent) is None
