@@ -3,14 +3,17 @@
 Each span's queries see its ancestors' keys and, causally, its own. On the CPU that is one call of scaled dot product
 attention a span, so the cost is the sum of the spans' own, never the square of the pack. On CUDA it is one variable
 length flash attention call over all spans, with the keys of shared trunks gathered first (its causal mask is aligned to
-the lower right, which is what ancestors before own tokens need). Shapes: `N` tokens of the pack, `H` heads, `K`
+the lower right, which is what ancestors before own tokens need); in 32 bits, or where torch has no such call, it goes
+span by span there too. Shapes: `N` tokens of the pack, `H` heads, `K`
 key-value heads, `D` head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +26,8 @@ from rolltap.trainer_client.packing import Span
 NAME = "rolltap_spans"
 """What the attention is called in transformers' registry."""
 
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VariableLengths:
@@ -33,6 +38,21 @@ class VariableLengths:
     longest_query: int
     longest_key: int
     gathered: Tensor | None
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], seen: Sequence[Sequence[slice]], device: torch.device) -> VariableLengths:
+        queries = torch.tensor([0, *(len(span) for span in spans)], dtype=torch.int32)
+        keys = torch.tensor([0, *(span.position + len(span) for span in spans)], dtype=torch.int32)
+        gathered = None
+        if any(span.ancestors for span in spans):
+            gathered = torch.cat([torch.arange(part.start, part.stop) for parts in seen for part in parts]).to(device)
+        return cls(
+            queries.cumsum(0, dtype=torch.int32).to(device),
+            keys.cumsum(0, dtype=torch.int32).to(device),
+            int(queries.max()),
+            int(keys.max()),
+            gathered,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,22 +67,7 @@ class Layout:
     def of(cls, spans: Sequence[Span], device: torch.device) -> Layout:
         own = [slice(span.start, span.end) for span in spans]
         seen = tuple((*(own[index] for index in span.ancestors), mine) for span, mine in zip(spans, own, strict=True))
-        return cls(tuple(spans), seen, _lengths(spans, seen, device) if device.type == "cuda" else None)
-
-
-def _lengths(spans: Sequence[Span], seen: Sequence[Sequence[slice]], device: torch.device) -> VariableLengths:
-    queries = torch.tensor([0, *(len(span) for span in spans)], dtype=torch.int32)
-    keys = torch.tensor([0, *(span.position + len(span) for span in spans)], dtype=torch.int32)
-    gathered = None
-    if any(span.ancestors for span in spans):
-        gathered = torch.cat([torch.arange(part.start, part.stop) for parts in seen for part in parts]).to(device)
-    return VariableLengths(
-        queries.cumsum(0, dtype=torch.int32).to(device),
-        keys.cumsum(0, dtype=torch.int32).to(device),
-        int(queries.max()),
-        int(keys.max()),
-        gathered,
-    )
+        return cls(tuple(spans), seen, VariableLengths.of(spans, seen, device) if device.type == "cuda" else None)
 
 
 def span_attention(
@@ -77,8 +82,8 @@ def span_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """`query` [1, H, N, D], `key` and `value` [1, K, N, D] → [1, N, H, D]. The layout takes the mask's place."""
-    if layout.lengths is not None:
-        return _flash(query, key, value, scaling, layout.lengths), None
+    if layout.lengths is not None and query.dtype in FLASH_DTYPES and (varlen := _varlen()) is not None:
+        return _flash(varlen, query, key, value, scaling, layout.lengths), None
     return _span_by_span(query, key, value, scaling, layout), None
 
 
@@ -101,13 +106,36 @@ def _lower_right(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(diagonal=keys - queries)
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, lengths: VariableLengths) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
+def _varlen() -> Callable[..., Any] | None:
+    """torch's flash attention over rows of variable length; None before 2.11, which has none with a window."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if _parameters(varlen_attn) >= {"scale", "window_size"} else None
 
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+def _flash(
+    varlen: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    lengths: VariableLengths,
+) -> Tensor:
     query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if lengths.gathered is not None:
         key_NKD, value_NKD = key_NKD[lengths.gathered], value_NKD[lengths.gathered]
-    attended = varlen_attn(
+    grouped = {"enable_gqa": True}
+    if not grouped.keys() <= _parameters(varlen):  # torch 2.11
+        grouped, heads = {}, query_NHD.shape[1] // key_NKD.shape[1]
+        key_NKD, value_NKD = (tensor.repeat_interleave(heads, dim=1) for tensor in (key_NKD, value_NKD))
+    attended = varlen(
         query_NHD.contiguous(),
         key_NKD.contiguous(),
         value_NKD.contiguous(),
@@ -117,10 +145,8 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, len
         lengths.longest_key,
         scale=scaling,
         window_size=(-1, 0),
-        enable_gqa=True,
+        **grouped,
     )
-    if isinstance(attended, tuple):
-        raise TypeError("varlen_attn returned more than was asked of it")
     return attended.unsqueeze(0)
 
 
