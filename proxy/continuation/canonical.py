@@ -2,7 +2,7 @@
 
 Harnesses re-serialise what they echo. Two messages are the same when they differ only in
 
-* JSON arguments: key order, spacing, escapes, `1.0` against `1`;
+* JSON arguments: key order, spacing, escapes, `1.0` against `1`; a member that was cut off;
 * tool-call ids and item ids (they are handles, compared where they are found);
 * an assistant's text: white space at its edges; empty against absent; one string against parts;
 * thinking that the client dropped, or whose edges it trimmed (`reasoning_agrees`);
@@ -23,18 +23,23 @@ from typing import Any
 import msgspec
 
 from rolltap.proxy.chat import Image, Message, Tool
+from rolltap.proxy.cut_json import whole_members
 
 DIGEST_BYTES = 16
 
 
 def canonical_arguments(text: str) -> str:
-    """JSON text with sorted keys and no spacing (none at all is an empty object); text that is not JSON, stripped."""
+    """JSON text with sorted keys and no spacing (none at all is an empty object).
+
+    An object that was cut off stands for the members that it has whole; other text that is not JSON is stripped.
+    """
     try:
-        return json.dumps(
-            _integral(json.loads(text or "{}")), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-        )
+        value = json.loads(text or "{}")
     except (ValueError, RecursionError):
+        value = whole_members(text)
+    if value is None:
         return text.strip()
+    return json.dumps(_integral(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def _integral(value: Any) -> Any:

@@ -2,11 +2,12 @@
 
 Text and reasoning stream as they come, never half a character, and never a character that a later token could turn
 into something else (white space at a channel's edge, the beginning of a stop string). A reply ends at the first stop
-string in its text; thinking and calls may hold it. A tool call is sent when its block is closed. A family whose grammar
-has other special tokens streams up to the first of them, and a reply that begins as a tool call in plain text is not
-streamed: the rest comes when the reply is whole. So does what follows a call that opens within thinking, since it is a
-draft if the thinking is closed after it. The end of the stream is read by the family's own parser, from all ids at
-once: what was streamed is always a prefix of what it says.
+string in its text; thinking and calls may hold it. A tool call whose arguments are JSON text is sent from where they
+begin, as they come (`json_calls`); any other when its block is closed. A family whose grammar has other special tokens
+streams up to the first of them, and a reply that begins as a tool call in plain text is not streamed: the rest comes
+when the reply is whole. So does what follows a call that opens within thinking, since it is a draft if the thinking is
+closed after it. The end of the stream is read by the family's own parser, from all ids at once; the reply that is
+recorded, and sent to who asked for no stream, is made of what was streamed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
+
+import msgspec
 
 from rolltap.proxy.chat import (
     Choice,
@@ -31,6 +34,7 @@ from rolltap.proxy.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from rolltap.proxy.continuation.json_calls import GrowingCall
 from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer
 
 Channel = Literal["reasoning", "text", "tool", "opaque"]
@@ -60,7 +64,10 @@ class ReplyParser:
         if self._beginnings is None:
             self._channel = "opaque"
         self._tool_seen = False
-        self._calls: list[ToolCall] = []
+        self._calls: list[ToolCall] = []  # those that were sent to their end
+        self._sending: ToolCall | None = None
+        self._arguments: list[str] = []  # what of its arguments was sent
+        self._block: GrowingCall | None = None  # the open block, in a family whose arguments are JSON text
         self._sent = {"reasoning": "", "text": ""}
         self._run: list[int] = []  # ids of the open channel since it opened
         self._read = 0  # ids of `_run` whose text is in `_pending` or sent
@@ -85,48 +92,43 @@ class ReplyParser:
                 events += self._open("reasoning")
             elif token == markers.reasoning_close and self._channel == "reasoning":
                 events += self._open("text")
-            elif token == markers.tool_open:
+            elif token == markers.tool_open and (self._channel != "tool" or markers.tool_close is None):
                 events += self._open("opaque" if self._channel == "reasoning" else "tool")
+                if self._sending is not None:  # blocks that nothing closes end where the next one begins
+                    events += self._settle(*self._whole())
             elif token == markers.tool_close and self._channel == "tool":
-                events += self._settle_calls(self._whole()[0]) + self._open("text")
+                events += self._open("text") + self._settle(*self._whole())
                 self._settled = len(self._ids)
-            elif self._channel != "tool":
-                if token in self._renderer.tokenizer.added_ids:
-                    events += self._open("opaque")
-                else:
-                    self._run.append(token)
-                    self.reasoning_ids += self._channel == "reasoning"
-                    if self._stop:  # the reply ends with the very token that completes a stop string
-                        events += self._drain()
+            elif token in self._renderer.tokenizer.added_ids and self._channel != "tool":
+                events += self._open("opaque")
+            else:
+                self._run.append(token)
+                self.reasoning_ids += self._channel == "reasoning"
+                if self._stop:  # the reply ends with the very token that completes a stop string
+                    events += self._drain()
         events += self._drain()
         return events
 
     def finish(self, finish: Literal["stop", "length", "abort"]) -> tuple[list[ReplyEvent], Choice]:
         """The last events and the whole reply."""
         parsed, text = self._whole()
-        events: list[ReplyEvent] = []
-        for channel, whole in (("reasoning", parsed.reasoning), ("text", text)):
-            sent = self._sent[channel]
-            if whole.startswith(sent):
-                rest = whole[len(sent) :]
-                if rest:
-                    events.append(self._delta(channel, rest))
-                    self._sent[channel] = whole
-        events += self._settle_calls(parsed)
+        calls = self._calls_of(parsed)
+        events = self._end_call(calls)
+        events += self._rest("reasoning", parsed.reasoning) + self._settle(parsed, text)
         reasoning, text = self._sent["reasoning"], self._sent["text"]
         parts: tuple[Part, ...] = (Reasoning(reasoning),) if reasoning else ()
         if text:
             parts = (*parts, Text(text))
         message = Message(role="assistant", parts=parts, tool_calls=tuple(self._calls))
         reason: Any = "stop" if self.stopped is not None else finish
-        if self._calls and self.stopped is None and finish == "stop":
+        if reason == "stop" and self.stopped is None and any(call.ok or call.complete for call in calls):
             reason = "tool_calls"
         return events, Choice(message=message, finish=reason, stop=self.stopped, index=self._index)
 
     def _whole(self) -> tuple[ParsedReply, str]:
         """The reply as its family reads it, and its text; the ids and both end at the first stop string in the text."""
         parsed = self._parse()
-        text = _visible(parsed)
+        text = self._visible(parsed)
         at, stop = self._first_stop(text)
         if stop is None:
             return parsed, text
@@ -140,7 +142,7 @@ class ReplyParser:
 
     def _shows(self, text: str, count: int) -> bool:
         """Whether the first `count` ids give a reply that begins with `text`."""
-        return _visible(self._parse(count)).startswith(text)
+        return self._visible(self._parse(count)).startswith(text)
 
     def _parse(self, count: int | None = None) -> ParsedReply:
         """The first `count` ids, or all, as the family reads them."""
@@ -157,19 +159,24 @@ class ReplyParser:
 
     @property
     def unparsable(self) -> bool:
-        """Whether the reply holds a tool-call block that could not be read."""
-        return any(not call.ok for call in self._parse().tool_calls)
+        """Whether the reply holds a tool-call block that could not be read to its end."""
+        parsed = self._parse()
+        return any(not call.ok for call in parsed.tool_calls) or len(self._calls_of(parsed)) != len(self._calls)
 
     def _open(self, channel: Channel) -> list[ReplyEvent]:
         """Leaves the open channel, with the last of its text that is settled."""
         events = self._drain(ended=channel == "tool")
         self._tool_seen = self._tool_seen or channel == "tool"
         self._channel, self._run, self._read, self._pending = channel, [], 0, ""
+        head = self._renderer.markers.call_head
+        self._block = GrowingCall(head) if channel == "tool" and head is not None else None
         return events
 
     def _drain(self, *, ended: bool = False) -> list[ReplyEvent]:
         """What of the open channel's text can be sent; where the text has `ended`, no stop string can begin in it."""
-        if self.stopped is not None or self._channel in ("tool", "opaque"):
+        if self._channel == "tool":
+            return self._drain_call()
+        if self.stopped is not None or self._channel == "opaque":
             return []
         if self._channel == "text" and self._tool_seen:
             return []
@@ -194,6 +201,17 @@ class ReplyParser:
             return []
         self._sent[self._channel] = sent + settled
         return [self._delta(self._channel, settled)]
+
+    def _drain_call(self) -> list[ReplyEvent]:
+        """What of the open block can be sent. The free text of a custom tool comes whole."""
+        if self._block is None:
+            return []
+        fresh, self._pending = self._decode_new(), ""
+        added = self._block.feed(fresh)
+        if self._block.name is None or self._is_custom(self._block.name):
+            return []
+        events = self._start(self._block.name) if self._sending is None else []
+        return events + self._more(added)
 
     def _decode_new(self) -> str:
         """Text held back so far and that of the ids not yet read, but for an unfinished character."""
@@ -226,31 +244,60 @@ class ReplyParser:
                     break
         return longest
 
-    def _settle_calls(self, parsed: ParsedReply) -> list[ReplyEvent]:
-        """Events for the readable calls that were not sent yet."""
-        events: list[ReplyEvent] = []
-        readable = [call for call in parsed.tool_calls if call.ok]
-        for position in range(len(self._calls), len(readable)):
-            call = self._tool_call(position, readable[position])
-            self._calls.append(call)
-            events += [
-                ToolCallStarted(position, call.id, call.name, call.kind, self._index),
-                ToolCallDelta(position, call.arguments, self._index),
-                ToolCallEnded(position, self._index),
-            ]
+    def _settle(self, parsed: ParsedReply, text: str) -> list[ReplyEvent]:
+        """The end of the call that is being sent, the rest of the text, and the calls that were not sent yet."""
+        calls = self._calls_of(parsed)
+        events = self._end_call(calls) + self._rest("text", text)
+        for call in calls[len(self._calls) :]:
+            events += self._start(call.name) + self._end_call(calls)
         return events
 
-    def _tool_call(self, position: int, call: ParsedCall) -> ToolCall:
-        tool = self._tools.get(call.name)
-        if tool is not None and tool.kind == "custom":
-            return ToolCall(self._mint(position), call.name, _custom_input(call.arguments), "custom")
-        return ToolCall(self._mint(position), call.name, call.arguments)
+    def _rest(self, channel: str, whole: str) -> list[ReplyEvent]:
+        """What of the channel's `whole` text was not sent."""
+        sent = self._sent[channel]
+        if not whole.startswith(sent) or whole == sent:
+            return []
+        self._sent[channel] = whole
+        return [self._delta(channel, whole[len(sent) :])]
 
+    def _calls_of(self, parsed: ParsedReply) -> list[ParsedCall]:
+        """The blocks that are calls: those that could be read, and those that had begun to be sent."""
+        return [call for call in parsed.tool_calls if self._is_call(call)]
 
-def _visible(parsed: ParsedReply) -> str:
-    """The reply's text, with the blocks that could not be read as calls."""
-    broken = [f"<tool_call>\n{call.raw}\n</tool_call>" for call in parsed.tool_calls if not call.ok]
-    return "\n".join([parsed.text, *broken]).strip() if broken else parsed.text
+    def _is_call(self, call: ParsedCall) -> bool:
+        return call.ok or (call.begun and not self._is_custom(call.name))
+
+    def _is_custom(self, name: str) -> bool:
+        return name in self._tools and self._tools[name].kind == "custom"
+
+    def _start(self, name: str) -> list[ReplyEvent]:
+        """Begins to send a call."""
+        position = len(self._calls)
+        self._sending = ToolCall(self._mint(position), name, "", "custom" if self._is_custom(name) else "function")
+        return [ToolCallStarted(position, self._sending.id, name, self._sending.kind, self._index)]
+
+    def _more(self, arguments: str) -> list[ReplyEvent]:
+        """Sends more of a call's arguments."""
+        self._arguments.append(arguments)
+        return [ToolCallDelta(len(self._calls), arguments, self._index)] if arguments else []
+
+    def _end_call(self, calls: Sequence[ParsedCall]) -> list[ReplyEvent]:
+        """The rest of the call that is being sent, if one is, and its end; `calls` are those of the reply so far."""
+        if self._sending is None:
+            return []
+        position, sent = len(self._calls), "".join(self._arguments)
+        whole = calls[position].arguments if position < len(calls) else sent
+        if self._sending.kind == "custom":
+            whole = _custom_input(whole)
+        events = self._more(whole[len(sent) :]) if whole.startswith(sent) else []
+        self._calls.append(msgspec.structs.replace(self._sending, arguments="".join(self._arguments)))
+        self._sending, self._arguments = None, []
+        return [*events, ToolCallEnded(position, self._index)]
+
+    def _visible(self, parsed: ParsedReply) -> str:
+        """The reply's text, with the blocks that are no calls."""
+        broken = [f"<tool_call>\n{call.raw}\n</tool_call>" for call in parsed.tool_calls if not self._is_call(call)]
+        return "\n".join([parsed.text, *broken]).strip() if broken else parsed.text
 
 
 def _custom_input(arguments: str) -> str:

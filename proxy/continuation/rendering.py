@@ -8,12 +8,14 @@ can't be proven for the family.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.proxy.chat import Image, Message, Tool
+from rolltap.proxy.continuation.json_calls import HERMES, read_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 
 Guard = Callable[[str], str]
@@ -22,12 +24,24 @@ HistoryThinking = Literal["tool_cycle", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool call as sampled. `arguments` is JSON text; `ok` is False where the block could not be read."""
+    """A tool call as sampled. `arguments` is JSON text; `ok` is False where the block could not be read.
+
+    One that has `begun` is a call all the same, with `arguments` as far as they go (`json_calls`): `complete`, or not.
+    """
 
     name: str
     arguments: str
     ok: bool
     raw: str
+    begun: bool = False
+    complete: bool = False
+
+    def as_begun(self, head: re.Pattern[str] | None) -> ParsedCall:
+        """The call in its sampled text, where the family's calls begin with `head` and this one does."""
+        found = read_call(head, self.raw) if head is not None else None
+        if found is None or found.name is None:
+            return self
+        return replace(self, name=found.name, arguments=found.arguments, begun=True, complete=found.complete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,7 @@ class Markers:
     """Token ids that separate a family's channels in the sampled stream; None where the family has no such token.
 
     `beginnings` are those of replies that are tool calls in plain text; None where it is not known how they begin.
+    `call_head` is what stands between a call's opening token and its arguments, where these are JSON.
     """
 
     reasoning_open: int | None
@@ -51,6 +66,7 @@ class Markers:
     tool_open: int | None
     tool_close: int | None
     beginnings: tuple[str, ...] | None = ()
+    call_head: re.Pattern[str] | None = None
 
     def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
         """Whether the generation prompt itself opened a thinking block."""
@@ -118,6 +134,8 @@ class FamilyRenderer:
             tool_close=tokenizer.convert_tokens_to_ids("</tool_call>"),
             beginnings=("{",) if family == "llama-3" else () if tool_open is not None else None,
         )
+        if self._reads_hermes():
+            self.markers = replace(self.markers, call_head=HERMES)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
         rows = [self._row(message) for message in messages]
@@ -183,8 +201,14 @@ class FamilyRenderer:
         return ParsedReply(
             text=parsed.content,
             reasoning=parsed.reasoning_content or "",
-            tool_calls=tuple(parsed_call(call) for call in parsed.tool_calls),
+            tool_calls=tuple(parsed_call(call).as_begun(self.markers.call_head) for call in parsed.tool_calls),
         )
+
+    def _reads_hermes(self) -> bool:
+        """Whether the family's parser takes a Hermes block for the call that it is."""
+        block = '<tool_call>\n{"name": "look", "arguments": {"name": "x"}}\n</tool_call>'
+        calls = self.parse(self.tokenizer.encode(block), [], ()).tool_calls
+        return [(call.name, call.arguments, call.ok) for call in calls] == [("look", '{"name": "x"}', True)]
 
     def _specs(self, tools: Sequence[Tool]) -> list[Any] | None:
         return [template_tool(tool, self.tokenizer.guard) for tool in tools] or None

@@ -124,6 +124,7 @@ class TemplateRenderer:
             tool_open=tokenizer.convert_tokens_to_ids(self._calls.opening),
             tool_close=tokenizer.convert_tokens_to_ids(self._calls.closing),
             beginnings=self._calls.beginnings,
+            call_head=self._calls.head,
         )
         self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
         self._admitted = {result.scenario for result in self.audit if result.admitted}
@@ -168,7 +169,8 @@ class TemplateRenderer:
         calls: list[ParsedCall] = []
         if tools or not self._calls.beginnings:  # in plain text nothing but the tools tells a call from an object
             ids, calls = self._calls.read(self.tokenizer, ids)
-        return ParsedReply(self.tokenizer.decode(ids).strip(), self.tokenizer.decode(thought).strip(), tuple(calls))
+        begun = tuple(call.as_begun(self._calls.head) for call in calls)
+        return ParsedReply(self.tokenizer.decode(ids).strip(), self.tokenizer.decode(thought).strip(), begun)
 
     def _thinking(self, ids: list[int], prompt: Sequence[int]) -> tuple[list[int], list[int]]:
         """The ids of the thinking that a reply begins with, and those after it."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolltap.errors import ConfigError
+from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
 from rolltap.proxy.continuation.rendering import ParsedCall, parsed_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 
@@ -24,13 +25,15 @@ class ToolFormat:
     """`read` takes a reply's ids, without thinking and stop tokens, apart into the ids of its text and its calls.
 
     `opening` and `closing` are the tokens around calls. A format without them is told by `beginnings`: a reply is a
-    call only if its text begins with one of these.
+    call only if its text begins with one of these. `head` is what stands before a call's arguments, where these are
+    JSON text in a block of their own.
     """
 
     read: Read
     opening: str = ""
     closing: str = ""
     beginnings: tuple[str, ...] = ()
+    head: re.Pattern[str] | None = None
 
 
 def find_tool_format(name: str) -> ToolFormat:
@@ -100,11 +103,11 @@ def _read_nothing(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], l
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    "hermes": ToolFormat(_by_renderers("qwen3"), "<tool_call>", "</tool_call>"),
+    "hermes": ToolFormat(_by_renderers("qwen3"), "<tool_call>", "</tool_call>", head=HERMES),
     "qwen-xml": ToolFormat(_by_renderers("qwen3.5"), "<tool_call>", "</tool_call>"),
     "glm": ToolFormat(_by_renderers("glm"), "<tool_call>", "</tool_call>"),
     "deepseek": ToolFormat(_by_renderers("deepseek-v3"), "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    "mistral": ToolFormat(_read_mistral, "[TOOL_CALLS]"),
+    "mistral": ToolFormat(_read_mistral, "[TOOL_CALLS]", head=MISTRAL),
     "llama": ToolFormat(_read_llama, beginnings=("{",)),
     "none": ToolFormat(_read_nothing),
 }

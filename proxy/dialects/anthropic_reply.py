@@ -25,6 +25,7 @@ from rolltap.proxy.chat import (
     ToolCallStarted,
     Usage,
 )
+from rolltap.proxy.cut_json import whole_members
 from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
 from rolltap.proxy.dialects.arguments import object_of
 from rolltap.proxy.dialects.base import WireReply
@@ -92,9 +93,17 @@ def message_body(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded)
         blocks.append(ThinkingOut(message.reasoning, started.handle or started.call_id))
     if message.text:
         blocks.append(TextOut(message.text))
-    blocks += [ToolUseOut(call.id, call.name, object_of(call.arguments)) for call in message.tool_calls]
+    blocks += [ToolUseOut(call.id, call.name, _input(call.arguments)) for call in message.tool_calls]
     reason, sequence = stop_reason(choice)
     return encode(MessageOut(_message_id(started), request.model, blocks, reason, sequence, usage_out(ended.usage)))
+
+
+def _input(arguments: str) -> msgspec.Raw | UnparsedWrapper:
+    """The arguments' object. Of one that was cut off, what a client has that adds up the deltas."""
+    whole = object_of(arguments)
+    if isinstance(whole, UnparsedWrapper) and (members := whole_members(arguments)) is not None:
+        return msgspec.Raw(encode(members))
+    return whole
 
 
 def stop_reason(choice: Choice) -> tuple[str, str | None]:

@@ -25,6 +25,8 @@ from rolltap.proxy.chat import (
     Usage,
 )
 from rolltap.proxy.dialects import openai_responses_wire as wire
+from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
+from rolltap.proxy.dialects.arguments import object_of
 from rolltap.proxy.dialects.openai_chat_reply import logprobs_out
 from rolltap.proxy.dialects.openai_chat_wire import TokenLogprobOut
 from rolltap.proxy.dialects.writing import EVENT_STREAM, encode, event_frame
@@ -307,7 +309,7 @@ class ResponsesWriter:
                 )
                 frames += self._item_event("response.content_part.done", item, content_index=0, part=part)
             case FunctionCallOut():
-                item.status, item.arguments = status, text
+                item.status, item.arguments = "incomplete" if _is_cut(text) else status, text
                 frames += self._item_event(
                     "response.function_call_arguments.done", item, name=item.name, arguments=item.arguments
                 )
@@ -324,6 +326,10 @@ class ResponsesWriter:
         frames = self._close("incomplete" if choice.finish == "length" else "completed", _logprobs(choice.logprobs))
         end_response(self.response, choice, event.usage, self._done)
         return frames + self._lifecycle(f"response.{self.response.status}")
+
+
+def _is_cut(arguments: str) -> bool:
+    return isinstance(object_of(arguments), UnparsedWrapper)
 
 
 def _logprobs(logprobs: tuple[TokenLogprob, ...] | None) -> list[TokenLogprobOut] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rolltap.proxy.chat import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest, reasoning_agrees
+from rolltap.proxy.cut_json import whole_members
 
 
 def assistant(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Message:
@@ -49,7 +52,14 @@ def test_an_edit_is_an_edit(one: Message, other: Message) -> None:
 
 
 def test_arguments_that_are_not_json_stay_text() -> None:
-    assert canonical_arguments(' {"a": ') == '{"a":'
+    assert canonical_arguments(" ls -l ") == "ls -l"
+    assert canonical_arguments(' {"a": 1,, "b": 2} ') == '{"a": 1,, "b": 2}'
+
+
+def test_arguments_that_were_cut_off_are_their_whole_members() -> None:
+    for cut in ('{"b": [1, 2], "a": ', '{"a"', '{"a": 1, "b": {"c": "x'):
+        assert canonical_arguments(cut) == canonical_arguments(json.dumps(whole_members(cut)))
+    assert canonical_arguments('{"a": "x') != canonical_arguments('{"a": "x"}')
 
 
 def test_thinking_may_be_dropped_or_trimmed_but_not_changed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 
 from rolltap.proxy.chat import Message, ReasoningDelta, Text, TextDelta, Tool, ToolCallDelta, ToolCallStarted
 from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.continuation.template import TemplateRenderer
+
+from .making import tokenizer_with, trl_template
 
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 BASH = Tool("bash", "", {"type": "object"})
@@ -55,9 +59,11 @@ def test_any_tokens_at_all_give_a_consistent_reply(family: Any, ids: list[int], 
     assert started == [call.name for call in choice.message.tool_calls]
 
 
-def test_a_call_comes_when_its_block_is_closed(family: Any) -> None:
-    ids = family.tokenizer.encode('Look. <tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>')
-    reader = parser(family)
+def test_a_call_in_xml_comes_when_its_block_is_closed(tmp_path: Path) -> None:
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, trl_template("qwen3_5_think")))
+    block = "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
+    ids = renderer.tokenizer.encode(f"Look. {block}")
+    reader = parser(renderer)
     events = reader.feed(ids[:-1])
     assert text_of(events) == "Look."
     assert not any(isinstance(event, ToolCallStarted) for event in events)

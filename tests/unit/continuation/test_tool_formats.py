@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.proxy.chat import Message, Text, TextDelta, ToolCall
+from rolltap.proxy.chat import Message, Text, TextDelta, ToolCall, ToolCallDelta, ToolCallEnded, ToolCallStarted
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS
@@ -150,11 +150,27 @@ def test_mistral_calls(tmp_path: Path, text: str) -> None:
 def test_a_mistral_call_that_can_not_be_read_is_seen_and_marked(tmp_path: Path) -> None:
     renderer = TemplateRenderer(tokenizer_with(tmp_path, mistral("args"), "[TOOL_CALLS]", "[ARGS]", "</s>"))
     parser = reader(renderer)
-    parser.feed(renderer.tokenizer.encode("[TOOL_CALLS]bash[ARGS]{broken"))
+    parser.feed(renderer.tokenizer.encode("[TOOL_CALLS]bash[ARGS]broken"))
     _, choice = parser.finish("stop")
     assert choice.message.tool_calls == ()
-    assert "{broken" in choice.message.text
+    assert "[ARGS]broken" in choice.message.text
     assert parser.unparsable
+
+
+@pytest.mark.parametrize("size", [1, 3, 99])
+def test_mistral_calls_stream_their_arguments_and_end_where_the_next_begins(tmp_path: Path, size: int) -> None:
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, mistral("args"), "[TOOL_CALLS]", "[ARGS]", "</s>"))
+    parser = reader(renderer)
+    ids = renderer.tokenizer.encode('Well.[TOOL_CALLS]bash[ARGS]{"n":  1}[TOOL_CALLS]bash[ARGS]{"m": 2, "o": 34')
+    events = [event for at in range(0, len(ids), size) for event in parser.feed(ids[at : at + size])]
+    last, choice = parser.finish("length")
+    told = [type(event) for event in events if not isinstance(event, ToolCallDelta | TextDelta)]
+    assert told == [ToolCallStarted, ToolCallEnded, ToolCallStarted]
+    assert [type(event) for event in last] == [ToolCallEnded]
+    assert [call.arguments for call in choice.message.tool_calls] == ['{"n":  1}', '{"m": 2, "o": ']
+    for position, call in enumerate(choice.message.tool_calls):
+        deltas = [event for event in events if isinstance(event, ToolCallDelta) and event.position == position]
+        assert "".join(delta.arguments for delta in deltas) == call.arguments
 
 
 def test_the_hermes_form_without_its_tokens_is_text(llama: TemplateRenderer) -> None:

@@ -85,7 +85,7 @@ def test_thinking_keeps_its_signature(parse: Any) -> None:
 
 
 def test_arguments_that_were_no_json_come_back_as_they_were(parse: Any) -> None:
-    broken = '{"place": "be'
+    broken = '{"place": bed}'
     chat = parse("anthropic", tools=[LOOK])
     ended = ReplyEnded((Choice(Message("assistant", (), (ToolCall("t1", "look", broken),)), "tool_calls"),), Usage())
     content = json.loads(DIALECTS["anthropic"].reply(chat, ReplyStarted("c", 0, "m"), ended))["content"]

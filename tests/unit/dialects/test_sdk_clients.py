@@ -368,6 +368,60 @@ def test_anthropic_errors(server: Server, anthropic_client: anthropic.Anthropic)
     assert anthropic_client.messages.create(model="m", max_tokens=9, messages=history).content
 
 
+CUT = '{"place": "shed", "depth": [1, '
+
+
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_a_call_that_was_cut_off_is_the_same_streamed_and_whole(
+    server: Server,
+    openai_client: openai.OpenAI,
+    anthropic_client: anthropic.Anthropic,
+    gemini_client: genai.Client,
+    finish: Any,
+) -> None:
+    """Its arguments are no JSON, which every client is told in its own way; sent back, it is known again."""
+    server.choice = Choice(Message("assistant", (), (ToolCall(FIRST, "look", CUT),), handle=HANDLE), finish)
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    asked: Any = {"model": "m", "messages": history, "tools": CHAT_TOOLS}
+    deltas = [chunk.choices[0] for chunk in openai_client.chat.completions.create(**asked, stream=True)]
+    calls = [call.function for delta in deltas for call in delta.delta.tool_calls or []]
+    whole = openai_client.chat.completions.create(**asked).choices[0]
+    assert deltas[-1].finish_reason == whole.finish_reason == finish
+    assert [call.function.arguments for call in whole.message.tool_calls or [] if call.type == "function"] == [CUT]
+    assert "".join(call.arguments or "" for call in calls if call is not None) == CUT
+
+    asked = {"model": "m", "input": history, "tools": RESPONSES_TOOLS}
+    last: Any = list(openai_client.responses.create(**asked, stream=True))[-1]
+    assert last.type == ("response.incomplete" if finish == "length" else "response.completed")
+    response = openai_client.responses.create(**asked)
+    assert response.output == last.response.output
+    assert [(item.arguments, item.status) for item in response.output if item.type == "function_call"] == [
+        (CUT, "incomplete")
+    ]
+
+    asked = {"model": "m", "max_tokens": 9, "messages": history, "tools": ANTHROPIC_TOOLS}
+    with anthropic_client.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    said = anthropic_client.messages.create(**asked)
+    assert final.stop_reason == said.stop_reason == ("max_tokens" if finish == "length" else "end_turn")
+    inputs = [[block.input for block in reply.content if block.type == "tool_use"] for reply in (final, said)]
+    assert inputs[0] == inputs[1] == [{"place": "shed", "depth": [1]}]
+    results = [{"type": "tool_result", "tool_use_id": FIRST, "content": "cut off"}]
+    echo: list[Any] = [*history, {"role": "assistant", "content": said.content}, {"role": "user", "content": results}]
+    anthropic_client.messages.create(model="m", max_tokens=9, messages=echo, tools=ANTHROPIC_TOOLS)
+    assert message_digest(server.seen[-1].messages[1]) == message_digest(server.choice.message)
+
+    contents: list[Any] = [user(genai_types.Part(text="Look."))]
+    reply = gemini_client.models.generate_content(model="m", contents=contents, config=gemini_config())
+    chunks = gemini_client.models.generate_content_stream(model="m", contents=contents, config=gemini_config())
+    *_, chunk = chunks
+    assert [call.args for call in chunk.function_calls or []] == [call.args for call in reply.function_calls or []]
+    assert reply.candidates
+    contents.append(reply.candidates[0].content)
+    gemini_client.models.generate_content(model="m", contents=contents, config=gemini_config())
+    assert server.seen[-1].messages[2].tool_calls[0].arguments == CUT
+
+
 def gemini_config(**settings: Any) -> genai_types.GenerateContentConfig:
     declared = genai_types.FunctionDeclaration(name="look", parameters_json_schema=SCHEMA)
     return genai_types.GenerateContentConfig(

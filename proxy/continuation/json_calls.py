@@ -1,0 +1,162 @@
+"""Tool calls whose arguments are JSON text, read while they are sampled.
+
+A block is a call from where its name has been said and the object of its arguments has begun; before that nothing is
+told, and after it nothing is taken back. The arguments are the text as sampled, as far as it is the beginning of a JSON
+object: to the object's end, to where the reply was cut off, or to the first character that no JSON object can have
+there. Numbers, words and escapes count when they are whole, so that no client sees `12` of a `120` that was cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_STRING = re.compile(r'(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')
+_PART_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_WORD = re.compile(r"[-+.0-9A-Za-z]*")
+_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null|NaN|-?Infinity")
+"""What `json.loads` takes, by which the families' parsers read calls."""
+
+HERMES = re.compile(
+    r'\s*\{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*'
+    r'"(?P<name>(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])+)"'
+    r'[ \t\n\r]*,[ \t\n\r]*"arguments"[ \t\n\r]*:[ \t\n\r]*(?=\{)'
+)
+"""What stands before the arguments in a Hermes block, `{"name": NAME, "arguments": {...}}`."""
+
+MISTRAL = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*(?=\{)")
+"""What stands before them in Mistral's `NAME[ARGS]{...}`."""
+
+Expected = Literal["value", "first value", "key", "first key", "colon", "comma"]
+
+
+class GrowingObject:
+    """A JSON object whose text comes in pieces. `text` is what is surely of it: always a beginning of JSON."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._held = ""
+        self._closers: list[str] = []
+        self._expected: Expected = "value"
+        self._string: Expected | None = None  # within a string: what is expected after it
+        self.over = False  # the object has ended, or what follows can't be of it
+        self.complete = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+    def feed(self, more: str) -> str:
+        """What `more` adds to `text`."""
+        text, at = self._held + more, 0
+        while not self.over and at < len(text):
+            end = self._string_end(text, at) if self._string else self._token_end(text, at)
+            if end == at:
+                break
+            at = end
+        self._held = "" if self.over else text[at:]
+        self._parts.append(text[:at])
+        return text[:at]
+
+    def _string_end(self, text: str, at: int) -> int:
+        """The end of what of a string is settled."""
+        found = _STRING.match(text, at)
+        assert found is not None
+        end = found.end()
+        if end == len(text) or _PART_OF_ESCAPE.match(text, end):
+            return end
+        if text[end] == '"':
+            assert self._string is not None
+            self._expected, self._string = self._string, None
+            return end + 1
+        self.over = True
+        return end
+
+    def _token_end(self, text: str, at: int) -> int:
+        """The end of the token at `at`; `at` itself where it can't be told yet, or where the object breaks off."""
+        space = _SPACE.match(text, at)
+        assert space is not None
+        if space.end() > at:
+            return space.end()
+        character, expected = text[at], self._expected
+        if self._closers and character == self._closers[-1]:
+            return self._close(at)
+        if expected in ("colon", "comma"):
+            self.over = character != (":" if expected == "colon" else ",")
+            after_comma: Expected = "key" if self._closers[-1:] == ["}"] else "value"
+            self._expected = "value" if expected == "colon" else after_comma
+            return at + (not self.over)
+        if character == '"':
+            self._string = "colon" if expected in ("key", "first key") else "comma"
+            return at + 1
+        if expected in ("key", "first key"):
+            self.over = True
+            return at
+        return self._value_end(text, at)
+
+    def _value_end(self, text: str, at: int) -> int:
+        """The end of the bracket, number or word that begins a value; the outermost value is an object."""
+        if text[at] == "{":
+            self._closers.append("}")
+            self._expected = "first key"
+            return at + 1
+        if text[at] == "[" and self._closers:
+            self._closers.append("]")
+            self._expected = "first value"
+            return at + 1
+        word = _WORD.match(text, at)
+        assert word is not None
+        if word.end() == len(text) and word.end() > at:
+            return at
+        self.over = not self._closers or _SCALAR.fullmatch(word[0]) is None
+        self._expected = "comma"
+        return at if self.over else word.end()
+
+    def _close(self, at: int) -> int:
+        """Takes a closing bracket, which may stand after a value or first of all."""
+        if self._expected not in ("comma", "first key", "first value"):
+            self.over = True
+            return at
+        self._closers.pop()
+        self._expected = "comma"
+        self.over = self.complete = not self._closers
+        return at + 1
+
+
+class GrowingCall:
+    """A block of a tool call as its text comes. `name` is set once it is a call; `head` is what a call begins with."""
+
+    def __init__(self, head: re.Pattern[str]) -> None:
+        self._head = head
+        self._before = ""
+        self._arguments = GrowingObject()
+        self.name: str | None = None
+
+    @property
+    def arguments(self) -> str:
+        return self._arguments.text
+
+    @property
+    def complete(self) -> bool:
+        """Whether `arguments` are a whole object."""
+        return self._arguments.complete
+
+    def feed(self, more: str) -> str:
+        """What `more` adds to `arguments`."""
+        if self.name is None:
+            self._before += more
+            found = self._head.match(self._before)
+            if found is None:
+                return ""
+            self.name = json.loads(f'"{found["name"]}"')
+            more = self._before[found.end() :]
+        return self._arguments.feed(more)
+
+
+def read_call(head: re.Pattern[str], block: str) -> GrowingCall:
+    """The call that a whole block's text is, if it is one."""
+    call = GrowingCall(head)
+    call.feed(block)
+    return call
