@@ -144,16 +144,21 @@ def only(names: Sequence[str]) -> str:
 
 def bars() -> Progress:
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[waits]}", markup=False),
+        console=console,
     )
 
 
 class Board:
-    """The progress bars: rollouts that have ended anywhere, and how many are in each stage here."""
+    """The progress bars: rollouts that have ended anywhere, how many are in each stage here, what others wait for."""
 
     def __init__(self, shown: Progress) -> None:
         self._bars = shown
-        self._bar = shown.add_task("rollouts", total=None)
+        self._bar = shown.add_task("rollouts", total=None, waits="")
         self._stages: dict[str, Stage] = {}
 
     def step(self, step: Step) -> None:
@@ -166,7 +171,8 @@ class Board:
     def tell(self, submission: dict[str, Any]) -> bool:
         """What the server says; whether the submission has ended."""
         open_now, ended = _open_and_ended(submission)
-        self._bars.update(self._bar, total=open_now + ended, completed=ended)
+        waits = f"waits for {submission['waits_for']}" if submission["waits_for"] else ""
+        self._bars.update(self._bar, total=open_now + ended, completed=ended, waits=waits)
         return submission["ended"]
 
 
