@@ -17,7 +17,7 @@ from rolltap.proxy.roles import main_role, role_tags
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Integer, Limit
 from rolltap.proxy.turn_cap import TAG
-from rolltap.types import Cause, Group, GroupStatus, RolloutStatus, Scoring, Task
+from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring, Task
 
 EVALUATION_CHARS = 8 << 20
 """The most that is kept of what an evaluator saw. Our runner keeps 1 MiB of each step's output."""
@@ -94,15 +94,29 @@ class RewardBody(Body):
 
 
 def router(services: Services) -> APIRouter:
+    """All but the rewards, which an evaluator may append, too."""
     routes = APIRouter(tags=["rollouts"])
-    ledger = services.ledger
+    _serve_groups(routes, services)
+    _serve_rollouts(routes, services)
+
+    @routes.post("/policies/{name}/turns")
+    async def cap_turns(name: str, body: CapTurns) -> dict[str, Any]:
+        """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
+        await services.ledger.turn_caps.set(name, body.turns)
+        return {"policy": name, "turns": body.turns}
+
+    return routes
+
+
+def _serve_groups(routes: APIRouter, services: Services) -> None:
+    groups = services.ledger.groups
 
     @routes.post("/groups")
     async def open_group(body: OpenGroup) -> dict[str, Any]:
         """Opens a group of `n` rollouts of a task; idempotent by `id`. 429 while too many groups are outstanding."""
         policy, roles = services.cast(body.policy)
         spec = GroupSpec(policy, body.n, body.task.task(), tuple(body.tags), body.rule.rule(), body.priority, roles)
-        return _group(await ledger.groups.open(spec, group_id=body.id))
+        return asdict(await groups.open(spec, group_id=body.id))
 
     @routes.get("/groups")
     async def list_groups(
@@ -112,22 +126,26 @@ def router(services: Services) -> APIRouter:
         before: str | None = None,
     ) -> dict[str, Any]:
         """The newest groups first, at most 1,000; `before` is the last id of the former page."""
-        found = await ledger.groups.list(policy=policy, status=status, limit=min(limit, 1000), before=before)
-        return {"groups": [_group(group) for group in found]}
+        found = await groups.list(policy=policy, status=status, limit=min(limit, 1000), before=before)
+        return {"groups": [asdict(group) for group in found]}
 
     @routes.get("/groups/{group_id}")
     async def show_group(group_id: str) -> dict[str, Any]:
-        return _group(await ledger.groups.get(group_id))
+        return asdict(await groups.get(group_id))
 
     @routes.post("/groups/{group_id}/cancel")
     async def cancel_group(group_id: str) -> dict[str, Any]:
-        return _group(await ledger.groups.cancel(group_id))
+        return asdict(await groups.cancel(group_id))
+
+
+def _serve_rollouts(routes: APIRouter, services: Services) -> None:
+    rollouts = services.ledger.rollouts
 
     @routes.get("/rollouts/{rollout_id}")
     async def show_rollout(rollout_id: str) -> dict[str, Any]:
         """The rollout with its rewards, and what its evaluator saw."""
-        rollout = asdict(await ledger.rollouts.get(rollout_id))
-        return {**rollout, "evaluation": await ledger.rollouts.evaluation(rollout_id)}
+        rollout = asdict(await rollouts.get(rollout_id))
+        return {**rollout, "evaluation": await rollouts.evaluation(rollout_id)}
 
     @routes.post("/rollouts/{rollout_id}/start")
     async def start_rollout(rollout_id: str, body: StartRollout) -> dict[str, Any]:
@@ -136,35 +154,7 @@ def router(services: Services) -> APIRouter:
         `turns` is the task's cap (0: none); the answer's is the lower of that and the policy's, and the proxy holds
         the session to it. `model` is the name that the harness asks for: the policy's, or that of its main role.
         """
-        group = await ledger.rollouts.group_of(rollout_id)
-        policy, roles = group.policy, group.roles
-        turns = await ledger.turn_caps.of(policy, body.turns)
-        tags = ({TAG: str(turns)} if turns else {}) | role_tags(roles)
-        session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags)
-        try:
-            started = await ledger.rollouts.start(
-                rollout_id, session.id, runner=body.runner, node_token=body.node_token
-            )
-        except LedgerError:
-            await services.sessions.close(session.id)
-            raise
-        return {
-            "session_id": session.id,
-            "key": key,
-            "base_url": services.session_url(session.id),
-            "expires_at": session.expires_at,
-            "attempt": started.rollout.attempt,
-            "policy": policy,
-            "model": main_role(roles, policy) if roles else policy,
-            "roles": roles,
-            "turns": turns,
-        }
-
-    @routes.post("/policies/{name}/turns")
-    async def cap_turns(name: str, body: CapTurns) -> dict[str, Any]:
-        """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
-        await ledger.turn_caps.set(name, body.turns)
-        return {"policy": name, "turns": body.turns}
+        return await _start(services, rollout_id, body)
 
     @routes.post("/rollouts/{rollout_id}/finish")
     async def finish_rollout(rollout_id: str, body: FinishRollout) -> dict[str, Any]:
@@ -172,9 +162,32 @@ def router(services: Services) -> APIRouter:
         ending = Ending(
             body.status, body.attempt, body.reason, body.scoring, body.node_token, body.cause, body.evaluation
         )
-        return asdict(await ledger.rollouts.finish(rollout_id, ending))
+        return asdict(await rollouts.finish(rollout_id, ending))
 
-    return routes
+
+async def _start(services: Services, rollout_id: str, body: StartRollout) -> dict[str, Any]:
+    ledger = services.ledger
+    group = await ledger.rollouts.group_of(rollout_id)
+    policy, roles = group.policy, group.roles
+    turns = await ledger.turn_caps.of(policy, body.turns)
+    tags = ({TAG: str(turns)} if turns else {}) | role_tags(roles)
+    session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags)
+    try:
+        started = await ledger.rollouts.start(rollout_id, session.id, runner=body.runner, node_token=body.node_token)
+    except LedgerError:
+        await services.sessions.close(session.id)
+        raise
+    return {
+        "session_id": session.id,
+        "key": key,
+        "base_url": services.session_url(session.id),
+        "expires_at": session.expires_at,
+        "attempt": started.rollout.attempt,
+        "policy": policy,
+        "model": main_role(roles, policy) if roles else policy,
+        "roles": roles,
+        "turns": turns,
+    }
 
 
 def reward_router(services: Services) -> APIRouter:
@@ -189,7 +202,3 @@ def reward_router(services: Services) -> APIRouter:
         return asdict(await services.ledger.rewards.append(NewReward(**fields), reward_id=reward_id))
 
     return routes
-
-
-def _group(group: Group) -> dict[str, Any]:
-    return asdict(group)
