@@ -49,7 +49,7 @@ _OVERFLOW = re.compile(
 _LIMIT = re.compile(r"(?:context length|model length|context size)\D{0,24}(\d+)", re.I)
 
 
-_encoder = msgspec.json.Encoder(enc_hook=written)
+encoder = msgspec.json.Encoder(enc_hook=written)
 
 
 class Model(msgspec.Struct):
@@ -188,7 +188,7 @@ class EngineHttp:
         response = await self._session.request(
             method,
             self.base + path,
-            data=None if body is None else _encoder.encode(body),
+            data=None if body is None else encoder.encode(body),
             headers={**self._headers, **headers},
             allow_redirects=False,
         )

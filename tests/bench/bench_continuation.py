@@ -1,8 +1,9 @@
 """The time of a call in a deep chain: `python -m tests.bench.bench_continuation`. Writes reports/continuation.json.
 
 One session of 2,000 tool calls through the whole gateway (OpenAI chat, streamed), with a log in memory behind it and an
-engine in the same process that says what it is told. Each request repeats its history as a harness does, with the
-calls' arguments serialised in its own way. What grows with the history should be the bytes that are read and sent.
+engine in the same process that says what it is told. The engine is sent its prompt in vLLM's JSON and says it back, as
+vLLM does. Each request repeats its history as a harness does, with the calls' arguments serialised in its own way. What
+grows with the history should be the bytes that are read and sent.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,8 +24,11 @@ from rich.table import Table
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest
+from rolltap.proxy.engines.http import encoder
+from rolltap.proxy.engines.vllm_wire import completion_body, completion_chunk, read_completion
 from rolltap.settings import LimitSettings
-from tests.unit.proxy.conftest import Plane, make_plane
+from tests.unit.proxy.conftest import Plane, ToldEngine, make_plane
 
 ROOT = Path(__file__).parents[2]
 MARKS = (10, 500, 2000)
@@ -48,6 +53,18 @@ class Timed:
     body_bytes: int
     seconds: float
     cpu_seconds: float
+
+
+class ToldInJson(ToldEngine):
+    """An engine whose client writes and reads vLLM's JSON; what a server would do with it is left out."""
+
+    async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        sent = encoder.encode(completion_body(request))
+        prompt = sent[(at := sent.index(b'"prompt":') + 9) : sent.index(b"]", at) + 1]
+        frame = read_completion(b'{"choices":[{"token_ids":[],"prompt_token_ids":%b}]}' % prompt)
+        yield completion_chunk(frame.choices[0], frame, request, 0)
+        async for chunk in super().sample(request):
+            yield chunk
 
 
 class Chain:
@@ -80,6 +97,7 @@ class Chain:
 async def deep_chain(turns: int) -> list[Timed]:
     """Every call of a chain, each of which continues the one before it."""
     plane = await make_plane(HubTokenizer(FOLDER), LimitSettings())
+    plane.policy.engine = plane.engine = ToldInJson(plane.engine.tokenizer)
     plane.policy.max_context = 1 << 20
     chain = Chain(plane)
     calls = [await chain.turn(number) for number in range(turns)]
