@@ -37,6 +37,7 @@ class Bench:
     _parts: dict[str, Any] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # a part may be asked for, and closed, in any thread
     _closed: bool = False
+    _database: str = ""
 
     def part(self, kind: type[Any]) -> Any:
         with self._lock:
@@ -63,14 +64,17 @@ class Bench:
         shutil.rmtree(self.folder)
 
     async def database(self) -> str:
-        """The URL of a new Postgres database."""
+        """The URL of a new Postgres database; the one before is dropped: a server that comes back syncs all it has."""
         import asyncpg
 
         server = await asyncio.to_thread(lambda: self.postgres)
         name = f"fault_{uuid.uuid4().hex}"
         connection = await asyncpg.connect(server.url())
+        if self._database:
+            await connection.execute(f"DROP DATABASE {self._database} WITH (FORCE)")
         await connection.execute(f"CREATE DATABASE {name}")
         await connection.close()
+        self._database = name
         return server.url(name)
 
 
