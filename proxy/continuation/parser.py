@@ -145,8 +145,18 @@ class ReplyParser:
         return self._visible(self._parse(count)).startswith(text)
 
     def _parse(self, count: int | None = None) -> ParsedReply:
-        """The first `count` ids, or all, as the family reads them."""
-        return self._renderer.parse(self._ids[:count], self._prompt, tuple(self._tools.values()))
+        """The first `count` ids, or all, as the family reads them.
+
+        It may meet JSON that Python does not read: nested a thousand deep, or a number of 5,000 digits. Then what was
+        streamed stands; where no call had begun, the whole reply is a block that could not be read.
+        """
+        ids = self._ids[:count]
+        try:
+            return self._renderer.parse(ids, self._prompt, tuple(self._tools.values()))
+        except (ValueError, RecursionError):
+            raw = ParsedCall("", "", False, self._renderer.tokenizer.decode(ids))
+            told = self._calls or self._sending is not None
+            return ParsedReply(self._sent["text"], self._sent["reasoning"], () if told else (raw,))
 
     def _delta(self, channel: str, text: str) -> ReplyEvent:
         kind = ReasoningDelta if channel == "reasoning" else TextDelta
@@ -304,6 +314,6 @@ def _custom_input(arguments: str) -> str:
     """The free text of a custom tool's call, from the `input` argument that the template gave it."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments

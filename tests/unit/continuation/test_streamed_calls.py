@@ -207,6 +207,17 @@ def test_what_was_said_first_counts(either: Any) -> None:
     assert choice.message.tool_calls == (ToolCall("id0", "bash", '{"a": 1}'),)
 
 
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 3000 + "]" * 3000])
+@pytest.mark.parametrize("block", ['{"name": "bash", "arguments": %s}', '{"arguments": %s, "name": "bash"}'])
+def test_json_that_python_does_not_read_is_told_and_marked(either: Any, block: str, value: str) -> None:
+    arguments = f'{{"n": {value}}}'
+    events, choice, reader = read_text(either, f"I look.<tool_call>{block % arguments}</tool_call><|im_end|>")
+    assert choice.message == accumulated(events)
+    told = [call.arguments for call in choice.message.tool_calls] or [choice.message.text]
+    assert arguments in told[0]
+    assert reader.unparsable
+
+
 def test_a_custom_tools_text_comes_whole(either: Any) -> None:
     body = json.dumps({"name": "exec", "arguments": {"input": "print(1)"}})
     events, choice, _ = read_text(either, f"<tool_call>{body}</tool_call>")
