@@ -3,6 +3,7 @@
     can't connect, connection lost, 5xx   EngineUnavailable
     429                                   RateLimited, with the server's `Retry-After`
     400 about the context's length        ContextOverflow
+    404 about the model's name            ModelNotLoaded
     other 4xx                             EngineRefused, with the server's words and `http_status`
     no answer in time                     EngineTimeout
     an answer that breaks its protocol    EngineProtocolError
@@ -28,6 +29,7 @@ from rolltap.errors import (
     EngineRefused,
     EngineTimeout,
     EngineUnavailable,
+    ModelNotLoaded,
     RateLimited,
     RolltapError,
 )
@@ -45,6 +47,9 @@ MAX_RETRY_AFTER_S = 3600.0
 _OVERFLOW = re.compile(
     r"maximum context length|context length|context size|maximum model length|max_model_len|exceed_context", re.I
 )
+
+_NO_MODEL = re.compile(r"model .{1,300} does not exist", re.I | re.S)
+MODEL_RETRY_S = 5.0
 
 _LIMIT = re.compile(r"(?:context length|model length|context size)\D{0,24}(\d+)", re.I)
 
@@ -212,7 +217,15 @@ def failure(name: str, path: str, status: int, message: str, retry_after: str | 
     if status == 429:
         return RateLimited(f"engine {name} asks to wait: {message}", retry_after=1.0 if after is None else after)
     if (status >= 500 and status != 501) or status == 408:
-        return EngineUnavailable(f"engine {name}: {path} answered {status}: {message}", retry_after=after)
+        said_so = f"engine {name}: {path} answered {status}: {message}"
+        return EngineUnavailable(said_so, http_status=status, retry_after=after)
+    if status == 404 and _NO_MODEL.search(message):
+        return ModelNotLoaded(
+            f"engine {name}: {message} Where a trainer pushes adapters (lora.push), calls are served from its first "
+            "push on; else set the policy's `model` to a name that the engine serves",
+            http_status=status,
+            retry_after=MODEL_RETRY_S,
+        )
     if status in (400, 413, 422) and _OVERFLOW.search(message):
         limit = _LIMIT.search(message)
         return ContextOverflow(f"engine {name}: {message}", limit=int(limit[1]) if limit else None)

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from rolltap.errors import EngineProtocolError, EngineRefused
+from rolltap.errors import EngineProtocolError, EngineRefused, EngineUnavailable
 from rolltap.proxy.engines import vllm_wire as wire
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
 from rolltap.proxy.engines.decode import check_prompt, problem
@@ -92,7 +92,9 @@ class VllmEngine:
         body = {"lora_name": name, "lora_path": path, "load_inplace": True}
         try:
             await self._http.bytes("POST", "/v1/load_lora_adapter", body)
-        except EngineRefused as error:
+        except (EngineRefused, EngineUnavailable) as error:
+            if error.http_status is None or error.http_status in (502, 503, 504):
+                raise  # the server may take it at another time
             flags = "; start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             hint = flags if error.message.endswith("Not Found") else ""
             message = f"{error.message}; adapter {name!r} serves as before{hint}"

@@ -16,6 +16,7 @@
     │   ├── EngineUnavailable    503   can't be reached, or refuses work for now
     │   ├── EngineTimeout        504
     │   ├── EngineRefused        502   a request that the server does not take
+    │   │   └── ModelNotLoaded   503   it has no model of that name, perhaps not yet
     │   └── EngineProtocolError  502   an answer that breaks its own protocol
     ├── StoreError               the call log and the ledger
     │   ├── StoreUnavailable     503
@@ -148,10 +149,14 @@ class EngineError(RolltapError):
 
 
 class EngineUnavailable(EngineError):
-    """The model server can't be reached, or refuses work for now."""
+    """The model server can't be reached, or refuses work for now; `http_status` is what it answered, if it did."""
 
     status = 503
     code = "engine_unavailable"
+
+    def __init__(self, message: str, *, http_status: int | None = None, **common: Unpack[Common]) -> None:
+        super().__init__(message, **common)
+        self.http_status = http_status
 
 
 class EngineTimeout(EngineError):
@@ -172,6 +177,13 @@ class EngineRefused(EngineError):
     def __init__(self, message: str, *, http_status: int | None = None, **common: Unpack[Common]) -> None:
         super().__init__(message, **common)
         self.http_status = http_status
+
+
+class ModelNotLoaded(EngineRefused):
+    """The model server has no model of the policy's name, and may get it: adapters are pushed."""
+
+    status = 503
+    code = "model_not_loaded"
 
 
 class EngineProtocolError(EngineError):

@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.errors import ContextOverflow, EngineProtocolError, EngineRefused, EngineUnavailable, RateLimited
+from rolltap.errors import (
+    ContextOverflow,
+    EngineProtocolError,
+    EngineRefused,
+    EngineUnavailable,
+    ModelNotLoaded,
+    RateLimited,
+)
 from rolltap.proxy.engines import vllm_wire as vllm
 from rolltap.proxy.engines.base import SampleRequest
 from rolltap.proxy.engines.decode import Problem, Span, npy, problem, spans, top_k, version_number
@@ -83,7 +90,7 @@ def test_arrays_are_never_unpickled():
         (400, "the request exceeds the available context size (4096 tokens), try increasing it", ContextOverflow),
         (400, "temperature must be positive", EngineRefused),
         (401, "Unauthorized", EngineRefused),
-        (404, "The model `x` does not exist.", EngineRefused),
+        (404, "The model `x` does not exist.", ModelNotLoaded),
         (408, "too slow", EngineUnavailable),
         (429, "slow down", RateLimited),
         (500, "out of memory", EngineUnavailable),

@@ -1,0 +1,54 @@
+"""What is said of a model that a vLLM server lacks, or can't load."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rolltap.errors import EngineRefused, EngineUnavailable, ModelNotLoaded
+from rolltap.proxy.engines.base import SampleRequest
+from rolltap.proxy.engines.vllm import VllmEngine
+from rolltap.settings import EngineSettings
+
+MISSING = "The model `policy` does not exist."
+TOO_LARGE = "LoRA rank 64 is greater than max_lora_rank 16"
+
+
+def answering(status: int, message: str, asked: list[str]) -> TestServer:
+    """A server with one answer for all; `asked` grows by the path of each request."""
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response({"error": {"message": message, "code": status}}, status=status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    return TestServer(app)
+
+
+async def test_a_model_that_is_not_there_yet_is_to_be_asked_for_again() -> None:
+    asked: list[str] = []
+    async with answering(404, MISSING, asked) as server, aiohttp.ClientSession() as http:
+        engine = VllmEngine("main", EngineSettings(kind="vllm", url=str(server.make_url("/"))), http)
+        with pytest.raises(ModelNotLoaded, match=r"`policy` does not exist.*from its first push") as raised:
+            async for _ in engine.sample(SampleRequest("id", "policy", [1], 1)):
+                pass
+        assert asked == ["/inference/v1/generate"]  # once, and not the other route
+    assert (raised.value.status, raised.value.retry_after) == (503, 5.0)
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, EngineRefused), (500, EngineRefused), (503, EngineUnavailable)])
+async def test_an_adapter_that_the_server_fails_to_load_is_not_a_server_that_is_away(
+    status: int, error: type[Exception]
+) -> None:
+    async with (
+        answering(status, TOO_LARGE, []) as server,
+        aiohttp.ClientSession() as http,
+    ):
+        engine = VllmEngine("main", EngineSettings(kind="vllm", url=str(server.make_url("/"))), http)
+        with pytest.raises(error, match="max_lora_rank 16") as raised:
+            await engine.load_weights("folder", 1, "policy")
+    assert type(raised.value) is error
+    assert ("serves as before" in str(raised.value)) == (error is EngineRefused)
