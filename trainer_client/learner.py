@@ -50,7 +50,7 @@ class Learner:
         if self._lora:
             add_adapters(model, self._lora)
         if settings.compute.gradient_checkpointing:
-            _checkpoint_activations(model)
+            checkpoint_activations(model)
         self.network = _placed(model, settings.compute.temperature, dtype, ranks)
         self.reference = None
         if settings.loss.kl:
@@ -143,8 +143,8 @@ def _activations(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def _checkpoint_activations(model: Any) -> None:
-    """By the name that the release of transformers has for it: the older one is deprecated in the newer ones."""
+def checkpoint_activations(model: Any) -> None:
+    """Layers are computed again in the backward pass; by the name that the release of transformers has for it."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
 

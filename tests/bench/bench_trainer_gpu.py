@@ -2,9 +2,10 @@
 
 Random models of Qwen3's shape, the same rollouts for both: ours packs them into 8k passes, TRL's `GRPOTrainer` gets a
 row a rollout (`--trl-rows` at once, so that with 1 it pads nothing). Both: weights and AdamW in float32, activations in
-bfloat16, gradient checkpointing, forward, loss, backward, clip and optimiser step, after one step to warm up. Runs
-unattended, within `--minutes`; what does not fit in memory is said so. Without a GPU it measures a tiny model in
-float32, which shows only that it works.
+bfloat16, forward, loss, backward, clip and optimiser step, after one step to warm up. Activations are kept; what does
+not fit in memory so is measured with gradient checkpointing (`recompute`). Runs unattended, within
+`--minutes`; what can't be measured has its error in the table, and the report is written after every row. Without a GPU
+it measures a tiny model in float32, which shows only that it works.
 
 Model FLOPs a step: 6 a weight and token (the output layer only where a token is trained), and 6 * layers * heads *
 head width * length^2 a row for causal attention. Recomputation is not counted.
@@ -19,8 +20,10 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rolltap import __version__
 from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.learner import Learner
+from rolltap.trainer_client.learner import Learner, checkpoint_activations
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.ranks import Ranks
@@ -106,10 +109,13 @@ class Result:
     mfu: float | None = None
     memory_gb: float | None = None
     steps: int = 0
+    checkpointing: bool = False
     failure: str = ""
 
 
 Step = Callable[[], None]
+Make = Callable[[bool], Step]
+"""With or without gradient checkpointing."""
 
 
 def rollouts_of(shape: Shape) -> list[Segment]:
@@ -131,10 +137,10 @@ def rollouts_of(shape: Shape) -> list[Segment]:
     return rows
 
 
-def ours(shape: Shape, folder: Path, rows: Sequence[Segment], device: torch.device) -> Step:
+def ours(shape: Shape, folder: Path, rows: Sequence[Segment], device: torch.device, checkpointing: bool) -> Step:
     settings = load_trainer_settings(
         key="none", policy="bench", model=folder, out=folder,
-        compute={"device": str(device), "gradient_checkpointing": device.type == "cuda", "share_prefixes": False},
+        compute={"device": str(device), "gradient_checkpointing": checkpointing, "share_prefixes": False},
     )  # fmt: skip
     learner = Learner(folder, settings, Ranks.of_environment(str(device)))
     loss = PolicyLoss()
@@ -157,7 +163,9 @@ def ours(shape: Shape, folder: Path, rows: Sequence[Segment], device: torch.devi
     return step
 
 
-def trl(shape: Shape, folder: Path, rows: Sequence[Segment], device: torch.device, at_once: int) -> Step:
+def trl(
+    shape: Shape, folder: Path, rows: Sequence[Segment], device: torch.device, at_once: int, checkpointing: bool
+) -> Step:
     from datasets import Dataset
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -176,7 +184,7 @@ def trl(shape: Shape, folder: Path, rows: Sequence[Segment], device: torch.devic
         args=GRPOConfig(
             output_dir=str(folder / "trl"), per_device_train_batch_size=shape.rollouts, num_generations=shape.rollouts,
             max_completion_length=shape.longest - prompt, beta=0.0, loss_type="dapo", bf16=cuda, use_cpu=not cuda,
-            gradient_checkpointing=cuda, report_to=[],
+            report_to=[],
         ),
         train_dataset=Dataset.from_dict({"prompt": ["a"] * shape.rollouts}),
         processing_class=words,
@@ -184,6 +192,8 @@ def trl(shape: Shape, folder: Path, rows: Sequence[Segment], device: torch.devic
     trainer.current_gradient_accumulation_steps = 1
     model: Any = trainer.model
     model.train()
+    if checkpointing:  # as `train()` does, which is not called
+        checkpoint_activations(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
     total = sum(int(row.loss_mask.sum()) for row in rows)
     batches = [_padded(rows[at : at + at_once], prompt, at, total, device) for at in range(0, len(rows), at_once)]
@@ -237,19 +247,32 @@ def timed(step: Step, device: torch.device, seconds: float) -> tuple[float, int]
     return (time.perf_counter() - started) / steps, steps
 
 
-def measure(shape: Shape, name: str, make: Callable[[], Step], rows: Sequence[Segment], seconds: float) -> Result:
+def measure(shape: Shape, name: str, make: Make, rows: Sequence[Segment], seconds: float) -> Result:
+    """One row of the table. What does not fit is tried again with gradient checkpointing; an error is its last cell."""
+    for checkpointing in (False, True):
+        try:
+            return _measured(shape, name, make, rows, seconds, checkpointing)
+        except torch.OutOfMemoryError as error:
+            failure = f"out of memory: {str(error).splitlines()[0]}"
+        except Exception as error:  # noqa: BLE001  the other rows are worth having
+            traceback.print_exc()
+            return Result(shape.name, name, checkpointing=checkpointing, failure=f"{type(error).__name__}: {error}")
+        finally:
+            Ranks.of_environment(str(_device())).leave()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    return Result(shape.name, name, checkpointing=True, failure=failure)
+
+
+def _measured(
+    shape: Shape, name: str, make: Make, rows: Sequence[Segment], seconds: float, checkpointing: bool
+) -> Result:
     device = _device()
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    try:
-        took, steps = timed(make(), device, seconds)
-    except torch.OutOfMemoryError as error:
-        return Result(shape.name, name, failure=f"out of memory: {str(error).splitlines()[0]}")
-    finally:
-        gc.collect()
-        if cuda:
-            torch.cuda.empty_cache()
+    took, steps = timed(make(checkpointing), device, seconds)
     speed = shape.flops(rows) / took
     label = torch.cuda.get_device_name(device) if cuda else ""
     peak = next((value for word, value in PEAK_BF16.items() if word in label), None)
@@ -261,6 +284,7 @@ def measure(shape: Shape, name: str, make: Callable[[], Step], rows: Sequence[Se
         mfu=speed / peak if peak else None,
         memory_gb=torch.cuda.max_memory_allocated(device) / 1e9 if cuda else None,
         steps=steps,
+        checkpointing=checkpointing,
     )
 
 
@@ -268,12 +292,12 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def compare(shapes: Sequence[Shape], minutes: float, trl_rows: int) -> list[Result]:
-    """A quarter of the time is for making the models."""
-    found: list[Result] = []
-    seconds = 0.75 * 60 * minutes / (2 * len(shapes)) / 2
+def compare(shapes: Sequence[Shape], minutes: float, trl_rows: int) -> Iterator[Result]:
+    """A row for each model and trainer. Half the time is for making models, the steps to warm up and second tries."""
+    deadline = time.monotonic() + 60 * minutes
+    device, left = _device(), 2 * len(shapes)
     for shape in shapes:
-        rows, device = rollouts_of(shape), _device()
+        rows = rollouts_of(shape)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             torch.manual_seed(0)
@@ -281,11 +305,24 @@ def compare(shapes: Sequence[Shape], minutes: float, trl_rows: int) -> list[Resu
                 model = AutoModelForCausalLM.from_config(shape.config(), dtype=torch.bfloat16)
             model.save_pretrained(folder)
             del model
-            found.append(measure(shape, "rolltap", lambda: ours(shape, folder, rows, device), rows, seconds))  # noqa: B023
-            found.append(
-                measure(shape, "trl", lambda: trl(shape, folder, rows, device, trl_rows), rows, seconds)  # noqa: B023
-            )
-    return found
+            makes = {
+                "rolltap": partial(ours, shape, folder, rows, device),
+                "trl": partial(trl, shape, folder, rows, device, trl_rows),
+            }
+            for trainer, make in makes.items():
+                yield measure(shape, trainer, make, rows, (deadline - time.monotonic()) / left / 2)
+                left -= 1
+
+
+def shown(results: Sequence[Result], device: str) -> Table:
+    columns = ("model", "trainer", "tokens/s", "TFLOP/s", "MFU", "peak GB", "steps", "recompute", "")
+    table = Table(*columns, title=f"update step, {device}")
+    for one in results:
+        numbers = (one.tokens_per_s, one.tflops, one.mfu, one.memory_gb)
+        formats = ("{:,.0f}", "{:.2f}", "{:.1%}", "{:.1f}")
+        cells = [text.format(value) if value is not None else "-" for text, value in zip(formats, numbers, strict=True)]
+        table.add_row(one.model, one.trainer, *cells, str(one.steps), "yes" if one.checkpointing else "no", one.failure)
+    return table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -294,25 +331,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trl-rows", type=int, default=1)
     parser.add_argument("--report", type=Path, default=REPORT)
     options = parser.parse_args(arguments)
-    device = _device()
-    shapes = GPU if device.type == "cuda" else CPU
-    results = compare(shapes, options.minutes, options.trl_rows)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU: a tiny model, no figure of worth"
-    table = Table(
-        "model", "trainer", "tokens/s", "TFLOP/s", "MFU", "peak GB", "steps", "", title=f"update step, {name}"
-    )
-    for one in results:
-        numbers = (one.tokens_per_s, one.tflops, one.mfu, one.memory_gb)
-        formats = ("{:,.0f}", "{:.2f}", "{:.1%}", "{:.1f}")
-        cells = [text.format(value) if value is not None else "-" for text, value in zip(formats, numbers, strict=True)]
-        table.add_row(one.model, one.trainer, *cells, str(one.steps), one.failure)
-    Console().print(table)
-    options.report.parent.mkdir(exist_ok=True)
+    cuda = _device().type == "cuda"
+    name = torch.cuda.get_device_name() if cuda else "CPU: a tiny model, no figure of worth"
     about = {
         "device": name, "goals": GOALS, "version": __version__, "torch": torch.__version__, "cores": os.cpu_count(),
         "python": platform.python_version(), "time": time.time(),
     }  # fmt: skip
-    options.report.write_text(json.dumps({"results": [asdict(one) for one in results], **about}, indent=2))
+    options.report.parent.mkdir(exist_ok=True)
+    results: list[Result] = []
+    for result in compare(GPU if cuda else CPU, options.minutes, options.trl_rows):
+        results.append(result)
+        options.report.write_text(json.dumps({"results": [asdict(one) for one in results], **about}, indent=2))
+    Console().print(shown(results, name))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Flash attention of variable length, as torch's releases offer it, is given spans so that it computes what is meant."""
+"""Flash attention of variable length, as torch's releases have it, is given spans so that it computes what is meant."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 
 from rolltap.types import NO_VERSION, Segment
 
-from ...bench.bench_trainer_gpu import CPU, Shape, main
+from ...bench.bench_trainer_gpu import CPU, Shape, Step, main, measure, rollouts_of
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is a benchmark of ten minutes")
@@ -21,6 +21,27 @@ def test_without_a_gpu_it_compares_a_tiny_model(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "report.json").read_text())["results"]
     assert [(one["model"], one["trainer"]) for one in found] == [("tiny", "rolltap"), ("tiny", "trl")]
     assert all(one["tokens_per_s"] > 0 and one["steps"] >= 1 and not one["failure"] for one in found)
+
+
+def test_what_does_not_fit_is_measured_with_checkpointing_and_what_fails_says_why() -> None:
+    def fits(checkpointing: bool) -> Step:
+        if not checkpointing:
+            raise torch.OutOfMemoryError("tried to allocate too much")
+        return lambda: None
+
+    def never_fits(checkpointing: bool) -> Step:
+        raise torch.OutOfMemoryError("tried to allocate too much")
+
+    def fails(checkpointing: bool) -> Step:
+        raise TypeError("no such thing")
+
+    rows = rollouts_of(CPU[0])
+    found = [measure(CPU[0], "name", make, rows, 0.0) for make in (fits, never_fits, fails)]
+    assert [one.checkpointing for one in found] == [True, True, False]
+    assert [one.failure for one in found] == [
+        "", "out of memory: tried to allocate too much", "TypeError: no such thing",
+    ]  # fmt: skip
+    assert [one.steps for one in found] == [1, 0, 0]
 
 
 def test_flops_are_counted_by_hand() -> None:
