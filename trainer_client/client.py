@@ -9,7 +9,8 @@ is at least once, the effect exactly once, if a trainer
 
 A server that can't be reached, or whose store or engine can't, is tried again for `patience` seconds. That is safe for
 every call: repeating one that was carried out changes nothing, except that a repeated `lease` may leave groups claimed
-until their time is over, and a repeated `nack` or `release` of a lease that has ended raises `LeaseLost`.
+until their time is over, and a repeated `nack` or `release` of a lease that has ended raises `LeaseLost`. `receive`
+alone is sent once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import aiohttp
 
 from rolltap.errors import EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 from rolltap.trainer_client import protocol
-from rolltap.trainer_client.protocol import LeaseOptions, PauseMode, PolicyInfo, Request, Rewound
+from rolltap.trainer_client.protocol import Broadcast, LeaseOptions, PauseMode, PolicyInfo, Request, Rewound
 from rolltap.types import Lease
 
 T = TypeVar("T")
@@ -85,8 +86,17 @@ class TrainerClient:
         the old version serves on."""
         self._send(protocol.push(policy, path, version, adapter))
 
+    def ranks(self, policy: str) -> int:
+        """How many processes of the policy's engines would receive a broadcast now."""
+        return self._send(protocol.ranks(policy))
+
+    def receive(self, policy: str, version: int, broadcast: Broadcast) -> None:
+        """The engines join the group and receive the weights while the trainer sends them; returns when they serve
+        them. `WeightsLost`: no engine serves until a whole push. Any other error: the old version serves on."""
+        self._send(protocol.receive(policy, version, broadcast))
+
     def finish_update(self, policy: str) -> None:
-        """The policy's engines go on."""
+        """The policy's engines go on; `WeightsLost` if the last transfer of weights broke off."""
         self._send(protocol.finish_update(policy))
 
     def _send(self, request: Request[T]) -> T:
@@ -95,7 +105,7 @@ class TrainerClient:
             try:
                 return request.parse(self._once(request))
             except (OSError, http.client.HTTPException, StoreUnavailable, EngineUnavailable) as error:
-                if time.monotonic() + pause > deadline:
+                if request.once or time.monotonic() + pause > deadline:
                     raise _given_up(self.url, error) from error
                 time.sleep(pause)
                 pause = min(2 * pause, protocol.LONGEST_RETRY_S)
@@ -163,6 +173,12 @@ class AsyncTrainerClient:
     async def push(self, policy: str, path: str, version: int, *, adapter: bool = False) -> None:
         await self._send(protocol.push(policy, path, version, adapter))
 
+    async def ranks(self, policy: str) -> int:
+        return await self._send(protocol.ranks(policy))
+
+    async def receive(self, policy: str, version: int, broadcast: Broadcast) -> None:
+        await self._send(protocol.receive(policy, version, broadcast))
+
     async def finish_update(self, policy: str) -> None:
         await self._send(protocol.finish_update(policy))
 
@@ -173,7 +189,7 @@ class AsyncTrainerClient:
                 body = await self._once(request)
                 return await asyncio.to_thread(request.parse, body)
             except (OSError, aiohttp.ClientError, StoreUnavailable, EngineUnavailable) as error:
-                if time.monotonic() + pause > deadline:
+                if request.once or time.monotonic() + pause > deadline:
                     raise _given_up(self.url, error) from error
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, protocol.LONGEST_RETRY_S)

@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rolltap.trainer_client import recipe, weights
 from rolltap.trainer_client.checkpoint import Checkpoints
@@ -25,6 +26,7 @@ from rolltap.trainer_client.metrics import StepReport, describe_groups, describe
 from rolltap.trainer_client.protocol import LeaseOptions
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.scoring import TrainedRollout
+from rolltap.trainer_client.sender import Sender
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
 from rolltap.trainer_client.worker import Worker
@@ -70,6 +72,8 @@ class Trainer:
         self._saved = saved
         self._folder = saved.folder if saved else settings.model
         self._adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
+        distributed = settings.push.transfer == "distributed"
+        self._sender = Sender(settings.push, ranks.device) if distributed else None
         own = Worker(settings, ranks, saved)
         self._model, self._clock = own.learner.model, own.clock
         self._workers = Workers(own, ranks)
@@ -95,6 +99,8 @@ class Trainer:
                     for sink in self.sinks:
                         sink.write(report)
         self._workers.dismiss()
+        if self._sender is not None:
+            self._sender.close()
 
     def _take_over(self) -> None:
         """Makes server and engines agree with the checkpoint, or the model, that this run goes on from.
@@ -168,24 +174,30 @@ class Trainer:
     def _hand_over(self) -> None:
         """Makes the step durable, if it is one of those, and the engines serve it."""
         last = self.stopping or self.step >= self.settings.steps
+        state = None
         with self._clock.part("checkpoint"):
             if self.checkpoints.due(self.step, last):
                 state = self._workers.weights()
                 self._folder = self.checkpoints.save(self.step, self.version, self._model, state, self._workers.state())
-            elif not self._adapters:
+            elif not self._adapters and self._sender is None:
                 self._folder = self.checkpoints.save_weights(self.step, self._model, self._workers.weights())
             if self._adapters:
                 self._save_adapters()
         with self._clock.part("push"):
-            self._push()
+            self._push(state)
         self.checkpoints.prune(self.step)
 
     def _save_adapters(self) -> None:
         self._folder = self.checkpoints.save_adapters(self.step, self._workers.adapters(), self.settings.lora)
 
-    def _push(self) -> None:
-        mode, adapter = self.settings.update_mode, self._adapters
-        weights.push(self.client, self.settings.policy, self._folder, self.version, mode, adapter=adapter)
+    def _push(self, state: dict[str, Any] | None = None) -> None:
+        """The engines take over what is trained: its folder, or the weights, which are `state` where they are known."""
+        policy, mode = self.settings.policy, self.settings.update_mode
+        if self._sender is None:
+            weights.push(self.client, policy, self._folder, self.version, mode, adapter=self._adapters)
+        else:
+            sent = weights.sendable(self._model, state or self._workers.weights())
+            self._sender.push(self.client, policy, sent, self.version, mode)
 
     def _report(self, plan: Plan, norm: float, lr: float) -> StepReport:
         batches = [batch for update in plan.updates for batch in update]

@@ -7,8 +7,8 @@ the socket. Errors are the server's own, by their code (docs/architecture.md, "H
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
@@ -31,7 +31,7 @@ ERRORS: Mapping[str, type[RolltapError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
-    """What to send, and how to read the reply. Every request may be sent twice (see `TrainerClient`).
+    """What to send, and how to read the reply. It may be sent twice (see `TrainerClient`), unless it is for `once`.
 
     `wait` is how many seconds the server may take by intention, beyond the client's own time limit.
     """
@@ -41,6 +41,7 @@ class Request(Generic[T]):
     parse: Callable[[bytes], T]
     body: Mapping[str, Any] | None = None
     wait: float = 0.0
+    once: bool = False
 
     @property
     def content(self) -> bytes | None:
@@ -67,6 +68,31 @@ class Rewound:
     acknowledged: int
     leased: int
     versions: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors that an engine receives and then loads together: names, torch's names of their dtypes, shapes."""
+
+    names: Sequence[str]
+    dtypes: Sequence[str]
+    shapes: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Weights that the trainer sends as rank 0 of a process group (`rolltap.weight_group`), in the buckets' order.
+
+    `world_size` is 1 more than `ranks` said; `timeout_s` how long any rank waits for the others.
+    """
+
+    address: str
+    port: int
+    group: str
+    world_size: int
+    backend: str
+    timeout_s: float
+    buckets: Sequence[Bucket]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +177,15 @@ def begin_update(name: str, mode: PauseMode) -> Request[None]:
 def push(name: str, path: str, version: int, adapter: bool = False) -> Request[None]:
     body = {"path": path, "version": version, "adapter": adapter}
     return Request("POST", f"{_policy_path(name)}/push", _nothing, body)
+
+
+def ranks(name: str) -> Request[int]:
+    return Request("GET", f"{_policy_path(name)}/ranks", _count("ranks"))
+
+
+def receive(name: str, version: int, broadcast: Broadcast) -> Request[None]:
+    body = {"version": version, **asdict(broadcast)}
+    return Request("POST", f"{_policy_path(name)}/receive", _nothing, body, wait=broadcast.timeout_s, once=True)
 
 
 def finish_update(name: str) -> Request[None]:

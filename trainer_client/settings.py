@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rolltap.errors import ConfigError
@@ -83,6 +83,18 @@ class LoraSettings(Section):
     )
 
 
+class PushSettings(Section):
+    """How engines get new weights."""
+
+    transfer: Literal["disk", "distributed"] = Field(
+        "disk", description="a folder that engines load, or a process group over which weights are sent"
+    )
+    address: str = Field("127.0.0.1", description="`distributed`: this machine, as engines reach it")
+    port: int = Field(0, ge=0, le=65_535, description="`distributed`: where they meet it; 0: any free port")
+    backend: Literal["", "gloo", "nccl"] = Field("", description="`distributed`: empty is nccl on CUDA, else gloo")
+    timeout_s: float = Field(300.0, gt=0, description="`distributed`: longest wait of one rank for the others")
+
+
 class ReportSettings(Section):
     """What is shown, and where."""
 
@@ -107,7 +119,7 @@ class TrainerSettings(BaseSettings):
     policy: str = Field(description="policy to train")
     name: str = Field("trainer", min_length=1, description="this trainer: leases and rewinds go by it; keep it")
     model: Path = Field(description="folder of the model to start from")
-    out: Path = Field(description="folder of checkpoints, pushed weights and metrics; engines must see it")
+    out: Path = Field(description="folder of checkpoints, pushed weights and metrics; engines must see it (`disk`)")
     steps: int = Field(100, ge=1, description="step to train to; a resumed run goes on to this number")
     groups: int = Field(8, ge=1, description="groups a step")
     max_staleness: int = Field(1, ge=0, description="most weight versions that a group may be behind")
@@ -120,7 +132,14 @@ class TrainerSettings(BaseSettings):
     optimiser: OptimiserSettings = OptimiserSettings()  # type: ignore[call-arg]
     compute: ComputeSettings = ComputeSettings()  # type: ignore[call-arg]
     lora: LoraSettings = LoraSettings()  # type: ignore[call-arg]
+    push: PushSettings = PushSettings()  # type: ignore[call-arg]
     report: ReportSettings = ReportSettings()  # type: ignore[call-arg]
+
+    @model_validator(mode="after")
+    def _adapters_are_folders(self) -> Self:
+        if self.push.transfer == "distributed" and self.lora.rank and self.lora.push == "adapter":
+            raise ValueError("push.transfer = 'distributed' sends whole weights: leave lora.push at 'merged'")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rolltap.errors import CheckpointMismatch
+from rolltap.errors import CheckpointMismatch, WeightsLost
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.protocol import PauseMode
 
@@ -59,11 +59,28 @@ def push(
 
     If they can't, the old version serves on, and the error says why.
     """
+    with updating(client, policy, mode):
+        client.push(policy, str(folder.absolute()), version, adapter=adapter)
+
+
+@contextmanager
+def updating(client: TrainerClient, policy: str, mode: PauseMode) -> Iterator[None]:
+    """The policy's engines stand still meanwhile. They go on afterwards, except after `WeightsLost`: then what they
+    hold is no version's weights, and they wait for the next push."""
     client.begin_update(policy, mode)
     try:
-        client.push(policy, str(folder.absolute()), version, adapter=adapter)
-    finally:
+        yield
+    except WeightsLost:
+        raise
+    except BaseException:
         client.finish_update(policy)
+        raise
+    client.finish_update(policy)
+
+
+def sendable(model: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """The model's weights without those that are others by another name, as a model folder has them."""
+    return {name: weight for name, weight in state.items() if name not in model.all_tied_weights_keys}
 
 
 def tokenizer_hash(folder: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from rolltap.proxy.chat import ChatRequest, Sampling, Usage
+from rolltap.proxy.engines.receivers import Receiver
 from rolltap.types import VersionSpan
 
 PauseMode = Literal["keep", "drain", "abort"]
@@ -104,6 +105,11 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def receiver(self) -> Receiver | None:
+        """What a trainer can send weights to, without a folder; None if there is none."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -165,5 +171,8 @@ class ChatEngine(Protocol):
     async def resume(self) -> None: ...
 
     async def load_weights(self, path: str, version: int, adapter: str = "") -> None: ...
+
+    @property
+    def receiver(self) -> Receiver | None: ...
 
     async def close(self) -> None: ...

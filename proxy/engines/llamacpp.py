@@ -52,6 +52,7 @@ class LlamaCppEngine:
     """One server."""
 
     kind = "llamacpp"
+    receiver = None
 
     def __init__(
         self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES

@@ -33,6 +33,7 @@ class OpenAiCompatibleEngine:
     """One upstream."""
 
     kind = "openai_compatible"
+    receiver = None
 
     def __init__(
         self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES

@@ -81,6 +81,7 @@ class PassthroughUpstream:
     """One vendor."""
 
     kind = "passthrough"
+    receiver = None
 
     def __init__(self, name: str, settings: EngineSettings, session: aiohttp.ClientSession) -> None:
         self.name = name

@@ -4,21 +4,31 @@ A session stays with its replica, where the cache of its prefix is; a new one go
 requests. A replica that fails `FAILURES` times in a row is ejected: its sessions move, and it is asked every
 `PROBE_EVERY_S` seconds until it answers again. Before it serves again it gets the weights that the others have, and
 stands still if they do. A push that some replicas don't take ejects those; if none takes it, the old weights serve.
+What a trainer sends over a group goes to every replica that answers; one that was away is back with the next push.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from rolltap.errors import EngineError, EngineProtocolError, EngineTimeout, EngineUnavailable, RateLimited
+from rolltap.errors import (
+    EngineError,
+    EngineProtocolError,
+    EngineTimeout,
+    EngineUnavailable,
+    RateLimited,
+    WeightsLost,
+)
 from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.receivers import Receiver, Transfer
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
 
 log = logging.getLogger("rolltap.engines")
@@ -54,6 +64,8 @@ class EnginePool:
         self._probe_every_s = probe_every_s
         self._places: OrderedDict[str, Replica] = OrderedDict()
         self._weights: tuple[str, int, str] | None = None
+        self._sent: int | None = None  # the version that is served, if a trainer sent it: there is no folder of it
+        self._joined: list[tuple[Replica, Receiver, Transfer]] = []
         self._paused = False
         self._changing = asyncio.Lock()  # a replica comes back before a change of all, or after it
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,7 +99,64 @@ class EnginePool:
     async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
         async with self._changing:
             await self._all(lambda engine: engine.load_weights(path, version, adapter))
-            self._weights = (path, version, adapter)
+            self._weights, self._sent = (path, version, adapter), None
+
+    @property
+    def receiver(self) -> Receiver | None:
+        return self if all(replica.engine.receiver for replica in self.replicas) else None
+
+    async def ranks(self) -> int:
+        """Of all replicas that answer: the ejected ones, too, are back after a whole transfer."""
+        return sum(ranks for _, _, ranks in await self._parties())
+
+    async def join(self, transfer: Transfer) -> None:
+        async with self._changing:
+            joined: list[tuple[Replica, Receiver, Transfer]] = []
+            first = transfer.first_rank
+            for replica, receiver, ranks in await self._parties():
+                joined.append((replica, receiver, dataclasses.replace(transfer, first_rank=first)))
+                first += ranks
+            if first != transfer.world_size:
+                raise EngineError(f"engine {self.name} has {first - 1} ranks now, not {transfer.world_size - 1}")
+            if self._paused:
+                await _together(replica.engine.pause("keep") for replica, _, _ in joined if replica.ejected)
+            await _together(receiver.join(its) for _, receiver, its in joined)
+            self._joined = joined
+
+    async def receive(self, transfer: Transfer) -> None:
+        """All or none: of a transfer that one replica breaks off, nobody knows what the others have."""
+        async with self._changing:
+            joined, self._joined = self._joined, []
+            try:
+                await _together(receiver.receive(its) for _, receiver, its in joined)
+            except EngineError as error:
+                if len(joined) == 1:
+                    raise
+                raise WeightsLost(f"engine {self.name}: its replicas wait for a whole push: {error}") from error
+            self._weights, self._sent = None, transfer.version
+            for replica, _, _ in joined:
+                replica.failures, replica.ejected = 0, False
+            there = [replica for replica, _, _ in joined]
+            for replica in self.replicas:
+                if replica not in there:
+                    self._eject(replica, EngineUnavailable(f"it was away when version {transfer.version} was sent"))
+
+    async def _parties(self) -> list[tuple[Replica, Receiver, int]]:
+        """The replicas that answer, and how many ranks each has; raises if none does."""
+
+        async def ranks(engine: Engine) -> int:
+            assert engine.receiver is not None
+            return await engine.receiver.ranks()
+
+        found = await self._each(ranks, self.replicas)
+        parties = [
+            (replica, replica.engine.receiver, result)
+            for replica, result in found
+            if isinstance(result, int) and replica.engine.receiver is not None
+        ]
+        if not parties:
+            raise found[0][1]
+        return parties
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -172,12 +241,24 @@ class EnginePool:
 
     async def _catch_up(self, replica: Replica) -> None:
         """Brings a replica that answers again to where the others are."""
+        if self._sent is not None:
+            raise EngineUnavailable(f"it has not got version {self._sent}: the next push brings it back")
         if self._weights is not None:
             await replica.engine.load_weights(*self._weights)
-        if self._paused:
-            await replica.engine.pause("keep")
+        await (replica.engine.pause("keep") if self._paused else replica.engine.resume())
         replica.failures, replica.ejected = 0, False
         log.warning("engine %s: replica %s serves again", self.name, replica.engine.name)
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Makes all the calls at once. The first that fails cuts the others short: they wait for one another."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _rank(session: str, index: int) -> int:

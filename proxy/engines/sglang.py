@@ -35,6 +35,7 @@ from rolltap.proxy.engines.decode import (
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context, try_out
 from rolltap.proxy.engines.prompts import UNSAID, said
+from rolltap.proxy.engines.receivers import SglangReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
 from rolltap.settings import EngineSettings
 from rolltap.types import VersionSpan
@@ -82,6 +83,7 @@ class SglangEngine:
     ) -> None:
         self.name = name
         self._http = EngineHttp(name, settings, session)
+        self.receiver = SglangReceiver(name, self._http)
         self._retries = retries
         self._running = 0
         self._idle = asyncio.Event()

@@ -21,6 +21,7 @@ from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, Samp
 from rolltap.proxy.engines.decode import check_prompt, problem
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context, try_out
+from rolltap.proxy.engines.receivers import VllmReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
 from rolltap.settings import EngineSettings
 
@@ -39,6 +40,7 @@ class VllmEngine:
     ) -> None:
         self.name = name
         self._http = EngineHttp(name, settings, session)
+        self.receiver = VllmReceiver(name, self._http, whole=settings.kind == "rolltap")
         self._retries = retries
         self._structured_output = settings.kind != "rolltap"  # the embedded engine has no grammars
         self._path = GENERATE

@@ -17,7 +17,8 @@
     │   ├── EngineTimeout        504
     │   ├── EngineRefused        502   a request that the server does not take
     │   │   └── ModelNotLoaded   503   it has no model of that name, perhaps not yet
-    │   └── EngineProtocolError  502   an answer that breaks its own protocol
+    │   ├── EngineProtocolError  502   an answer that breaks its own protocol
+    │   └── WeightsLost          502   a transfer of weights that broke off
     ├── StoreError               the call log and the ledger
     │   ├── StoreUnavailable     503
     │   └── RecordCorrupt              a stored row that fails its checks
@@ -190,6 +191,12 @@ class EngineProtocolError(EngineError):
     """The model server's answer breaks its own protocol."""
 
     code = "engine_protocol_error"
+
+
+class WeightsLost(EngineError):
+    """A transfer of weights broke off in the middle: what the engines hold is no version's, until a whole push."""
+
+    code = "weights_lost"
 
 
 class StoreError(RolltapError):

@@ -37,7 +37,10 @@ COMMON = (
     "--enforce-eager", "--max-model-len", "4096", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     "--reasoning-parser", "qwen3",
 )  # fmt: skip
-WHOLE = (*COMMON, "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--enable-lora")
+WHOLE = (
+    *COMMON, "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--enable-lora",
+    "--weight-transfer-config", '{"backend": "rolltap"}',
+)  # fmt: skip
 DEVELOPER = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """As docs/engines.md says to start vLLM for training, with and without adapters."""
 
@@ -55,9 +58,14 @@ def vllm(folder: Path, flags: Sequence[str], env: Mapping[str, str]) -> Iterator
     port = free_port()
     command = [str(ENVIRONMENT / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
     log = folder / "vllm.log"
+    plugin = {"PYTHONPATH": f"{rolltap_without_requirements(folder / 'site')}{os.pathsep}{ROOT / 'src'}"}
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, *flags], cwd=folder, env={**os.environ, **CPU, **env}, stdout=out, stderr=subprocess.STDOUT
+            [*command, *flags],
+            cwd=folder,
+            env={**os.environ, **CPU, **plugin, **env},
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -69,6 +77,18 @@ def vllm(folder: Path, flags: Sequence[str], env: Mapping[str, str]) -> Iterator
         stop(process)
 
 
+def rolltap_without_requirements(folder: Path) -> Path:
+    """What `pip install --no-deps rolltap` tells vLLM's Python of this source tree: its entry points."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    about = folder / "rolltap-0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rolltap\nVersion: 0\n")
+    groups = project["entry-points"].items()
+    lines = [line for group, points in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))]
+    (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 @dataclass(frozen=True)
 class Proxy:
     """A running `rolltap serve`. `database` is its record, `env` what its commands need to find it."""
@@ -78,6 +98,7 @@ class Proxy:
     agent_url: str
     trainer: httpx.Client
     admin: httpx.Client
+    trainer_key: str
 
     @property
     def database(self) -> str:
@@ -126,7 +147,7 @@ def proxy(folder: Path, engine_url: str) -> Iterator[Proxy]:
         until_up(f"{urls['admin']}/health", process, log)
         keys = tomllib.loads((folder / "data" / "keys.toml").read_text())
         with _client(urls["trainer"], keys["trainer"]) as trainer, _client(urls["admin"], keys["admin"]) as admin:
-            yield Proxy(folder, config, urls["agent"], trainer, admin)
+            yield Proxy(folder, config, urls["agent"], trainer, admin, keys["trainer"])
     finally:
         stop(process)
 

@@ -91,11 +91,12 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class Stack:
-    """The engine and the proxy over a fresh folder; a context manager that leaves nothing running."""
+    """The engines and the proxy over a fresh folder; a context manager that leaves nothing running."""
 
     folder: Path
     model: Path
     policies: dict[str, dict[str, object]]
+    replicas: int = 1
     processes: list[Process] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
@@ -109,11 +110,18 @@ class Stack:
         return f"http://127.0.0.1:{self.ports['trainer']}"
 
     @property
+    def engine_names(self) -> list[str]:
+        return ["engine", *(f"engine-{number}" for number in range(1, self.replicas))]
+
+    def engine_url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.ports[name]}"
+
+    @property
     def database(self) -> Path:
         return self.folder / "data" / "rolltap.db"
 
     def __enter__(self) -> Stack:
-        names = ("engine", "agent", "trainer", "admin")
+        names = ("agent", "trainer", "admin", *self.engine_names)
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         try:
             self._start()
@@ -126,19 +134,12 @@ class Stack:
         self.stop()
 
     def _start(self) -> None:
-        python = [sys.executable, "-m"]
-        port = str(self.ports["engine"])
-        engine = Process.start(
-            "engine",
-            [*python, "rolltap.engine", "--model", str(self.model), "--name", "tiny", "--port", port],
-            self.folder,
-            {"OMP_NUM_THREADS": "1"},
-        )
-        self.processes.append(engine)
-        engine.wait_for(f"http://127.0.0.1:{port}/health")
+        engines = [self.start_engine(name) for name in self.engine_names]
+        for engine in engines:
+            engine.wait_for(f"{self.engine_url(engine.name)}/health")
         config = self.folder / "rolltap.toml"
         config.write_text(self._toml(), encoding="utf-8")
-        proxy = Process.start("proxy", [*python, "rolltap", "serve", "--config", str(config)], self.folder)
+        proxy = Process.start("proxy", [sys.executable, "-m", "rolltap", "serve", "--config", str(config)], self.folder)
         self.processes.append(proxy)
         proxy.wait_for(f"{self.admin_url}/health")
         self.keys = tomllib.loads((self.folder / "data" / "keys.toml").read_text())
@@ -150,13 +151,21 @@ class Stack:
             *(f"{plane}_port = {self.ports[plane]}" for plane in ("agent", "trainer", "admin")),
             "[engines.local]",
             'kind = "rolltap"',
-            f'url = "http://127.0.0.1:{self.ports["engine"]}"',
+            f'url = "{", ".join(self.engine_url(name) for name in self.engine_names)}"',
         ]
         for name, options in self.policies.items():
             lines.append(f"[policies.{name}]")
             common = {"engine": "local", "model": "tiny", "tokenizer": str(self.model), "family": "qwen3"}
             lines += [f"{key} = {_toml_value(value)}" for key, value in {**common, **options}.items()]
         return "\n".join(lines) + "\n"
+
+    def start_engine(self, name: str) -> Process:
+        """The engine `name` on its port, not ready yet."""
+        command = [sys.executable, "-m", "rolltap.engine", "--model", str(self.model), "--name", "tiny"]
+        command += ["--port", str(self.ports[name])]
+        engine = Process.start(name, command, self.folder, {"OMP_NUM_THREADS": "1"})
+        self.processes.append(engine)
+        return engine
 
     def start_trainer(self, arguments: list[str], env: dict[str, str]) -> Process:
         """`rolltap train` against this stack, with `env` over the environment."""

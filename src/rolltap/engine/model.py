@@ -11,6 +11,7 @@ Shapes: `B` rows, `T` new tokens a row, `S` cached slots, `C` cached columns, `H
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -260,24 +261,33 @@ class Qwen3(nn.Module):
         save_file(_owned_state(self), folder / "model.safetensors", metadata={"format": "pt"})
 
     def load_weights(self, folder: Path) -> None:
-        """Replaces the weights by those of `folder`'s safetensors, all or none.
+        """Replaces the weights by those of `folder`'s safetensors; see `replace_weights`."""
+        self.replace_weights(read_weights(folder), str(folder))
+
+    def replace_weights(self, state: Mapping[str, Tensor], source: str) -> None:
+        """Replaces the weights by `state`, which came from `source`, all or none.
 
         `ConfigError` if a tensor is missing, unknown, of another shape or not finite: the weights are then unchanged.
         """
-        state = read_weights(folder)
         own = _owned_state(self)
         if state.keys() != own.keys():
             wrong = sorted(state.keys() ^ own.keys())
-            raise ConfigError(f"{folder}: tensors don't match the model; first difference: {wrong[0]}")
+            raise ConfigError(f"{source}: tensors don't match the model; first difference: {wrong[0]}")
         for name, tensor in state.items():
-            if tensor.shape != own[name].shape:
-                shapes = f"{list(tensor.shape)}, the model's {list(own[name].shape)}"
-                raise ConfigError(f"{folder}: shape of {name} is {shapes}")
+            self.check_weight(name, tensor.shape, source)
             if not torch.isfinite(tensor).all():
-                raise ConfigError(f"{folder}: {name} holds values that are not finite")
+                raise ConfigError(f"{source}: {name} holds values that are not finite")
         with torch.no_grad():
             for name, tensor in state.items():
                 own[name].copy_(tensor)
+
+    def check_weight(self, name: str, shape: Sequence[int], source: str) -> None:
+        """`ConfigError` if the model has no weight `name`, or one of another shape."""
+        own = _owned_state(self)
+        if name not in own:
+            raise ConfigError(f"{source}: the model has no tensor {name}")
+        if tuple(shape) != own[name].shape:
+            raise ConfigError(f"{source}: shape of {name} is {list(shape)}, the model's {list(own[name].shape)}")
 
     @classmethod
     def load(cls, folder: Path) -> Qwen3:

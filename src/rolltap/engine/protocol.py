@@ -139,6 +139,44 @@ class VersionRequest(Struct, forbid_unknown_fields=True):
     new_version: Annotated[str, Meta(min_length=1)]
 
 
+class TransferInfo(Struct, forbid_unknown_fields=True):
+    """`init_info`: where the trainer waits, and this engine's place in the group."""
+
+    master_address: Annotated[str, Meta(min_length=1)]
+    master_port: Annotated[int, Meta(ge=1, le=65_535)]
+    rank_offset: Annotated[int, Meta(ge=1)]
+    world_size: Annotated[int, Meta(ge=2)]
+    group_name: Annotated[str, Meta(min_length=1)]
+    backend: Literal["gloo"] = "gloo"
+    timeout_s: Annotated[float, Meta(gt=0)] = 300.0
+
+
+class TransferRequest(Struct, forbid_unknown_fields=True):
+    """`POST /init_weight_transfer_engine`"""
+
+    init_info: TransferInfo
+
+
+class UpdateInfo(Struct, forbid_unknown_fields=True):
+    """`update_info`: the tensors that come next, in their order."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[Annotated[int, Meta(ge=0)]]]
+
+
+class UpdateRequest(Struct, forbid_unknown_fields=True):
+    """`POST /update_weights`"""
+
+    update_info: UpdateInfo
+
+
+class FinishRequest(Struct, forbid_unknown_fields=True):
+    """`POST /finish_weight_update`"""
+
+    weight_version: Annotated[str, Meta(min_length=1)] | None = None
+
+
 class AbortRequest(Struct, forbid_unknown_fields=True):
     request_ids: list[str] | None = None
 

@@ -15,7 +15,7 @@ import logging
 import random
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rolltap.engine.model import CachePlan, KeyValueCache, Qwen3
+from rolltap.engine.model import CachePlan, KeyValueCache, Qwen3, read_weights
 from rolltap.engine.sampling import Sampling, draw, process
 from rolltap.errors import EngineUnavailable
 
@@ -183,7 +183,16 @@ class EngineLoop:
 
     def reload(self, folder: Path) -> Future[None]:
         """Loads weights between two steps. `ConfigError` if they can't be used: the old ones go on."""
-        return self._call(lambda: self._reload(folder))
+        return self._call(lambda: self._renew(read_weights(folder), str(folder)))
+
+    def replace(self, weights: Mapping[str, Tensor], source: str, version: str | None) -> Future[None]:
+        """As `reload`, by weights that came from `source`; tokens are of `version` from then on, if there is one."""
+
+        def work() -> None:
+            self._renew(weights, source)
+            self.version = version or self.version
+
+        return self._call(work)
 
     def set_version(self, version: str) -> Future[None]:
         """Names the weights that tokens come from, from the next step on."""
@@ -265,8 +274,8 @@ class EngineLoop:
             done.set_result(None)
         self._drained.clear()
 
-    def _reload(self, folder: Path) -> None:
-        self.model.load_weights(folder)
+    def _renew(self, weights: Mapping[str, Tensor], source: str) -> None:
+        self.model.replace_weights(weights, source)
         self._held[:] = 0
         for running in self._running.values():
             running.cached = 0

@@ -45,6 +45,7 @@ from rolltap.engine.protocol import (
     generate_choice,
     usage,
 )
+from rolltap.engine.receiver import Receiver
 from rolltap.engine.sampling import LOGPROBS_MODE
 from rolltap.engine.scheduler import Delta, EngineLoop, PauseMode, Request
 from rolltap.engine.settings import EngineSettings
@@ -93,6 +94,7 @@ class Server:
         self._events: asyncio.AbstractEventLoop | None = None
         self._tokenizer = tokenizer
         self.loop = EngineLoop(model, eos_ids, self._deliver, settings.slots, settings.context or None)
+        self._receiver = Receiver(self.loop)
         self.app = Starlette(routes=self._routes(), lifespan=self._lifespan, exception_handlers=_HANDLERS)
 
     def _routes(self) -> list[Route]:
@@ -103,6 +105,7 @@ class Server:
             "/server_info": self.server_info,
             "/is_paused": self.is_paused,
             "/weight_info": self.weight_info,
+            "/get_world_size": self.get_world_size,
         }
         post: dict[str, Any] = {
             "/inference/v1/generate": self.generate,
@@ -115,7 +118,7 @@ class Server:
             "/update_weight_version": self.update_weight_version,
         }
         return [Route(path, to, methods=["GET"]) for path, to in get.items()] + [
-            Route(path, to, methods=["POST"]) for path, to in post.items()
+            Route(path, to, methods=["POST"]) for path, to in (post | self._receiver.posts()).items()
         ]
 
     @asynccontextmanager
@@ -154,6 +157,9 @@ class Server:
 
     async def weight_info(self, http: HttpRequest) -> Response:
         return _json({"weight_version": self.loop.version, "logprobs_mode": LOGPROBS_MODE})
+
+    async def get_world_size(self, http: HttpRequest) -> Response:
+        return _json({"world_size": 1})
 
     async def metrics(self, http: HttpRequest) -> Response:
         """Prometheus text with vLLM's names."""

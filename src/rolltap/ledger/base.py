@@ -73,9 +73,13 @@ class StartedRollout:
     policy: str
 
 
+LOST = "lost"
+"""A policy's `paused` from the first tensor of a transfer of weights to its last: what broke off there stands still."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """A policy as the ledger knows it. `paused` is the mode of the weight update under way."""
+    """A policy as the ledger knows it. `paused` is the mode of the weight update under way, or `LOST`."""
 
     name: str
     version: int

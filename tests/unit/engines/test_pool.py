@@ -11,10 +11,11 @@ import pytest
 
 from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, say
 from rolltap.engine.tiny import FOLDER
-from rolltap.errors import ConfigError, EngineError, EngineUnavailable
+from rolltap.errors import ConfigError, EngineError, EngineUnavailable, WeightsLost
 from rolltap.proxy.engines import open_engine
 from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest
 from rolltap.proxy.engines.pool import FAILURES, EnginePool
+from rolltap.proxy.engines.receivers import Transfer
 from rolltap.proxy.engines.retries import Retries
 from rolltap.settings import EngineSettings
 
@@ -25,6 +26,8 @@ def request(session: str = "", id: str = "call") -> SampleRequest:
 
 class Told:
     """A replica that does as its switches say. `gate` holds its outputs until it is set."""
+
+    receiver: ToldReceiver | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,6 +68,31 @@ class Told:
     def _check(self) -> None:
         if not self.up:
             raise EngineUnavailable(f"{self.name} is down")
+
+
+class ToldReceiver:
+    """Receives at once, unless it `waits` for ever or has a `failure`."""
+
+    def __init__(self, replica: Told, ranks: int = 1) -> None:
+        self._replica = replica
+        self._ranks = ranks
+        self.received: list[tuple[int, int]] = []
+        self.failure: EngineError | None = None
+        self.waits = False
+
+    async def ranks(self) -> int:
+        self._replica._check()
+        return self._ranks
+
+    async def join(self, transfer: Transfer) -> None:
+        self._replica._check()
+
+    async def receive(self, transfer: Transfer) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self.waits:
+            await asyncio.Event().wait()
+        self.received.append((transfer.version, transfer.first_rank))
 
 
 @pytest.fixture
@@ -141,11 +169,78 @@ async def test_the_broken_are_ejected_and_come_back_with_the_weights(pool: Engin
 
 async def test_a_replica_that_does_not_take_the_weights_does_not_serve(pool: EnginePool, replicas: list[Told]):
     replicas[1].takes_weights = False
+    await pool.pause("keep")
     await pool.load_weights("folder", 3)
+    await pool.resume()
     assert [replica.ejected for replica in pool.replicas] == [False, True, False]
     replicas[1].takes_weights = True
     await until_all_serve(pool)
     assert replicas[1].weights == [("folder", 3, "")]
+    assert replicas[1].state == "running"
+
+
+def sent(version: int, ranks: int) -> Transfer:
+    return Transfer(version, "here", 1, "group", 1 + ranks, "gloo", 1.0, ())
+
+
+async def test_what_is_sent_goes_to_all_that_answer(pool: EnginePool, replicas: list[Told]):
+    for replica in replicas:
+        replica.receiver = ToldReceiver(replica, ranks=2)
+    assert pool.receiver is pool
+    assert await pool.ranks() == 6
+    await pool.pause("drain")
+    await pool.join(sent(5, 6))
+    await pool.receive(sent(5, 6))
+    assert [replica.receiver.received for replica in replicas if replica.receiver] == [[(5, 1)], [(5, 3)], [(5, 5)]]
+    with pytest.raises(EngineError, match="has 6 ranks now, not 5"):
+        await pool.join(sent(6, 5))
+
+
+async def test_a_replica_that_was_away_is_back_with_the_next_push(pool: EnginePool, replicas: list[Told]):
+    for replica in replicas:
+        replica.receiver = ToldReceiver(replica)
+    replicas[0].up = False
+    for version in (5, 6):
+        await pool.pause("keep")
+        ranks = await pool.ranks()
+        await pool.join(sent(version, ranks))
+        await pool.receive(sent(version, ranks))
+        await pool.resume()
+        if version == 5:
+            assert [replica.ejected for replica in pool.replicas] == [True, False, False]
+            replicas[0].up = True
+            await asyncio.sleep(0.05)
+            assert pool.replicas[0].ejected, "it has the old weights"
+    assert not pool.replicas[0].ejected
+    assert [replica.state for replica in replicas] == ["running"] * 3
+
+
+async def test_a_replica_that_was_away_takes_a_folder_at_once(pool: EnginePool, replicas: list[Told]):
+    for replica in replicas:
+        replica.receiver = ToldReceiver(replica)
+    replicas[0].up = False
+    await pool.join(sent(5, 2))
+    await pool.receive(sent(5, 2))
+    await pool.load_weights("folder", 6)
+    replicas[0].up = True
+    await until_all_serve(pool)
+    assert replicas[0].weights == [("folder", 6, "")]
+
+
+async def test_the_first_that_breaks_off_cuts_the_others_short(pool: EnginePool, replicas: list[Told]):
+    receivers = [ToldReceiver(replica) for replica in replicas]
+    for replica, receiver in zip(replicas, receivers, strict=True):
+        replica.receiver = receiver
+        receiver.waits = replica is not replicas[1]
+    receivers[1].failure = EngineError("no room")
+    await pool.join(sent(5, 3))
+    with pytest.raises(WeightsLost, match="wait for a whole push: no room"):
+        await asyncio.wait_for(pool.receive(sent(5, 3)), 5)
+    assert not any(receiver.received for receiver in receivers)
+
+
+async def test_without_receivers_there_is_none(pool: EnginePool):
+    assert pool.receiver is None
 
 
 async def test_weights_that_nobody_takes_are_an_error_and_the_old_ones_serve(pool: EnginePool, replicas: list[Told]):

@@ -23,6 +23,7 @@ from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.gateway import Gateway
 from rolltap.proxy.live import LiveSessions, key_hash
 from rolltap.proxy.policies import Policies, PolicyRuntime
@@ -50,6 +51,7 @@ class ToldEngine:
     seen: list[SampleRequest] = field(default_factory=list)
     cancelled: int = 0
     name: str = "told"
+    receiver: Receiver | None = None
 
     async def probe(self) -> EngineFacts:
         return EngineFacts("told", "", ("tiny",), 2048, True, False, "processed")
