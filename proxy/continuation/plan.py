@@ -13,7 +13,7 @@ from itertools import zip_longest
 import msgspec
 import numpy as np
 
-from rolltap.proxy.chat import ChatRequest, Message, Reasoning
+from rolltap.proxy.chat import ChatRequest, Message, Reasoning, Text
 from rolltap.proxy.continuation.forest import Forest, Lineage, Match, Node, Outline
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
@@ -158,6 +158,7 @@ class Continuation(Lineages):
         super().__init__(policy, handles)
         self.renderer = renderer
         self.history = history
+        self._drops_thinking = drops_thinking(renderer)
 
     def plan(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> PromptPlan:
         """The prompt for `request`, whose call will be `call_id`."""
@@ -226,7 +227,7 @@ class Continuation(Lineages):
 
     def _follows_template(self, node: Node, new: Sequence[Message]) -> bool:
         """Whether the policy lets the template drop thinking here: at a new user turn, if there is any to drop."""
-        if self.history == "keep" or not any(message.role == "user" for message in new):
+        if self.history == "keep" or not self._drops_thinking or not any(message.role == "user" for message in new):
             return False
         step: Node | None = node
         while step is not None:
@@ -236,6 +237,17 @@ class Continuation(Lineages):
                 return False  # what was thought before this call is not in its prompt
             step = step.parent
         return False
+
+
+def drops_thinking(renderer: TokenRenderer) -> bool:
+    """Whether a family leaves out what was thought before a new user turn, when the history still has it."""
+    thought = "314159265"
+    history = (
+        Message("user", (Text("Which?"),)),
+        Message("assistant", (Reasoning(thought), Text("This."))),
+        Message("user", (Text("Sure?"),)),
+    )
+    return thought not in renderer.tokenizer.decode(renderer.render(history, (), thinking=True))
 
 
 def weight(request: ChatRequest, first: int = 0) -> int:

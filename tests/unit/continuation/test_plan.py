@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,13 @@ import pytest
 
 from rolltap.proxy.chat import Message, Reasoning, Text, Tool, ToolCall
 from rolltap.proxy.continuation.forest import Node
+from rolltap.proxy.continuation.plan import drops_thinking
+from rolltap.proxy.continuation.rendering import FamilyRenderer
+from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.types import BreakReason, Outcome
+
+from .conftest import World
+from .making import tokenizer_with, trl_template
 
 TURN = '<tool_call>\n{"name":  "bash", "arguments": {"command": "ls",   "n": 1.0}}\n</tool_call><|im_end|>'
 
@@ -219,6 +226,16 @@ def test_a_sibling_stands_behind_the_same_break(world: Any) -> None:
     for _ in range(2):
         world.call(user("a side matter"), output="ok<|im_end|>")
         assert world.planned.break_.reason is BreakReason.NEW_CONVERSATION
+
+
+def test_a_template_that_keeps_thinking_is_followed_by_going_on(tmp_path: Path) -> None:
+    """Whether or not the harness sends the thinking back."""
+    world = World(TemplateRenderer(tokenizer_with(tmp_path, trl_template("qwen3_training"))))
+    first = world.call(user("list"), output="<think>\nhm\n</think>\n\nok<|im_end|>")
+    assert first.reply is not None
+    for turn in (first.reply, msgspec.structs.replace(first.reply, parts=first.reply.parts[1:])):
+        assert extends(world.plan(world.request(user("list"), turn, user("b"))), first)
+    assert drops_thinking(FamilyRenderer("qwen3", world.tokenizer))
 
 
 def test_thinking_is_dropped_once(world: Any) -> None:
