@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import BinaryIO, TextIO
+from typing import IO, BinaryIO, TextIO
 
 import torch
 from torch import Tensor
@@ -93,7 +93,7 @@ class Sender:
             self.close()
             raise
 
-    def _told(self, stdin: BinaryIO, stdout: BinaryIO, order: Order) -> int:
+    def _told(self, stdin: IO[bytes], stdout: IO[bytes], order: Order) -> int:
         """Has the process open `order`'s group; the port at which it waits for the others."""
         try:
             stdin.write(json.dumps(asdict(order)).encode() + b"\n")
@@ -162,7 +162,7 @@ def _bucket(part: Sequence[tuple[str, Tensor]]) -> Bucket:
     )
 
 
-def _feed(pipe: BinaryIO, weights: Mapping[str, Tensor]) -> None:
+def _feed(pipe: IO[bytes], weights: Mapping[str, Tensor]) -> None:
     """Writes the weights' bytes; stops where the process has died, which the server's answer tells of."""
     try:
         for tensor in weights.values():
