@@ -43,13 +43,22 @@ class Control:
             "/collective_rpc": self.collective_rpc,
             "/v1/load_lora_adapter": self.load_lora_adapter,
             "/reset_prefix_cache": self.done,
+            "/init_weight_transfer_engine": self.done,
+            "/start_weight_update": self.done,
+            "/update_weights": self.done,
+            "/finish_weight_update": self.finish_weight_update,
+            "/shutdown_weight_transfer_engine": self.done,
             "/update_weight_version": self.update_weight_version,
             "/abort_requests": self.abort_requests,
             "/inference/v1/abort_requests": self.abort_requests,
         }
         if wire == "vllm-completions":
             posts |= {"/inference/v1/generate": self.closed, "/inference/v1/abort_requests": self.closed}
-        gets: dict[str, Endpoint] = {"/weight_info": self.weight_info, "/is_paused": self.is_paused}
+        gets: dict[str, Endpoint] = {
+            "/weight_info": self.weight_info,
+            "/is_paused": self.is_paused,
+            "/get_world_size": self.get_world_size,
+        }
         return _routes(gets, posts)
 
     def _sglang(self, wire: str) -> list[Route]:
@@ -98,6 +107,14 @@ class Control:
 
     async def is_paused(self, request: Request) -> Response:
         return JSONResponse({"is_paused": self.model.weights.paused})
+
+    async def get_world_size(self, request: Request) -> Response:
+        return JSONResponse({"world_size": 1})
+
+    async def finish_weight_update(self, request: Request) -> Response:
+        """It holds no weights, so it joins no group: what it is told to receive it has."""
+        self.model.weights.version = (await request.json()).get("weight_version") or self.model.weights.version
+        return JSONResponse({"message": "Weight update finished"})
 
     async def pause(self, request: Request) -> Response:
         mode = request.query_params.get("mode", "abort")
