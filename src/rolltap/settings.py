@@ -117,7 +117,7 @@ class PolicySettings(Section):
     )
     history_thinking: Literal["tool_cycle", "keep"] = Field(
         default="tool_cycle",
-        description="keep sampled thinking in history within a tool cycle and then as the template does, or `keep` it always",
+        description="keep sampled thinking within a tool cycle, then do as the template does; or `keep` it always",
     )
     max_context: int = Field(default=0, ge=0, description="context length in tokens; 0 asks the engine")
     top_logprobs: int = Field(

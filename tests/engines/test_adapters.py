@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.trainer_client.lora import adapters_of, add_adapters, merged, save_adapters
+from rolltap.trainer_client.lora import add_adapters, merged, save_adapters
 from rolltap.trainer_client.network import load_model
 from rolltap.trainer_client.settings import LoraSettings
 from rolltap.trainer_client.weights import save_model
@@ -36,7 +36,7 @@ def adapted(folder: Path, seed: int) -> tuple[Path, Path]:
     for path in (adapter, whole):
         path.mkdir(parents=True)
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
-    save_adapters(adapters_of(state), settings, FOLDER, adapter)
+    save_adapters({name: weight for name, weight in state.items() if "lora_" in name}, settings, FOLDER, adapter)
     save_model(model, merged(state, settings), whole, FOLDER)
     return adapter, whole
 

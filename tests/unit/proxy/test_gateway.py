@@ -428,5 +428,5 @@ async def test_a_session_that_is_let_go_while_it_is_looked_up_is_served(
         return await look_up(hashed)
 
     monkeypatch.setattr(plane.log, "session_by_key", slowly)
-    first.looked_up_at = 0.0
+    first.trusted_until = 0.0
     assert (await sessions.enter("key", None)).session.id == plane.session.id
