@@ -183,8 +183,9 @@ class CallLog(Protocol):
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
         """The session's calls in order, but those whose ids are `known`; their prompts are complete all the same.
 
-        A reader that follows a session passes the calls that it has with their completions. A greatest id would not
-        do: another proxy may still be writing a call with a smaller one.
+        `known` are calls of this session that are in the log. A reader that follows a session passes the calls that it
+        has with their completions. A greatest id would not do: another proxy may still be writing a call with a smaller
+        one.
         """
         ...
 

@@ -182,10 +182,18 @@ class SqlCallLog:
 
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
         await self._writer.settled()
+        if known and await self._count(session_id) == len(known):
+            return []
         stored = await self.database.query(lambda connection: fetch_calls(connection, session_id, known))
         if stored.weight > MANY_BYTES:
             return await asyncio.to_thread(decode_calls, stored)
         return decode_calls(stored)
+
+    async def _count(self, session_id: str) -> int:
+        """How many calls of the session there are."""
+        own = call_intents.c.session_id == session_id
+        ((count,),) = await self.database.select(sa.select(sa.func.count()).select_from(call_intents).where(own))
+        return count
 
     async def calls(self, session_ids: Sequence[str]) -> Mapping[str, tuple[Session, Sequence[Call]]]:
         await self._writer.settled()
