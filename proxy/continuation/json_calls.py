@@ -88,7 +88,7 @@ class GrowingObject:
             after_comma: Expected = "key" if self._closers[-1:] == ["}"] else "value"
             self._expected = "value" if expected == "colon" else after_comma
             return at + (not self.over)
-        if character == '"':
+        if character == '"' and self._closers:
             self._string = "colon" if expected in ("key", "first key") else "comma"
             return at + 1
         if expected in ("key", "first key"):

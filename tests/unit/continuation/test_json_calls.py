@@ -104,6 +104,7 @@ def test_what_is_no_json_is_told_up_to_there(text: str, noise: str, at: int, siz
         ('{"a": {}} and more', '{"a": {}}'),
         ("[1]", ""),
         ("12 ", ""),
+        ('"{"', ""),
     ],
 )
 def test_how_far_arguments_are_told(text: str, told: str) -> None:
