@@ -90,6 +90,26 @@ async def test_the_migrated_tables_are_the_declared_ones(url: str):
     await log.close()
 
 
+async def test_the_ledgers_rows_stay(url: str):
+    """SQLite can't make a table anew that rows of others point to."""
+    await of_schema_1(url)
+    database = Database(url)
+    await database.start()
+
+    def fill(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("INSERT INTO policies VALUES ('p', 7, 'hash', false, 'keep', 1.0)")
+        connection.exec_driver_sql("INSERT INTO trainers VALUES ('t', 7)")
+        connection.exec_driver_sql("INSERT INTO demands VALUES ('t', 'p', 8, 1, 1.0)")
+
+    await database.transact(fill)
+    await database.close()
+    log = await opened(url)
+    of_policy = sa.text("SELECT policies.name, version, given, paused, batch FROM policies JOIN demands ON name = policy")
+    found = await log.database.query(lambda connection: connection.execute(of_policy).all())
+    assert [tuple(row) for row in found] == [("p", 7, 7, "keep", 8)]
+    await log.close()
+
+
 async def test_a_new_database_has_the_last_version_and_needs_no_step(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "alembic" else True)
     for _ in range(2):

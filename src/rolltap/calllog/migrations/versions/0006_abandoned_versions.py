@@ -18,9 +18,7 @@ def upgrade() -> None:
         sa.Column("first", sa.Integer, primary_key=True),
         sa.Column("last", sa.Integer, nullable=False),
     )
-    with op.batch_alter_table("policies") as policies:
-        policies.drop_column("may_go_back")
-        policies.add_column(sa.Column("given", sa.Integer, nullable=False, server_default="0"))
+    # In words of its own: Alembic would make a SQLite table anew, which it can't where rows of others point to it.
+    op.execute("ALTER TABLE policies DROP COLUMN may_go_back")
+    op.execute("ALTER TABLE policies ADD COLUMN given INTEGER NOT NULL DEFAULT 0")
     op.execute("UPDATE policies SET given = version")
-    with op.batch_alter_table("policies") as policies:
-        policies.alter_column("given", server_default=None)
