@@ -39,25 +39,25 @@ def train(
     """
     from rolltap.trainer_client.settings import load_trainer_settings
 
-    given = {
-        "url": url or os.environ.get("ROLLTAP_TRAINER_URL"),
-        "name": name,
-        "steps": steps,
-        "groups": groups,
-        "max_staleness": max_staleness,
-        "seed": seed,
-        "loss": _given(advantage=advantage),
-        "optimiser": _given(lr=lr, epochs=epochs),
-        "compute": _given(token_budget=token_budget, threads=threads),
-        "report": _given(sinks=tuple(sink) if sink else None),
-    }
+    given = _given(
+        url=url or os.environ.get("ROLLTAP_TRAINER_URL") or None,
+        name=name,
+        steps=steps,
+        groups=groups,
+        max_staleness=max_staleness,
+        seed=seed,
+        loss=_given(advantage=advantage),
+        optimiser=_given(lr=lr, epochs=epochs),
+        compute=_given(token_budget=token_budget, threads=threads),
+        report=_given(sinks=tuple(sink) if sink else None),
+    )
     settings = load_trainer_settings(
         config_path(config),
         key=key or os.environ.get("ROLLTAP_TRAINER_KEY") or kept_key("trainer", None),
         policy=policy,
         model=model,
         out=out,
-        **{name: value for name, value in given.items() if value},
+        **given,
     )
     try:
         from rolltap.trainer_client.main import run
