@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from rolltap.calllog.base import CallIntent
 from rolltap.calllog.commit import Entry
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import Fact
@@ -94,6 +95,48 @@ class AwayStore:
 
     async def write(self, entries: Sequence[Entry[Fact]]) -> None:
         raise StoreUnavailable("away")
+
+
+class RememberingStore(AwayStore):
+    """A store that keeps the facts in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+
+    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
+        self.facts += [entry.value for entry in entries]
+
+    @property
+    def intents(self) -> list[str]:
+        return [fact.id for fact in self.facts if isinstance(fact, CallIntent)]
+
+
+@pytest.mark.parametrize("fault", ["killed", "flushed"])
+async def test_a_call_never_comes_to_the_store_before_its_parent(
+    private_redis: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+):
+    monkeypatch.setattr("rolltap.calllog.redis.PAUSE_S", 60.0)
+    store = RememberingStore()
+    writer = IngestWriter(private_redis.url, store, look_s=60.0)
+    await writer.start()
+    session = a_session()
+    await writer.write([Entry(session)])
+    while not store.facts:
+        await asyncio.sleep(0.01)
+    parent = an_intent(session)
+    child = an_intent(session, parent_id=parent.id)
+    await writer.write([Entry(parent)])  # lies in the stream: the drain pauses
+    if fault == "killed":
+        await asyncio.to_thread(private_redis.kill)
+    else:
+        async with Redis.from_url(private_redis.url) as vandal:
+            await vandal.flushall()
+    await writer.write([Entry(child)])
+    while child.id not in store.intents:
+        writer._wanted.set()
+        await asyncio.sleep(0.01)
+    assert store.intents[0] == parent.id
+    await writer.close()
 
 
 async def test_what_a_dead_proxy_left_in_the_stream_is_drained_by_the_next(postgres_url: str, private_redis: Any):

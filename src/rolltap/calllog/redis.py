@@ -144,6 +144,7 @@ class IngestWriter:
         if not packed:
             return
         if self._away or not await self._append(packed):
+            await self._write_held(list(self._held))  # first: a call may go on from one of these
             await self._store.write([entry for entry in entries if entry.failure is None])
 
     async def _append(self, packed: Sequence[tuple[Fact, bytes]]) -> bool:
@@ -212,7 +213,8 @@ class IngestWriter:
                 return
 
     async def _move(self, batch: Sequence[tuple[bytes, Mapping[bytes, bytes] | None]]) -> None:
-        """Writes a batch to the store and deletes it from the stream."""
+        """Writes a batch to the store and deletes it from the stream. What Redis lost goes first, as it is older."""
+        await self._save_lost(await self._redis.get(INCARNATION))
         entries: list[Entry[Fact]] = []
         refused: list[tuple[bytes, str]] = []
         for data in (fields[b"f"] for _, fields in batch if fields):
@@ -266,13 +268,17 @@ class IngestWriter:
             await self._write_held(held)
             return
         self._away = False
-        lost = [key for key in held if key[0] is None or key[0] != incarnation]
+        await self._save_lost(incarnation)
+        for key in held:
+            if oldest is None or _order(key[1]) < _order(oldest):
+                self._held.pop(key, None)
+
+    async def _save_lost(self, incarnation: bytes | None) -> None:
+        """Writes to the store what this process appended under another incarnation than Redis has now."""
+        lost = [key for key in self._held if key[0] is None or key[0] != incarnation]
         if lost:
             log.error("Redis lost its data; %d facts go to the store from memory", len(lost))
             await self._write_held(lost)
-        for key in set(held).difference(lost):
-            if oldest is None or _order(key[1]) < _order(oldest):
-                self._held.pop(key, None)
 
     async def _oldest(self) -> tuple[bytes | None, bytes | None]:
         """The incarnation, and the id of the oldest entry in the stream."""
