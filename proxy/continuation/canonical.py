@@ -34,11 +34,15 @@ def canonical_arguments(text: str) -> str:
     An object that was cut off stands for the members that it has whole; other text that is not JSON is stripped.
     """
     try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        value = whole_members(text)
-    if value is None:
+        return _sorted(json.loads(text or "{}"))
+    except RecursionError:
         return text.strip()
+    except ValueError:
+        members = whole_members(text)
+    return _sorted(members) if members is not None else text.strip()
+
+
+def _sorted(value: Any) -> str:
     return json.dumps(_integral(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 

@@ -62,6 +62,12 @@ def test_arguments_that_were_cut_off_are_their_whole_members() -> None:
     assert canonical_arguments('{"a": "x') != canonical_arguments('{"a": "x"}')
 
 
+def test_arguments_nested_too_deep_for_python_are_text() -> None:
+    for size in (600, 100_000):
+        deep = '{"a":' * size + "1" + "}" * size
+        assert canonical_arguments(f" {deep} ") == deep
+
+
 def test_thinking_may_be_dropped_or_trimmed_but_not_changed() -> None:
     assert reasoning_agrees("", "why")
     assert reasoning_agrees(" why\n", "why")
