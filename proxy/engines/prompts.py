@@ -13,6 +13,7 @@ from typing import Any, overload
 import msgspec
 import numpy as np
 
+from rolltap.errors import EngineProtocolError
 from rolltap.types import Int32
 
 JSON_BYTES = 64 << 20
@@ -56,6 +57,8 @@ class Prompts:
 
     def make(self, call_id: str, ids: Int32, parent: str | None = None) -> Prompt:
         """The prompt of a call. Its ids may begin with those of the call `parent`, whose place it takes then."""
+        if not len(ids):
+            return Prompt(ids, _encoded(ids))
         former = self.kept.pop(parent, None) if parent is not None else None
         if former is not None:
             self.size -= len(former.json)
@@ -80,10 +83,16 @@ def written(value: Any) -> msgspec.Raw:
 
 
 def said(json: msgspec.Raw, sent: Sequence[int]) -> Sequence[int] | None:
-    """The prompt that an engine says it saw, if it says so: `sent` itself where it is just that."""
+    """The prompt that an engine says it saw, if it says so: `sent` itself where it is just that.
+
+    `EngineProtocolError` if it is no list of ids.
+    """
     if isinstance(sent, Prompt) and bytes(json) == sent.json:
         return sent
-    return _read_ids.decode(json)
+    try:
+        return _read_ids.decode(json)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EngineProtocolError(f"the engine sent a prompt that is no list of ids: {error}") from error
 
 
 def _encoded(ids: Int32) -> bytes:

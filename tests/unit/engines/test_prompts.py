@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from rolltap.errors import EngineProtocolError
 from rolltap.proxy.engines.prompts import UNSAID, Prompts, said, written
 
 
@@ -49,6 +50,18 @@ def test_prompts_are_kept_within_a_limit_of_bytes() -> None:
         parent = f"call {number}"
     assert prompts.make("too large", np.arange(1000, dtype=np.int32))[:] == list(range(1000))
     assert prompts.size == 0
+
+
+def test_what_has_no_ids_is_not_kept() -> None:
+    prompts = Prompts()
+    assert list(prompts.make("of an upstream that renders by itself", ids())) == []
+    assert not prompts.kept
+
+
+@pytest.mark.parametrize("told", [b'"1,2"', b"[1.5]", b"{}"])
+def test_what_is_no_list_of_ids_breaks_the_protocol(told: bytes) -> None:
+    with pytest.raises(EngineProtocolError):
+        said(msgspec.Raw(told), Prompts().make("one", ids(1, 2)))
 
 
 def test_what_an_engine_says_is_read_unless_it_is_what_was_sent() -> None:
