@@ -12,7 +12,7 @@ import hashlib
 import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -36,7 +36,7 @@ def key_hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class LiveSession:
     """A session with its forest. `planning` is held from the look at the forest until the call is in it."""
 
@@ -71,7 +71,10 @@ class LiveSession:
 
 
 class LiveSessions:
-    """The sessions in use, the longest unused ones let go first (their forests come back from the log)."""
+    """The sessions in use, the longest unused ones let go first (their forests come back from the log).
+
+    There is one `LiveSession` of a session at a time: one that is let go while somebody holds it is taken up again.
+    """
 
     def __init__(self, log: CallLog, *, alone: bool = False, capacity: int = 4096) -> None:
         """`alone`: no other process opens sessions, closes them or records their calls."""
@@ -81,6 +84,7 @@ class LiveSessions:
         self._capacity = capacity
         self._digests = DigestCache()
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
+        self._held: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also let go ones that are in use
         self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key, while one is held
 
     async def enter(self, key: str | None, named: str | None) -> LiveSession:
@@ -88,13 +92,9 @@ class LiveSessions:
         if not key:
             raise Unauthenticated("no API key was sent; use the session's key as the API key")
         hashed = key_hash(key)
-        live = self._by_hash.get(hashed)
-        now = time.monotonic()
-        if live is None or live.trusted_until < now:
-            closed = self._closed
+        live = self._held.get(hashed)
+        if live is None or live.trusted_until < time.monotonic():
             live = await self._look_up(hashed, live)
-            if closed == self._closed:  # else it may be this one that was closed, after it was read
-                live.trusted_until = math.inf if self._alone else now + TRUST_S
         live = self._by_hash.setdefault(hashed, live)  # it may have been let go while it was looked up
         self._by_hash.move_to_end(hashed)
         if named is not None and named != live.session.id:
@@ -111,29 +111,34 @@ class LiveSessions:
         return await self.adopt(session)
 
     async def _look_up(self, hashed: str, known: LiveSession | None) -> LiveSession:
+        closed, now = self._closed, time.monotonic()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S if known is not None else None):
                 session = await self._log.session_by_key(hashed)
         except TimeoutError:
             assert known is not None
+            known.trusted_until = now + TRUST_S
             return known
         if session is None:
             raise Unauthenticated("the API key is not known; open a session and use its key")
-        if known is not None:
-            known.session = session
-            return known
-        return await self.adopt(session)
+        live = known or await self.adopt(session)
+        if live.session.closed_at is None:  # no session opens again
+            live.session = session
+        if closed == self._closed:  # else it may be this one that was closed, after it was read
+            live.trusted_until = math.inf if self._alone else now + TRUST_S
+        return live
 
     async def adopt(self, session: Session) -> LiveSession:
         """The session with its forest, loaded from the log if this process has not seen it."""
         async with self._loading.setdefault(session.key_hash, asyncio.Lock()):
-            live = self._by_hash.get(session.key_hash)
+            live = self._held.get(session.key_hash)
             if live is None:
                 live = LiveSession(session, Forest(self._digests))
                 live.forest.load(await self._log.rows(session.id))
-                self._by_hash[session.key_hash] = live
-                self._let_go()
+                self._held[session.key_hash] = live
+            self._by_hash[session.key_hash] = live
             self._by_hash.move_to_end(session.key_hash)
+            self._let_go()
             return live
 
     def _let_go(self) -> None:
@@ -156,9 +161,9 @@ class LiveSessions:
     def forget(self, session: Session) -> None:
         """The session was closed through this process."""
         self._closed += 1
-        live = self._by_hash.get(session.key_hash)
+        live = self._held.get(session.key_hash)
         if live is not None:
-            live.trusted_until = 0.0
+            live.session = replace(session, closed_at=session.closed_at or time.time())
 
 
 def _check_open(session: Session) -> None:

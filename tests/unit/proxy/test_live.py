@@ -136,6 +136,30 @@ async def test_a_proxy_alone_on_its_store_refuses_a_session_that_it_closed() -> 
         await live.enter("key", None)
 
 
+async def test_a_session_closed_here_is_refused_also_while_the_store_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CountingLog()
+    session = await opened(log, "key")
+    live = LiveSessions(log, alone=True)
+    await live.enter("key", None)
+    await log.close_through(live, session)
+    monkeypatch.setattr("rolltap.proxy.live.ANSWERS_WITHIN_S", 0.02)
+    log.gate.clear()
+    for _ in range(2):
+        with pytest.raises(SessionClosed):
+            await live.enter("key", None)
+
+
+async def test_a_proxy_alone_has_one_forest_of_a_session_whoever_holds_it() -> None:
+    log = CountingLog()
+    one, two = await opened(log, "one"), await opened(log, "two")
+    live = LiveSessions(log, alone=True, capacity=1)
+    held = await live.enter("one", None)  # before its call is counted in
+    await live.adopt(two)
+    assert await live.enter("one", None) is held
+    await live.adopt(two)
+    assert await live.adopt(one) is held
+
+
 async def test_a_session_that_is_closed_while_it_is_looked_up_is_looked_up_again() -> None:
     log = CountingLog()
     session = await opened(log, "key")
