@@ -80,6 +80,16 @@ def test_changed_tools_are_named(world: Any) -> None:
     assert plan.break_.reason is BreakReason.TOOLS_CHANGED
 
 
+def test_tools_that_are_equal_in_python_only_are_changed(world: Any) -> None:
+    """`True == 1` in Python; the model is shown another schema."""
+    one, true = ((Tool("act", "", {"type": "object", "default": default}),) for default in (1, True))
+    world.tools, asked, new = one, user("list"), user("more")
+    first = world.call(asked, output="ok<|im_end|>")
+    plan = world.plan(world.request(asked, first.reply, new, tools=true))
+    assert plan.break_ is not None
+    assert plan.break_.reason is BreakReason.TOOLS_CHANGED
+
+
 def test_changed_system_text_is_named(world: Any) -> None:
     first = world.call(Message("system", (Text("a"),)), user("list"), output="ok<|im_end|>")
     plan = world.plan(world.request(Message("system", (Text("b"),)), user("list"), first.reply, user("more")))
