@@ -104,8 +104,8 @@ async def test_the_ledgers_rows_stay(url: str):
     await database.transact(fill)
     await database.close()
     log = await opened(url)
-    of_policy = sa.text("SELECT policies.name, version, given, paused, batch FROM policies JOIN demands ON name = policy")
-    found = await log.database.query(lambda connection: connection.execute(of_policy).all())
+    statement = sa.text("SELECT name, version, given, paused, batch FROM policies JOIN demands ON name = policy")
+    found = await log.database.query(lambda connection: connection.execute(statement).all())
     assert [tuple(row) for row in found] == [("p", 7, 7, "keep", 8)]
     await log.close()
 
