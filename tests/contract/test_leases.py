@@ -291,3 +291,17 @@ async def test_acknowledged_groups_are_leased_again_as_replay(world: World) -> N
     assert (await world.ledger.trainers.replay(wants(2), ReplayFilter(tags=("rare",)))).groups == ()
     everything = await world.ledger.trainers.replay(wants(2), ReplayFilter())
     assert [one.group.id for one in everything.groups] == [ids[1], ids[0]]
+
+
+async def test_a_replay_of_some_age_has_no_tokens_of_abandoned_weights(world: World) -> None:
+    """Another trainer trained a group of version 7 before that was abandoned for 5, and 9 became 5 again."""
+    await world.ledger.policies.set_version("policy", 8)
+    kept, abandoned = [await world.complete(2, version) for version in (5, 7)]
+    lease = await world.ledger.trainers.lease(wants(2))
+    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
+    await world.ledger.trainers.rewind("another", 5, {"policy": 5})
+    await world.ledger.policies.set_version("policy", 9)
+    replay = await world.ledger.trainers.replay(wants(2), ReplayFilter(max_age=1))
+    assert [(one.group.id, one.staleness) for one in replay.groups] == [(kept.id, 0)]
+    everything = await world.ledger.trainers.replay(wants(2), ReplayFilter())
+    assert {one.group.id for one in everything.groups} == {kept.id, abandoned.id}

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from rolltap.errors import InvalidRequest
 from rolltap.ledger.claims import Claim, LeaseRequest, lock_trainer, open_lease
-from rolltap.ledger.lineage import Lineage, lineage_of
+from rolltap.ledger.lineage import Lineage, fresh, lineage_of
 from rolltap.ledger.policies import policy_row
 from rolltap.ledger.schema import groups
 from rolltap.ledger.store import Transaction
@@ -18,7 +18,10 @@ from rolltap.types import GroupStatus
 
 @dataclass(frozen=True, slots=True)
 class ReplayFilter:
-    """Which acknowledged groups: age in versions of the oldest trained token, mean reward, tags (all of them)."""
+    """Which acknowledged groups: age in versions of the oldest trained token, mean reward, tags (all of them).
+
+    With a `max_age`, none has tokens of abandoned weights.
+    """
 
     min_age: int = 0
     max_age: int | None = None
@@ -51,7 +54,7 @@ def _matching(tx: Transaction, request: LeaseRequest, wanted: ReplayFilter, line
         groups.c.oldest_version < lineage.oldest(wanted.min_age - 1),
     )
     if wanted.max_age is not None:
-        statement = statement.where(groups.c.oldest_version >= lineage.oldest(wanted.max_age))
+        statement = statement.where(fresh(lineage, wanted.max_age))
     if wanted.min_reward is not None:
         statement = statement.where(groups.c.reward_mean >= wanted.min_reward)
     if wanted.max_reward is not None:
