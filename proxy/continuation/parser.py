@@ -93,8 +93,9 @@ class ReplyParser:
             elif token == markers.reasoning_close and self._channel == "reasoning":
                 events += self._open("text")
             elif token == markers.tool_open and (self._channel != "tool" or markers.tool_close is None):
+                another = self._channel == "tool"
                 events += self._open("opaque" if self._channel == "reasoning" else "tool")
-                if self._sending is not None:  # blocks that nothing closes end where the next one begins
+                if another:  # blocks that nothing closes end where the next one begins
                     events += self._settle(*self._whole())
             elif token == markers.tool_close and self._channel == "tool":
                 events += self._open("text") + self._settle(*self._whole())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.proxy.chat import Message, Text, TextDelta, ToolCall, ToolCallDelta, ToolCallEnded, ToolCallStarted
+from rolltap.proxy.chat import Message, Text, TextDelta, Tool, ToolCall, ToolCallDelta, ToolCallEnded, ToolCallStarted
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS
@@ -188,3 +188,20 @@ def test_unbridgeable_roles_still_render_whole(llama: TemplateRenderer) -> None:
     plan = world.plan(world.request(user("list"), first.reply, *results))
     assert plan.break_ is not None
     assert plan.break_.reason is BreakReason.TEMPLATE_NOT_BRIDGEABLE
+
+
+@pytest.mark.parametrize(
+    "first", ['[{"name": "a", "arguments": {"n": 1}}]', 'exec[ARGS]{"input": "ls"}', "a[ARGS]broken"]
+)
+def test_a_mistral_call_that_comes_whole_keeps_its_place_before_one_that_streams(tmp_path: Path, first: str) -> None:
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, mistral("args"), "[TOOL_CALLS]", "[ARGS]", "</s>"))
+    parser = reader(renderer, (BASH, Tool("exec", "", None, "custom")))
+    ids = renderer.tokenizer.encode(f'[TOOL_CALLS]{first}[TOOL_CALLS]bash[ARGS]{{"m": 2}}')
+    events = [event for token in ids for event in parser.feed([token])]
+    last, choice = parser.finish("stop")
+    wanted = {"[": [("a", '{"n": 1}')], "e": [("exec", "ls")], "a": []}[first[0]]
+    calls = choice.message.tool_calls
+    assert [(call.name, call.arguments) for call in calls] == [*wanted, ("bash", '{"m": 2}')]
+    started = [event.name for event in [*events, *last] if isinstance(event, ToolCallStarted)]
+    assert started == [call.name for call in calls]
+    assert ("broken" in choice.message.text) == (wanted == [])
