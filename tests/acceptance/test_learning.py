@@ -1,6 +1,8 @@
-"""The learning comes from the recorded tokens and their rewards: with shuffled rewards there is none.
+"""The learning comes from the recorded tokens and their rewards: with shuffled rewards there is little of it.
 
-A shorter run of the demo, beside its control, measured on the same held-out tasks.
+A shorter run of the demo, beside its control, measured on the same 160 held-out tasks; a share of these has a standard
+error of 0.04 at most. Rewards without information sharpen a model all the same (Shao et al. 2025, "Spurious Rewards"):
+controls have been seen to drift by 0.04 to 0.19, so it is the distance from the control that counts.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ def success(folder: Path, report: str, *options: str) -> tuple[float, float]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_rewards_teach_and_shuffled_rewards_do_not(tmp_path: Path) -> None:
+def test_rewards_teach_what_shuffled_rewards_do_not(tmp_path: Path) -> None:
     before, after = success(tmp_path / "taught", "demo.json")
     control_before, control_after = success(tmp_path / "control", "demo-control.json", "--shuffle-rewards")
     gain, drift = after - before, control_after - control_before
     print(f"held-out success: taught {before:.2f} to {after:.2f}, control {control_before:.2f} to {control_after:.2f}")
     assert gain > 0.15
-    assert drift < 0.15
     assert gain > drift + 0.1
+    assert after > control_after + 0.15

@@ -102,9 +102,11 @@ class RememberingStore(AwayStore):
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
+        self.written = asyncio.Event()
 
     async def write(self, entries: Sequence[Entry[Fact]]) -> None:
         self.facts += [entry.value for entry in entries]
+        self.written.set()
 
     @property
     def intents(self) -> list[str]:
@@ -121,8 +123,7 @@ async def test_a_call_never_comes_to_the_store_before_its_parent(
     await writer.start()
     session = a_session()
     await writer.write([Entry(session)])
-    while not store.facts:
-        await asyncio.sleep(0.01)
+    await store.written.wait()
     parent = an_intent(session)
     child = an_intent(session, parent_id=parent.id)
     await writer.write([Entry(parent)])  # lies in the stream: the drain pauses
