@@ -4,7 +4,8 @@ A session stays with its replica, where the cache of its prefix is; a new one go
 requests. A replica that fails `FAILURES` times in a row is ejected: its sessions move, and it is asked every
 `PROBE_EVERY_S` seconds until it answers again. Before it serves again it gets the weights that the others have, and
 stands still if they do. A push that some replicas don't take ejects those; if none takes it, the old weights serve.
-What a trainer sends over a group goes to every replica that answers; one that was away is back with the next push.
+What a trainer sends over a group goes to every replica that answers; one that was away, or has lost it since, is back
+with the next push.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Replica:
     running: int = 0
     failures: int = 0
     ejected: bool = False
+    paused: bool = False  # by this pool
+    sent: int | None = None  # the version that it has got from a trainer, all of it
 
 
 class EnginePool:
@@ -73,7 +76,7 @@ class EnginePool:
     async def probe(self) -> EngineFacts:
         """What all replicas can do; those that don't answer are ejected."""
         found: list[EngineFacts] = []
-        for replica, result in await self._each(lambda engine: engine.probe(), self.replicas):
+        for replica, result in await self._each(lambda replica: replica.engine.probe(), self.replicas):
             if isinstance(result, EngineFacts):
                 found.append(result)
             else:
@@ -89,16 +92,16 @@ class EnginePool:
     async def pause(self, mode: PauseMode) -> None:
         async with self._changing:
             self._paused = True
-            await self._all(lambda engine: engine.pause(mode))
+            await self._all(lambda replica: _pause(replica, mode))
 
     async def resume(self) -> None:
         async with self._changing:
             self._paused = False
-            await self._all(lambda engine: engine.resume())
+            await self._all(_resume)
 
     async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
         async with self._changing:
-            await self._all(lambda engine: engine.load_weights(path, version, adapter))
+            await self._all(lambda replica: replica.engine.load_weights(path, version, adapter))
             self._weights, self._sent = (path, version, adapter), None
 
     @property
@@ -119,7 +122,7 @@ class EnginePool:
             if first != transfer.world_size:
                 raise EngineError(f"engine {self.name} has {first - 1} ranks now, not {transfer.world_size - 1}")
             if self._paused:
-                await _together(replica.engine.pause("keep") for replica, _, _ in joined if replica.ejected)
+                await _together(_pause(replica, "keep") for replica, _, _ in joined if replica.ejected)
             await _together(receiver.join(its) for _, receiver, its in joined)
             self._joined = joined
 
@@ -127,6 +130,8 @@ class EnginePool:
         """All or none: of a transfer that one replica breaks off, nobody knows what the others have."""
         async with self._changing:
             joined, self._joined = self._joined, []
+            for replica, _, _ in joined:
+                replica.sent = None
             try:
                 await _together(receiver.receive(its) for _, receiver, its in joined)
             except EngineError as error:
@@ -135,18 +140,21 @@ class EnginePool:
                 raise WeightsLost(f"engine {self.name}: its replicas wait for a whole push: {error}") from error
             self._weights, self._sent = None, transfer.version
             for replica, _, _ in joined:
-                replica.failures, replica.ejected = 0, False
+                replica.failures, replica.ejected, replica.sent = 0, False, transfer.version
             there = [replica for replica, _, _ in joined]
             for replica in self.replicas:
                 if replica not in there:
                     self._eject(replica, EngineUnavailable(f"it was away when version {transfer.version} was sent"))
 
+    async def holds(self, version: int) -> bool:
+        return self._sent == version
+
     async def _parties(self) -> list[tuple[Replica, Receiver, int]]:
         """The replicas that answer, and how many ranks each has; raises if none does."""
 
-        async def ranks(engine: Engine) -> int:
-            assert engine.receiver is not None
-            return await engine.receiver.ranks()
+        async def ranks(replica: Replica) -> int:
+            assert replica.engine.receiver is not None
+            return await replica.engine.receiver.ranks()
 
         found = await self._each(ranks, self.replicas)
         parties = [
@@ -201,22 +209,25 @@ class EnginePool:
         return chosen
 
     async def _each(
-        self, call: Callable[[Engine], Awaitable[Any]], replicas: Sequence[Replica]
+        self, call: Callable[[Replica], Awaitable[Any]], replicas: Sequence[Replica]
     ) -> list[tuple[Replica, Any]]:
         """The result or the error of a call on each of the replicas, at once."""
-        results = await asyncio.gather(*(call(replica.engine) for replica in replicas), return_exceptions=True)
+        results = await asyncio.gather(*(call(replica) for replica in replicas), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, (EngineError, RateLimited)):
                 raise result
         return list(zip(replicas, results, strict=True))
 
-    async def _all(self, call: Callable[[Engine], Awaitable[None]]) -> None:
-        """A call that every serving replica must follow: ejects those that don't, raises if none does."""
-        serving = [replica for replica in self.replicas if not replica.ejected]
+    async def _all(self, call: Callable[[Replica], Awaitable[None]]) -> None:
+        """A call that every serving replica must follow: ejects those that don't, raises if none does.
+
+        Where none serves it is for all: they may stand still since a push that a former process began.
+        """
+        serving = [replica for replica in self.replicas if not replica.ejected] or self.replicas
         results = await self._each(call, serving)
         failed = [(replica, result) for replica, result in results if isinstance(result, (EngineError, RateLimited))]
         if len(failed) == len(serving):
-            raise failed[0][1] if failed else EngineUnavailable(f"engine {self.name}: all of its replicas are down")
+            raise failed[0][1]
         for replica, error in failed:
             self._eject(replica, error)
 
@@ -233,7 +244,8 @@ class EnginePool:
         while replica.ejected:
             await asyncio.sleep(self._probe_every_s)
             try:
-                await replica.engine.probe()
+                if not replica.paused:  # one that stands still samples nothing for a probe
+                    await replica.engine.probe()
                 async with self._changing:
                     await self._catch_up(replica)
             except (EngineError, RateLimited) as error:
@@ -241,13 +253,32 @@ class EnginePool:
 
     async def _catch_up(self, replica: Replica) -> None:
         """Brings a replica that answers again to where the others are."""
-        if self._sent is not None:
+        if self._sent is not None and not await _has(replica, self._sent):
             raise EngineUnavailable(f"it has not got version {self._sent}: the next push brings it back")
         if self._weights is not None:
             await replica.engine.load_weights(*self._weights)
-        await (replica.engine.pause("keep") if self._paused else replica.engine.resume())
+        if self._paused:
+            await _pause(replica, "keep")
+        elif replica.paused:
+            await _resume(replica)
         replica.failures, replica.ejected = 0, False
         log.warning("engine %s: replica %s serves again", self.name, replica.engine.name)
+
+
+async def _pause(replica: Replica, mode: PauseMode) -> None:
+    replica.paused = True
+    await replica.engine.pause(mode)
+
+
+async def _resume(replica: Replica) -> None:
+    await replica.engine.resume()
+    replica.paused = False
+
+
+async def _has(replica: Replica, version: int) -> bool:
+    """Whether a trainer sent the replica all of `version`, and it was not started anew since."""
+    receiver = replica.engine.receiver
+    return replica.sent == version and receiver is not None and await receiver.holds(version)
 
 
 async def _together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:

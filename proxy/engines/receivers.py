@@ -52,6 +52,10 @@ class Receiver(Protocol):
         """How many processes would receive now; `EngineRefused` says what the server lacks."""
         ...
 
+    async def holds(self, version: int) -> bool:
+        """Whether the server says that its weights are `version`."""
+        ...
+
     async def join(self, transfer: Transfer) -> None:
         """Makes the group with the trainer. An `EngineError` changes nothing: the old weights serve."""
         ...
@@ -82,6 +86,9 @@ class VllmReceiver:
                 http_status=501,
             )
         return _count(self._name, answer, "world_size")
+
+    async def holds(self, version: int) -> bool:
+        return _says(await self._http.json("GET", "/weight_info"), version)
 
     async def join(self, transfer: Transfer) -> None:
         info = {
@@ -129,6 +136,9 @@ class SglangReceiver:
 
     async def ranks(self) -> int:
         return _count(self._name, await self._http.json("GET", "/server_info"), "tp_size")
+
+    async def holds(self, version: int) -> bool:
+        return _says(await self._http.json("GET", "/model_info"), version)
 
     async def join(self, transfer: Transfer) -> None:
         body = {
@@ -180,6 +190,10 @@ def _count(name: str, answer: Any, field: str) -> int:
     if not isinstance(found, int) or found < 1:
         raise EngineProtocolError(f"engine {name} does not say how many processes it has ({field})")
     return found
+
+
+def _says(answer: Any, version: int) -> bool:
+    return isinstance(answer, dict) and answer.get("weight_version") == str(version)
 
 
 def _not_joined(name: str, error: EngineError) -> EngineError:

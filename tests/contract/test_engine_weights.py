@@ -27,6 +27,9 @@ async def test_a_pushed_version_is_on_every_token(start: Start, tmp_path: Path):
         chunks = await world.sample()
         assert world.server.weights.path == str(tmp_path)
         assert world.server.weights.version == "7"
+        receiver = world.engine.receiver
+        assert receiver is not None
+        assert [await receiver.holds(version) for version in (7, 6)] == [True, False]
     if facts.weight_versions:
         assert chunks[-1].versions == (VersionSpan(7, 0, 5),)
     else:

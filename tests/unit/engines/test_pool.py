@@ -11,7 +11,7 @@ import pytest
 
 from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, say
 from rolltap.engine.tiny import FOLDER
-from rolltap.errors import ConfigError, EngineError, EngineUnavailable, WeightsLost
+from rolltap.errors import ConfigError, EngineError, EngineTimeout, EngineUnavailable, WeightsLost
 from rolltap.proxy.engines import open_engine
 from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest
 from rolltap.proxy.engines.pool import FAILURES, EnginePool
@@ -41,6 +41,8 @@ class Told:
 
     async def probe(self) -> EngineFacts:
         self._check()
+        if self.state != "running":
+            raise EngineTimeout("a one-token call took over 60 s")
         return EngineFacts("told", f"http://{self.name}", ("m", self.name), 100, True, True, "processed")
 
     async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
@@ -77,12 +79,17 @@ class ToldReceiver:
         self._replica = replica
         self._ranks = ranks
         self.received: list[tuple[int, int]] = []
+        self.holding = 0
         self.failure: EngineError | None = None
         self.waits = False
 
     async def ranks(self) -> int:
         self._replica._check()
         return self._ranks
+
+    async def holds(self, version: int) -> bool:
+        self._replica._check()
+        return self.holding == version
 
     async def join(self, transfer: Transfer) -> None:
         self._replica._check()
@@ -93,6 +100,7 @@ class ToldReceiver:
         if self.waits:
             await asyncio.Event().wait()
         self.received.append((transfer.version, transfer.first_rank))
+        self.holding = transfer.version
 
 
 @pytest.fixture
@@ -179,6 +187,18 @@ async def test_a_replica_that_does_not_take_the_weights_does_not_serve(pool: Eng
     assert replicas[1].state == "running"
 
 
+async def test_replicas_that_stand_still_since_a_former_process_are_pushed_to(pool: EnginePool, replicas: list[Told]):
+    for replica in replicas:
+        replica.state = "keep"
+    with pytest.raises(EngineUnavailable):
+        await pool.probe()
+    await pool.pause("keep")
+    await pool.load_weights("folder", 3)
+    await pool.resume()
+    await until_all_serve(pool)
+    assert [replica.state for replica in replicas] == ["running"] * 3
+
+
 def sent(version: int, ranks: int) -> Transfer:
     return Transfer(version, "here", 1, "group", 1 + ranks, "gloo", 1.0, ())
 
@@ -213,6 +233,49 @@ async def test_a_replica_that_was_away_is_back_with_the_next_push(pool: EnginePo
             assert pool.replicas[0].ejected, "it has the old weights"
     assert not pool.replicas[0].ejected
     assert [replica.state for replica in replicas] == ["running"] * 3
+
+
+async def test_replicas_that_have_what_was_sent_come_back(pool: EnginePool, replicas: list[Told]):
+    receivers = [ToldReceiver(replica) for replica in replicas]
+    for replica, receiver in zip(replicas, receivers, strict=True):
+        replica.receiver = receiver
+    await push(pool, 5)
+    await lose_all(pool, replicas)
+    receivers[1].holding = 0  # it was started anew
+    for replica in replicas:
+        replica.up = True
+    await asyncio.sleep(0.2)
+    assert [replica.ejected for replica in pool.replicas] == [False, True, False]
+    await push(pool, 6)
+    await until_all_serve(pool)
+
+
+async def test_a_push_reaches_replicas_that_have_all_lost_what_was_sent(pool: EnginePool, replicas: list[Told]):
+    for replica in replicas:
+        replica.receiver = ToldReceiver(replica)
+    await push(pool, 5)
+    await lose_all(pool, replicas)
+    for replica in replicas:
+        replica.up, replica.receiver = True, ToldReceiver(replica)
+    await push(pool, 6)
+    await until_all_serve(pool)
+    assert [replica.state for replica in replicas] == ["running"] * 3
+
+
+async def push(pool: EnginePool, version: int) -> None:
+    await pool.pause("keep")
+    transfer = sent(version, await pool.ranks())
+    await pool.join(transfer)
+    await pool.receive(transfer)
+    await pool.resume()
+
+
+async def lose_all(pool: EnginePool, replicas: list[Told]) -> None:
+    for replica in replicas:
+        replica.up = False
+    while not all(replica.ejected for replica in pool.replicas):
+        with pytest.raises(EngineUnavailable):
+            await sample(pool)
 
 
 async def test_a_replica_that_was_away_takes_a_folder_at_once(pool: EnginePool, replicas: list[Told]):
