@@ -68,7 +68,7 @@ class EnginePool:
         self._places: OrderedDict[str, Replica] = OrderedDict()
         self._weights: tuple[str, int, str] | None = None
         self._sent: int | None = None  # the version that is served, if a trainer sent it: there is no folder of it
-        self._joined: list[tuple[Replica, Receiver, Transfer]] = []
+        self._joined: tuple[str, list[tuple[Replica, Receiver, Transfer]]] = ("", [])  # the group, and who is in it
         self._paused = False
         self._changing = asyncio.Lock()  # a replica comes back before a change of all, or after it
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,12 +124,15 @@ class EnginePool:
             if self._paused:
                 await _together(_pause(replica, "keep") for replica, _, _ in joined if replica.ejected)
             await _together(receiver.join(its) for _, receiver, its in joined)
-            self._joined = joined
+            self._joined = transfer.group, joined
 
     async def receive(self, transfer: Transfer) -> None:
         """All or none: of a transfer that one replica breaks off, nobody knows what the others have."""
         async with self._changing:
-            joined, self._joined = self._joined, []
+            group, joined = self._joined
+            if group != transfer.group:
+                raise EngineError(f"engine {self.name} is not in group {transfer.group!r}: another push has begun")
+            self._joined = ("", [])
             for replica, _, _ in joined:
                 replica.sent = None
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -260,6 +261,18 @@ async def test_a_push_reaches_replicas_that_have_all_lost_what_was_sent(pool: En
     await push(pool, 6)
     await until_all_serve(pool)
     assert [replica.state for replica in replicas] == ["running"] * 3
+
+
+async def test_of_two_transfers_at_once_the_first_receives_nothing(pool: EnginePool, replicas: list[Told]):
+    for replica in replicas:
+        replica.receiver = ToldReceiver(replica)
+    first, second = sent(5, 3), dataclasses.replace(sent(6, 3), group="another")
+    await pool.join(first)
+    await pool.join(second)
+    with pytest.raises(EngineError, match="is not in group 'group'"):
+        await pool.receive(first)
+    await pool.receive(second)
+    assert [replica.receiver.received for replica in replicas if replica.receiver] == [[(6, 1)], [(6, 2)], [(6, 3)]]
 
 
 async def push(pool: EnginePool, version: int) -> None:
