@@ -63,7 +63,7 @@ class Recalls:
         """The call's row, if the session made it; the other rows that this process knows are not read."""
         if call_id is None:
             return None
-        rows = await self._log.rows(live.session.id, known=live.forest.nodes.keys() - {call_id})
+        rows = await self._log.rows(live.session.id, known=live.forest.completed - {call_id})
         return next((row for row in rows if row.intent.id == call_id), None)
 
     def _choice(self, policy_name: str, done: CallCompletion, request: ChatRequest) -> Choice:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 
+from rolltap.calllog.open import open_call_log
 from rolltap.ids import new_id
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.forest import Forest, Lineage, Node
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
@@ -111,6 +114,25 @@ async def test_a_reply_that_another_replica_recorded_is_continued(plane: Any) ->
     body = json.dumps({"model": "tiny", "input": "and?", "previous_response_id": made["id"]}).encode()
     whole = await recalls.fill(dialect, elsewhere, dialect.parse(WireRequest("", {}, {}, {}, body)))
     assert [message.role for message in whole.messages] == ["user", "assistant", "user"]
+
+
+async def test_a_reply_is_read_while_another_call_of_its_session_is_not_on_record_yet(
+    plane: Any, tmp_path: Path
+) -> None:
+    made = (await plane.client.post("/v1/responses", ASK)).json()
+    (row,) = await plane.rows(plane.session.id)
+    log = open_call_log(f"sqlite:///{tmp_path}/log.db")
+    await log.start()
+    await log.open_session(plane.session)
+    await log.append_intent(row.intent)
+    await log.append_completion(row.completion)
+    live = LiveSession(plane.session, Forest(DigestCache()))
+    live.forest.load([row])
+    live.forest.add(Node(new_id(), None, Lineage(0, b"", b"", b""), np.empty(0, np.int32)))
+    dialect, recalls = DIALECTS["openai_responses"], Recalls(log, Handles(SECRET), Policies({"tiny": plane.policy}))
+    request, started, ended = await recalls.reply(dialect, live, made["id"])
+    assert json.loads(dialect.reply(request, started, ended))["output"] == made["output"]
+    await log.close()
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")])
