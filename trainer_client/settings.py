@@ -92,7 +92,9 @@ class PushSettings(Section):
     address: str = Field("127.0.0.1", description="`distributed`: this machine, as engines reach it")
     port: int = Field(0, ge=0, le=65_535, description="`distributed`: where they meet it; 0: any free port")
     backend: Literal["", "gloo", "nccl"] = Field("", description="`distributed`: empty is nccl on CUDA, else gloo")
-    timeout_s: float = Field(300.0, gt=0, description="`distributed`: longest wait of one rank for the others")
+    timeout_s: float = Field(
+        300.0, gt=0, description="`distributed`: longest wait of one rank for the others; all may take 2 minutes more"
+    )
 
 
 class ReportSettings(Section):
@@ -162,7 +164,8 @@ def load_trainer_settings(path: Path | None = None, **given: Any) -> TrainerSett
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("trainer", *first["loc"]))
         plain = "no such key; the known ones are in docs/trainer.md"
-        raise ConfigError(f"{where}: {plain if first['type'] == 'extra_forbidden' else first['msg']}") from error
+        said = plain if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {said}") from error
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,10 @@ def test_a_file_under_what_is_given_under_the_environment(tmp_path: Path, monkey
         ("[trainer]\nstepz = 7", "trainer.stepz: no such key"),
         ("[trainer.loss]\nratio = 'turn'", "trainer.loss.ratio: Input should be 'token' or 'sequence'"),
         ("[trainer]\nsteps = 0", "trainer.steps: Input should be greater than or equal to 1"),
+        (
+            "[trainer]\nlora = {rank = 4, push = 'adapter'}\npush = {transfer = 'distributed'}",
+            "trainer: push.transfer = 'distributed' sends whole weights",
+        ),
         ("[trainer", "is not TOML"),
     ],
 )
