@@ -37,6 +37,21 @@ async def test_a_session_is_found_by_id_and_by_key_until_and_after_it_is_closed(
     assert (await log.session(session.id)) == replace(session, closed_at=77.25)
 
 
+@pytest.mark.parametrize("store", ["postgres", "redis"], indirect=True)
+async def test_a_session_that_a_peer_closed_is_told_as_closed_also_while_calls_are_recorded(store: Store):
+    log, peer = store.open(), store.open()
+    await log.start()
+    await peer.start()
+    session = a_session()
+    await log.open_session(session)
+    assert await log.session_by_key(session.key_hash) == session
+    await peer.close_session(session.id, 77.25)
+    await log.append_intent(an_intent(session))
+    assert await log.session_by_key(session.key_hash) == replace(session, closed_at=77.25)
+    await peer.close()
+    await log.close()
+
+
 async def test_unknown_sessions_and_calls_are_told_apart_from_empty_ones(log: CallLog):
     assert await log.session("nobody") is None
     assert await log.session_by_key("nothing") is None

@@ -114,16 +114,19 @@ class SqlCallLog:
         known = sessions.c.id == session_id
         async with self.database.write() as connection:
             close = sa.update(sessions).where(known, sessions.c.closed_at.is_(None)).values(closed_at=at)
-            result = await connection.execute(close)
-            if not result.rowcount and await connection.scalar(sa.select(sessions.c.id).where(known)) is None:
+            await connection.execute(close)
+            key_hash = await connection.scalar(sa.select(sessions.c.key_hash).where(known))
+            if key_hash is None:
                 raise NotFound(f"there is no session {session_id}")
+        self._seen.pop(key_hash, None)
 
     async def session(self, session_id: str) -> Session | None:
         return await self._session(sessions.c.id == session_id)
 
     async def session_by_key(self, key_hash: str) -> Session | None:
         """While the store is away, sessions that this process has seen are told as they were then."""
-        if self.waiting and key_hash in self._seen:
+        spool = self._writer.spool
+        if spool is not None and spool.in_use and key_hash in self._seen:
             return self._seen[key_hash]
         try:
             found = await self._session(sessions.c.key_hash == key_hash)
