@@ -81,7 +81,7 @@ class Capture:
         """The recent session that holds the longest beginning of this conversation, if any holds a turn of it."""
         best: tuple[int, LiveSession] | None = None
         for live in reversed(self._recent.values()):
-            if policy is not None and live.session.policy != policy:
+            if not _is_open(live.session) or (policy is not None and live.session.policy != policy):
                 continue
             outline = live.forest.outline(live.session.policy, chat)
             match = live.forest.find(outline, chat, [])

@@ -430,3 +430,15 @@ async def test_a_session_that_is_let_go_while_it_is_looked_up_is_served(
     monkeypatch.setattr(plane.log, "session_by_key", slowly)
     first.trusted_until = 0.0
     assert (await sessions.enter("key", None)).session.id == plane.session.id
+
+
+async def test_a_captured_session_that_has_ended_is_not_continued(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = {"role": "user", "content": "hi"}
+    said = (await plane.client.chat(ask, key="project-key")).json()["choices"][0]["message"]["content"]
+    history = [ask, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
+    later = time.time() + 7200
+    monkeypatch.setattr("rolltap.proxy.capture.time.time", lambda: later)
+    assert (await plane.client.chat(*history, key="project-key")).status == 200
+    ended, opened = [session for session in await plane.log.sessions() if session.id != plane.session.id][::-1]
+    assert ended.expires_at < later < opened.expires_at
+    assert [len(await plane.rows(session.id)) for session in (ended, opened)] == [1, 1]
