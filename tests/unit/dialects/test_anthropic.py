@@ -84,8 +84,8 @@ def test_thinking_keeps_its_signature(parse: Any) -> None:
     assert chat.messages[1].parts == (Reasoning("hm", "call_s"), Reasoning("", "call_r"), Text("ok"))
 
 
-def test_arguments_that_were_no_json_come_back_as_they_were(parse: Any) -> None:
-    broken = '{"place": bed}'
+@pytest.mark.parametrize("broken", ['{"place": bed}', '{"depth": NaN}', '{"depth": -Infinity, "place": "be'])
+def test_arguments_that_were_no_json_come_back_as_they_were(parse: Any, broken: str) -> None:
     chat = parse("anthropic", tools=[LOOK])
     ended = ReplyEnded((Choice(Message("assistant", (), (ToolCall("t1", "look", broken),)), "tool_calls"),), Usage())
     content = json.loads(DIALECTS["anthropic"].reply(chat, ReplyStarted("c", 0, "m"), ended))["content"]
