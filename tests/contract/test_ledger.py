@@ -248,6 +248,18 @@ async def test_an_abandoned_checkpoint_may_be_restored_after_all(world: World) -
     assert {one.group.id: one.staleness for one in lease.groups} == {groups[6]: 1, groups[7]: 0}
 
 
+async def test_a_checkpoint_that_abandoned_others_may_be_restored_after_all(world: World) -> None:
+    """Version 2 was abandoned for 1, which went on as 3, which was abandoned for 0 and is taken up again."""
+    await world.ledger.policies.set_version("policy", 2)
+    for restored, number in ((1, 3), (0, 4), (3, 5)):
+        rewound = await world.ledger.trainers.rewind("trainer", restored, {"policy": restored})
+        assert rewound.versions == {"policy": number}
+        await world.ledger.policies.set_version("policy", number)
+    groups = [(await world.complete(1, version)).id for version in range(5)]
+    lease = await world.ledger.trainers.lease(wants(9, max_staleness=1))
+    assert {one.group.id: one.staleness for one in lease.groups} == {groups[0]: 1, groups[1]: 0, groups[3]: 0}
+
+
 async def test_a_policy_keeps_its_tokenizer(world: World) -> None:
     await world.ledger.policies.set_version("policy", 2)
     assert (await world.ledger.policies.register("policy", tokenizer_hash="abc")).version == 2

@@ -48,9 +48,16 @@ class Lineage:
 
 
 def lineage_of(tx: Transaction, policy: Any) -> Lineage:
-    """That of the policy with the row `policy`."""
+    """That of the policy with the row `policy`.
+
+    Of all rewinds, those count that the weights of now come after: a later one may have taken back an earlier one.
+    """
     spans = sa.select(abandoned.c.first, abandoned.c.last).where(abandoned.c.policy == policy.name)
-    return Lineage(policy.version, tuple((row.first, row.last) for row in tx.all(spans.order_by(abandoned.c.first))))
+    found: list[tuple[int, int]] = []
+    for row in tx.all(spans.order_by(abandoned.c.last.desc())):
+        if not found or row.last < found[-1][0] - 1:
+            found.append((row.first, row.last))
+    return Lineage(policy.version, tuple(reversed(found)))
 
 
 def fresh(lineage: Lineage, max_staleness: int) -> sa.ColumnElement[bool]:

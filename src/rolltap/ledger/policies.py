@@ -99,7 +99,8 @@ def restore(tx: Transaction, name: str, version: int) -> int:
     """
     _check_number(version)
     policy = locked_policy(tx, name)
-    tx.run(sa.delete(abandoned).where(abandoned.c.policy == name, abandoned.c.last >= version))
+    if version <= policy.given:  # a number that a rewind gave out and no engine was asked to load is free again
+        tx.run(sa.delete(abandoned).where(abandoned.c.policy == name, abandoned.c.last >= policy.given))
     if version >= policy.given:
         return version
     tx.run(abandoned.insert().values(policy=name, first=version + 1, last=policy.given))

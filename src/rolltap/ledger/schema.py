@@ -41,8 +41,8 @@ abandoned = Table(
     "abandoned",
     metadata,
     Column("policy", ForeignKey("policies.name"), primary_key=True),
-    Column("first", Integer, primary_key=True),  # versions that a rewind took back
-    Column("last", Integer, nullable=False),
+    Column("first", Integer, nullable=False),  # versions that a rewind took back
+    Column("last", Integer, primary_key=True),
 )
 
 turn_caps = Table(

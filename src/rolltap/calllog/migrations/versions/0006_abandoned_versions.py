@@ -15,8 +15,8 @@ def upgrade() -> None:
     op.create_table(
         "abandoned",
         sa.Column("policy", sa.String, sa.ForeignKey("policies.name"), primary_key=True),
-        sa.Column("first", sa.Integer, primary_key=True),
-        sa.Column("last", sa.Integer, nullable=False),
+        sa.Column("first", sa.Integer, nullable=False),
+        sa.Column("last", sa.Integer, primary_key=True),
     )
     # In words of its own: Alembic would make a SQLite table anew, which it can't where rows of others point to it.
     op.execute("ALTER TABLE policies DROP COLUMN may_go_back")
