@@ -24,7 +24,8 @@ from rolltap.types import Outcome, VersionSpan
 from .record import Reference, done, rows_of
 from .servers import Proxy
 
-TOKENS, SWAP_AFTER = 3500, 20  # long enough for a push to land in it, on however fast a machine
+TOKENS, SWAP_AFTER = 3500, 20  # long enough for a push to land in it on most machines
+TRIES = 4
 
 
 def endless(folder: Path, sharpness: float) -> Path:
@@ -63,15 +64,18 @@ def answer(running: Proxy, session: Mapping[str, str], tokens: int, swap: Callab
 
 def test_a_swap_in_mid_answer(restored: Proxy, tmp_path: Path) -> None:
     old, new = endless(tmp_path / "old", 0.7), endless(tmp_path / "new", 0.4)
-    first = restored.push("tiny", old)
-    second = first + 1
-    session = restored.open_session("tiny")
-    answer(restored, session, TOKENS, lambda: restored.push("tiny", new))
-    (row,) = rows_of(restored.database, session["session_id"])
-    completion = done(row)
-    assert len(completion.output_ids) == TOKENS
-    spans = [(span.version, span.start, span.end) for span in completion.versions]
-    at = spans[0][2]
+    for _ in range(TRIES):
+        first = restored.push("tiny", old)
+        second = first + 1
+        session = restored.open_session("tiny")
+        answer(restored, session, TOKENS, lambda: restored.push("tiny", new))
+        (row,) = rows_of(restored.database, session["session_id"])
+        completion = done(row)
+        assert len(completion.output_ids) == TOKENS
+        spans = [(span.version, span.start, span.end) for span in completion.versions]
+        at = spans[0][2]
+        if at < TOKENS:
+            break  # else the client was so late that the engine had sampled all of it
     assert SWAP_AFTER <= at < TOKENS  # the swap was in mid-answer: a chunk of text has a token or more
     assert spans == [(first, 0, at), (second, at, TOKENS)]
     before, after = Reference(old).logprobs(row), Reference(new).logprobs(row)

@@ -214,7 +214,8 @@ class IngestWriter:
 
     async def _move(self, batch: Sequence[tuple[bytes, Mapping[bytes, bytes] | None]]) -> None:
         """Writes a batch to the store and deletes it from the stream. What Redis lost goes first, as it is older."""
-        await self._save_lost(await self._redis.get(INCARNATION))
+        incarnation: Any = await self._redis.get(INCARNATION)
+        await self._save_lost(incarnation)
         entries: list[Entry[Fact]] = []
         refused: list[tuple[bytes, str]] = []
         for data in (fields[b"f"] for _, fields in batch if fields):
