@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -68,10 +70,17 @@ class Ranks:
         return values
 
     def leave(self) -> None:
-        """Ends what joined the ranks, when all of them are done with what is sharded over them.
+        """Ends the run, when all ranks are done: a process that is alone leaves its group, one of several ends here.
 
-        FSDP's modules must be gone before the group whose threads they use: with gloo the process may abort else.
+        gloo's threads may abort a process that takes groups and FSDP's modules apart (torch 2.13), though all its
+        work is done.
         """
+        if self.size > 1:
+            dist.barrier(group=_waiting_group())
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
         if dist.is_initialized():
             gc.collect()
             dist.destroy_process_group()
