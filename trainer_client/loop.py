@@ -70,6 +70,7 @@ class Trainer:
         saved = self.checkpoints.latest()
         self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
         self._saved = saved
+        self._kept = self.step  # the step of the last checkpoint
         self._folder = saved.folder if saved else settings.model
         self._adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
         distributed = settings.push.transfer == "distributed"
@@ -98,6 +99,9 @@ class Trainer:
                 if ready and (report := self._train(leases)) is not None:
                     for sink in self.sinks:
                         sink.write(report)
+        if self.step > self._kept:  # it was told to stop when the last step was being handed over, or after it
+            self._checkpoint()
+            self.checkpoints.prune(self.step)
         self._workers.dismiss()
         if self._sender is not None:
             self._sender.close()
@@ -177,8 +181,7 @@ class Trainer:
         state = None
         with self._clock.part("checkpoint"):
             if self.checkpoints.due(self.step, last):
-                state = self._workers.weights()
-                self._folder = self.checkpoints.save(self.step, self.version, self._model, state, self._workers.state())
+                state = self._checkpoint()
             elif not self._adapters and self._sender is None:
                 self._folder = self.checkpoints.save_weights(self.step, self._model, self._workers.weights())
             if self._adapters:
@@ -189,6 +192,13 @@ class Trainer:
 
     def _save_adapters(self) -> None:
         self._folder = self.checkpoints.save_adapters(self.step, self._workers.adapters(), self.settings.lora)
+
+    def _checkpoint(self) -> dict[str, Any]:
+        """Makes the step durable; the weights that it has."""
+        state = self._workers.weights()
+        self._folder = self.checkpoints.save(self.step, self.version, self._model, state, self._workers.state())
+        self._kept = self.step
+        return state
 
     def _push(self, state: dict[str, Any] | None = None) -> None:
         """The engines take over what is trained: its folder, or the weights, which are `state` where they are known."""

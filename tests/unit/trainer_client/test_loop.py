@@ -204,6 +204,21 @@ def test_told_to_stop_it_ends_with_a_checkpoint(plane: Plane, url: str, model: P
     assert resumed.step == max(plane.acked.values())
 
 
+def test_told_to_stop_while_it_waits_it_ends_with_a_checkpoint(
+    plane: Plane, url: str, model: Path, tmp_path: Path
+) -> None:
+    run = trainer(made(url, model, tmp_path, steps=50, checkpoint_every=50))
+    offer(plane, 2)
+    thread = threading.Thread(target=run.run)
+    thread.start()
+    with plane.changed:
+        assert plane.changed.wait_for(lambda: plane.version == 1 and plane.paused is None, timeout=30)
+    run.stopping = True
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert trainer(made(url, model, tmp_path)).step == 1
+
+
 def test_a_group_that_cannot_be_trained_is_refused_and_the_others_are_trained(
     plane: Plane, settings: TrainerSettings
 ) -> None:
