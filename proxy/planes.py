@@ -12,7 +12,18 @@ from starlette.exceptions import HTTPException
 from rolltap import __version__
 from rolltap.errors import RolltapError
 from rolltap.proxy.auth import Keyring
-from rolltap.proxy.routes import events, health, leases, metrics, nodes, policies, rollouts, sessions, tasks
+from rolltap.proxy.routes import (
+    events,
+    health,
+    leases,
+    metrics,
+    nodes,
+    policies,
+    rollouts,
+    sessions,
+    tasks,
+    transfers,
+)
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import check_values
 
@@ -21,7 +32,7 @@ def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
     """Leases, trajectories and weights, by trainer key."""
     app = _app("trainer plane")
     guard = [Depends(keyring.require("trainer", "admin")), Depends(check_values)]
-    for routes in (leases.router(services), policies.trainer_router(services)):
+    for routes in (leases.router(services), policies.trainer_router(services), transfers.router(services)):
         app.include_router(routes, dependencies=guard)
     app.include_router(health.router(services))
     return app

@@ -57,6 +57,7 @@ class ReplyParser:
         self._prompt = prompt[-64:]
         self._tools = {tool.name: tool for tool in tools}
         self._stop = tuple(stop)
+        self._longest_stop = max(map(len, stop), default=0)
         self._mint = mint
         self._ids: list[int] = []
         self._channel: Channel = "reasoning" if renderer.markers.opens_in_reasoning(self._prompt) else "text"
@@ -75,6 +76,7 @@ class ReplyParser:
         self._settled = 0  # ids up to the last block of a call that was closed
         self.stopped: str | None = None
         self.reasoning_ids = 0
+        self.unparsable = False  # known at the end: a block of a call could not be read to its end
 
     def feed(self, ids: Sequence[int]) -> list[ReplyEvent]:
         """The events that these ids settle. After `stopped` is set, no more ids are wanted."""
@@ -116,6 +118,7 @@ class ReplyParser:
         calls = self._calls_of(parsed)
         events = self._end_call(calls)
         events += self._rest("reasoning", parsed.reasoning) + self._settle(parsed, text)
+        self.unparsable = any(not call.ok for call in parsed.tool_calls) or len(calls) != len(self._calls)
         reasoning, text = self._sent["reasoning"], self._sent["text"]
         parts: tuple[Part, ...] = (Reasoning(reasoning),) if reasoning else ()
         if text:
@@ -167,12 +170,6 @@ class ReplyParser:
     def consumed(self) -> int:
         """How many ids belong to the reply: all that were fed, or those up to the stop string."""
         return len(self._ids)
-
-    @property
-    def unparsable(self) -> bool:
-        """Whether the reply holds a tool-call block that could not be read to its end."""
-        parsed = self._parse()
-        return any(not call.ok for call in parsed.tool_calls) or len(self._calls_of(parsed)) != len(self._calls)
 
     def _open(self, channel: Channel) -> list[ReplyEvent]:
         """Leaves the open channel, with the last of its text that is settled."""
@@ -236,9 +233,9 @@ class ReplyParser:
         return self._pending + whole[len(before) :]
 
     def _until_stop(self, sent: str, fresh: str) -> str:
-        text = sent + fresh
-        at, self.stopped = self._first_stop(text)
-        return fresh if self.stopped is None else text[len(sent) : at]
+        before = sent[len(sent) - self._longest_stop :] if self._longest_stop < len(sent) else sent
+        at, self.stopped = self._first_stop(before + fresh)
+        return fresh if self.stopped is None else (before + fresh)[len(before) : at]
 
     def _first_stop(self, text: str) -> tuple[int, str | None]:
         """Where the first stop string begins, and which it is; None if there is none."""

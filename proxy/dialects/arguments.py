@@ -56,9 +56,15 @@ def object_of(text: str) -> msgspec.Raw | UnparsedWrapper:
     """The object to send for the arguments `text`: on one line, because a server-sent event ends with its line."""
     if not text.strip():
         return msgspec.Raw(b"{}")
-    try:
-        data = text.encode()
-        msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    if not is_object(text):
         return UnparsedWrapper(UnparsedInput(text, len(text)))
-    return msgspec.Raw(data.replace(b"\n", b" ").replace(b"\r", b" "))
+    return msgspec.Raw(text.encode().replace(b"\n", b" ").replace(b"\r", b" "))
+
+
+def is_object(text: str) -> bool:
+    """Whether `text` is a whole JSON object."""
+    try:
+        msgspec.json.decode(text.encode(), type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+    return True

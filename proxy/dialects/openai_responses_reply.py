@@ -25,8 +25,7 @@ from rolltap.proxy.chat import (
     Usage,
 )
 from rolltap.proxy.dialects import openai_responses_wire as wire
-from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
-from rolltap.proxy.dialects.arguments import object_of
+from rolltap.proxy.dialects.arguments import is_object
 from rolltap.proxy.dialects.openai_chat_reply import logprobs_out
 from rolltap.proxy.dialects.openai_chat_wire import TokenLogprobOut
 from rolltap.proxy.dialects.writing import EVENT_STREAM, encode, event_frame
@@ -329,7 +328,7 @@ class ResponsesWriter:
 
 
 def _is_cut(arguments: str) -> bool:
-    return isinstance(object_of(arguments), UnparsedWrapper)
+    return bool(arguments.strip()) and not is_object(arguments)
 
 
 def _logprobs(logprobs: tuple[TokenLogprob, ...] | None) -> list[TokenLogprobOut] | None:

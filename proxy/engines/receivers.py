@@ -91,15 +91,7 @@ class VllmReceiver:
         return _says(await self._http.json("GET", "/weight_info"), version)
 
     async def join(self, transfer: Transfer) -> None:
-        info = {
-            "master_address": transfer.address,
-            "master_port": transfer.port,
-            "rank_offset": transfer.first_rank,
-            "world_size": transfer.world_size,
-            "group_name": transfer.group,
-            "backend": transfer.backend,
-            "timeout_s": transfer.timeout_s,
-        }
+        info = {**_meeting(transfer), "timeout_s": transfer.timeout_s}
         try:
             await self._post("/init_weight_transfer_engine", {"init_info": info}, transfer)
         except EngineError as error:
@@ -141,16 +133,8 @@ class SglangReceiver:
         return _says(await self._http.json("GET", "/model_info"), version)
 
     async def join(self, transfer: Transfer) -> None:
-        body = {
-            "master_address": transfer.address,
-            "master_port": transfer.port,
-            "rank_offset": transfer.first_rank,
-            "world_size": transfer.world_size,
-            "group_name": transfer.group,
-            "backend": transfer.backend,
-        }
         try:
-            await self._post("/init_weights_update_group", body, transfer)
+            await self._post("/init_weights_update_group", _meeting(transfer), transfer)
         except EngineError as error:
             raise _not_joined(self._name, error) from error
 
@@ -183,6 +167,18 @@ class SglangReceiver:
         answer = await self._http.json("POST", path, body, timeout_s=transfer.timeout_s)
         if not answer.get("success"):
             raise EngineError(f"{path}: {answer.get('message')}")
+
+
+def _meeting(transfer: Transfer) -> dict[str, Any]:
+    """The group, in the words of SGLang, which the vLLM plugin takes over."""
+    return {
+        "master_address": transfer.address,
+        "master_port": transfer.port,
+        "rank_offset": transfer.first_rank,
+        "world_size": transfer.world_size,
+        "group_name": transfer.group,
+        "backend": transfer.backend,
+    }
 
 
 def _count(name: str, answer: Any, field: str) -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rolltap.engine.tiny import FOLDER
+from rolltap.proxy.chat import Choice
+from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 
@@ -33,6 +37,18 @@ def trl_template(name: str) -> str:
     assert found is not None
     assert found.origin is not None
     return (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def fed(reader: ReplyParser, ids: Sequence[int], sizes: Sequence[int], finish: Any) -> tuple[list[Any], Choice]:
+    """The events and the reply of `ids` that come in chunks of `sizes`, the last size first, and then singly."""
+    events: list[Any] = []
+    left, rest = list(sizes), list(ids)
+    while rest and reader.stopped is None:
+        size = left.pop() if left else 1
+        events += reader.feed(rest[:size])
+        rest = rest[size:]
+    last, choice = reader.finish(finish)
+    return [*events, *last], choice
 
 
 def llama_renderer(folder: Path) -> TemplateRenderer:

@@ -16,7 +16,7 @@ from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 
 from .conftest import BASH
-from .making import llama_renderer
+from .making import fed, llama_renderer
 
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -37,14 +37,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> TemplateRenderer:
 def read(renderer: Any, ids: list[int], stops: tuple[str, ...], sizes: list[int] | None = None, finish: Any = "stop"):
     """The events, the reply and the number of its ids, fed in chunks of `sizes` and then singly."""
     reader = ReplyParser(renderer, [], (BASH,), stops, lambda at: f"id{at}")
-    events: list[Any] = []
-    sizes, rest = list(sizes or []), list(ids)
-    while rest and reader.stopped is None:
-        size = sizes.pop() if sizes else 1
-        events += reader.feed(rest[:size])
-        rest = rest[size:]
-    last, choice = reader.finish(finish)
-    return [*events, *last], choice, reader.consumed
+    events, choice = fed(reader, ids, sizes or [], finish)
+    return events, choice, reader.consumed
 
 
 def text_of(events: list[Any]) -> str:

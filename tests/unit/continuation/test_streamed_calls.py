@@ -26,6 +26,7 @@ from rolltap.proxy.chat import (
 from rolltap.proxy.continuation.parser import ReplyParser
 
 from .conftest import BASH
+from .making import fed
 
 PROPERTY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 EXEC = Tool("exec", "", None, "custom")
@@ -89,14 +90,8 @@ def read(
 ):
     """The events, the reply and the reader, fed in chunks of `sizes` and then singly."""
     reader = ReplyParser(renderer, [], (BASH, EXEC), stops, lambda at: f"id{at}")
-    events: list[Any] = []
-    sizes, rest = list(sizes or []), list(ids)
-    while rest and reader.stopped is None:
-        size = sizes.pop() if sizes else 1
-        events += reader.feed(rest[:size])
-        rest = rest[size:]
-    last, choice = reader.finish(finish)
-    return [*events, *last], choice, reader
+    events, choice = fed(reader, ids, sizes or [], finish)
+    return events, choice, reader
 
 
 def read_text(renderer: Any, text: str, finish: Any = "stop") -> tuple[list[Any], Choice, ReplyParser]:

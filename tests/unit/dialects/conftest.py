@@ -13,6 +13,8 @@ from rolltap.proxy.chat import ChatRequest
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
 
+from .sdk_server import anthropic_client, gemini_client, openai_client, server, switch, url  # noqa: F401 - fixtures
+
 Parse = Callable[..., ChatRequest]
 Refusal = Callable[..., str | None]
 
