@@ -19,9 +19,12 @@ from rolltap.calllog.database import Database
 from rolltap.errors import ConfigError, EngineError, RateLimited, RolltapError
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
-from rolltap.proxy.agent_plane import SESSION_PREFIX, agent_app
-from rolltap.proxy.auth import Keyring
-from rolltap.proxy.capture import Capture
+from rolltap.proxy.call.path import Gateway
+from rolltap.proxy.call.policies import CapturePolicy, PassthroughPolicy, Policies, Policy, PolicyRuntime
+from rolltap.proxy.call.recorder import Recorder
+from rolltap.proxy.call.sources.relay import Relay
+from rolltap.proxy.call.sources.vendor_access import Access
+from rolltap.proxy.call.versions import OwnVersions, SharedVersions
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation, Lineages
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
@@ -32,17 +35,14 @@ from rolltap.proxy.dialects.probes import probe_routes
 from rolltap.proxy.engines import CHAT_ENGINES, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
-from rolltap.proxy.gateway import Gateway
-from rolltap.proxy.live import LiveSessions
 from rolltap.proxy.planes import admin_app, trainer_app
-from rolltap.proxy.policies import CapturePolicy, PassthroughPolicy, Policies, Policy, PolicyRuntime
-from rolltap.proxy.recalling import Recalls
-from rolltap.proxy.recorder import Recorder
+from rolltap.proxy.routes.model import SESSION_PREFIX, agent_app
 from rolltap.proxy.routes.services import CheckTask, Services
-from rolltap.proxy.sessions import SessionService
-from rolltap.proxy.vendors.access import Access
-from rolltap.proxy.vendors.relay import Relay
-from rolltap.proxy.versions import OwnVersions, SharedVersions
+from rolltap.proxy.sessions.capture import Capture
+from rolltap.proxy.sessions.keys import Keyring
+from rolltap.proxy.sessions.response_store import Recalls
+from rolltap.proxy.sessions.service import SessionService
+from rolltap.proxy.sessions.session_cache import LiveSessions
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
 from rolltap.settings import EngineSettings, PolicySettings, Settings, with_keys

@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 
 from rolltap import __version__
 from rolltap.errors import RolltapError
-from rolltap.proxy.auth import Keyring
 from rolltap.proxy.routes import (
     events,
     health,
@@ -26,6 +25,7 @@ from rolltap.proxy.routes import (
 )
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import check_values
+from rolltap.proxy.sessions.keys import Keyring
 
 
 def trainer_app(services: Services, keyring: Keyring) -> FastAPI:

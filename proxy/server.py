@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from rolltap.errors import ConfigError
-from rolltap.proxy.exchange import BrokenReply
+from rolltap.proxy.call.http_exchange import BrokenReply
 
 GRACE_S = 10
 """How long calls in flight may go on after the order to stop, in seconds."""

@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from rolltap.proxy.chat import Image, Message, Tool
-from rolltap.proxy.cut_json import whole_members
+from rolltap.proxy.conversation.chat import Image, Message, Tool
+from rolltap.proxy.conversation.partial_json import whole_members
 
 DIGEST_BYTES = 16
 

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from rolltap.calllog.base import CallRow
-from rolltap.proxy.chat import ChatRequest, Message
 from rolltap.proxy.continuation.canonical import (
     DIGEST_BYTES,
     DigestCache,
@@ -29,6 +28,7 @@ from rolltap.proxy.continuation.canonical import (
     reasoning_agrees,
     tools_digest,
 )
+from rolltap.proxy.conversation.chat import ChatRequest, Message
 from rolltap.types import Break, Int32, Outcome
 
 OUTLINES = 8

@@ -19,7 +19,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from rolltap.proxy.chat import (
+from rolltap.proxy.continuation.json_calls import GrowingCall
+from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer
+from rolltap.proxy.conversation.chat import (
     Choice,
     Message,
     Part,
@@ -34,8 +36,6 @@ from rolltap.proxy.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from rolltap.proxy.continuation.json_calls import GrowingCall
-from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer
 
 Channel = Literal["reasoning", "text", "tool", "opaque"]
 

@@ -13,10 +13,10 @@ from itertools import zip_longest
 import msgspec
 import numpy as np
 
-from rolltap.proxy.chat import ChatRequest, Message, Reasoning, Text
 from rolltap.proxy.continuation.forest import Forest, Lineage, Match, Node, Outline
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
+from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text
 from rolltap.types import Break, BreakReason, Int32
 
 SUMMARY_MIN_CHARACTERS = 32

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.proxy.chat import Image, Message, Tool
 from rolltap.proxy.continuation.json_calls import HERMES, read_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.conversation.chat import Image, Message, Tool
 
 Guard = Callable[[str], str]
 HistoryThinking = Literal["tool_cycle", "keep"]

@@ -20,10 +20,10 @@ from typing import Any, Literal
 import msgspec
 
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.proxy.chat import Message, Part, Reasoning, Text, Tool, ToolCall
 from rolltap.proxy.continuation.rendering import Markers, ParsedCall, ParsedReply, template_row, template_tool
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import find_tool_format, format_of
+from rolltap.proxy.conversation.chat import Message, Part, Reasoning, Text, Tool, ToolCall
 
 Scenario = Literal["user", "tool", "parallel_tools", "system", "user_after_thinking", "tool_after_thinking"]
 SCENARIOS: tuple[Scenario, ...] = (

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rolltap.errors import RolltapError
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Image,
     Message,

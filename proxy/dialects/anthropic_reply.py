@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from rolltap.errors import ContextOverflow, RolltapError
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Choice,
     ReasoningDelta,
@@ -25,7 +25,7 @@ from rolltap.proxy.chat import (
     ToolCallStarted,
     Usage,
 )
-from rolltap.proxy.cut_json import whole_members
+from rolltap.proxy.conversation.partial_json import whole_members
 from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
 from rolltap.proxy.dialects.arguments import object_of
 from rolltap.proxy.dialects.base import WireReply

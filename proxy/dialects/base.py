@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rolltap.errors import RolltapError
-from rolltap.proxy.chat import ChatRequest, ReplyEnded, ReplyEvent, ReplyStarted
+from rolltap.proxy.conversation.chat import ChatRequest, ReplyEnded, ReplyEvent, ReplyStarted
 
 Action = Literal["generate", "count_tokens", "models", "model", "retrieve"]
 

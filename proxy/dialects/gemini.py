@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import NotFound, RolltapError
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Image,
     Message,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rolltap.proxy.chat import Message
+from rolltap.proxy.conversation.chat import Message
 from rolltap.proxy.dialects.items import DERIVED_BYTES, Kept, message_bytes
 
 

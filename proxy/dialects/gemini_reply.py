@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from rolltap.errors import ContextOverflow, RateLimited, RolltapError
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Choice,
     ReasoningDelta,

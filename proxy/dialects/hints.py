@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.chat import Hints
+from rolltap.proxy.conversation.chat import Hints
 from rolltap.proxy.dialects.reading import decode
 
 _CONVERSATION = (

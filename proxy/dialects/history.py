@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.chat import Message
+from rolltap.proxy.conversation.chat import Message
 from rolltap.proxy.dialects.items import DERIVED_BYTES, Kept, message_bytes
 from rolltap.proxy.dialects.reading import invalid
 

@@ -16,7 +16,7 @@ from itertools import compress
 from typing import Generic, TypeVar
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.chat import Image, Message
+from rolltap.proxy.conversation.chat import Image, Message
 from rolltap.proxy.dialects.reading import entries, within
 
 K = TypeVar("K", bound=Hashable)

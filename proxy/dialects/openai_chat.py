@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rolltap.errors import RolltapError
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Image,
     Message,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Choice,
     ReasoningDelta,

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from rolltap.errors import RolltapError
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Choice,
     Message,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rolltap.proxy.chat import Tool, ToolChoice
+from rolltap.proxy.conversation.chat import Tool, ToolChoice
 from rolltap.proxy.dialects import openai_responses_wire as wire
 from rolltap.proxy.dialects.history import unknown_tool
 from rolltap.proxy.dialects.reading import MAX_TOOLS, check_depth, invalid

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rolltap.proxy.chat import ChatRequest, Message
+from rolltap.proxy.conversation.chat import ChatRequest, Message
 from rolltap.proxy.dialects.history import Linker
 from rolltap.proxy.dialects.reading import invalid
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from rolltap.proxy.chat import ChatRequest, Sampling, Usage
+from rolltap.proxy.conversation.chat import ChatRequest, Sampling, Usage
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.types import VersionSpan
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from rolltap.proxy.chat import Image, Message, Part, Reasoning, Tool, ToolChoice, Usage
+from rolltap.proxy.conversation.chat import Image, Message, Part, Reasoning, Tool, ToolChoice
+from rolltap.proxy.conversation.openai_usage import OpenAIUsage
 from rolltap.proxy.engines.base import ChatCall
 from rolltap.proxy.engines.decode import Problem, decoder
 
@@ -60,26 +61,6 @@ class Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class OutputDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
-
-
-class WireUsage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: PromptDetails | None = None
-    completion_tokens_details: OutputDetails | None = None
-
-    def usage(self) -> Usage:
-        cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else 0
-        reasoning = self.completion_tokens_details.reasoning_tokens if self.completion_tokens_details else 0
-        return Usage(self.prompt_tokens, self.completion_tokens, cached or 0, reasoning or 0)
-
-
 class SglExt(msgspec.Struct):
     input_ids: list[int] | None = None
     output_ids: list[list[int]] | None = None
@@ -88,7 +69,7 @@ class SglExt(msgspec.Struct):
 class Frame(msgspec.Struct):
     choices: list[Choice] = []
     prompt_token_ids: list[int] | None = None
-    usage: WireUsage | None = None
+    usage: OpenAIUsage | None = None
     sglext: SglExt | None = None
     error: Problem | None = None
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rolltap.errors import EngineProtocolError, EngineRefused
 from rolltap.ids import new_id
-from rolltap.proxy.chat import ChatRequest, Message, Sampling, Text, Usage
+from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Text, Usage
 from rolltap.proxy.engines import chat_wire as wire
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, PauseMode, ToolDelta
 from rolltap.proxy.engines.decode import finish_of, problem

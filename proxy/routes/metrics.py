@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from rolltap.proxy.call.metrics import CONTENT_TYPE
+from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.engines.pool import EnginePool
-from rolltap.proxy.metrics import CONTENT_TYPE
-from rolltap.proxy.policies import Policy
 from rolltap.proxy.routes.services import Services
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rolltap.errors import UnknownPolicy, WeightsLost
 from rolltap.ledger.base import LOST
-from rolltap.proxy.policies import Policy
+from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Integer
 

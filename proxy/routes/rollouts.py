@@ -13,10 +13,10 @@ from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.rewards import NewReward
 from rolltap.ledger.rollouts import Ending
 from rolltap.ledger.rules import GroupRule
-from rolltap.proxy.roles import main_role, role_tags
+from rolltap.proxy.call.turn_cap import TAG
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Integer, Limit
-from rolltap.proxy.turn_cap import TAG
+from rolltap.proxy.sessions.roles import main_role, role_tags
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring, Task
 
 EVALUATION_CHARS = 8 << 20

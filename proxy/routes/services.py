@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from rolltap.calllog.base import CallLog
 from rolltap.ledger.ledger import Ledger
-from rolltap.proxy.policies import Policies
-from rolltap.proxy.recorder import Recorder
-from rolltap.proxy.roles import trained_policy
-from rolltap.proxy.sessions import SessionService
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.recorder import Recorder
+from rolltap.proxy.sessions.roles import trained_policy
+from rolltap.proxy.sessions.service import SessionService
 from rolltap.types import Task, Trajectory
 
 CheckTask = Callable[[Task, Collection[str]], None]

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rolltap.calllog.base import CallRow
 from rolltap.errors import NotFound
+from rolltap.proxy.call.turn_cap import REACHED, cap_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
-from rolltap.proxy.turn_cap import REACHED, cap_of
 from rolltap.reconstructor.report import report_of
 from rolltap.types import Outcome, Session
 

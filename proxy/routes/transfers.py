@@ -9,8 +9,8 @@ from pydantic import Field
 
 from rolltap.errors import EngineError, EngineRefused, LedgerError, WeightsLost
 from rolltap.ledger.base import LOST
+from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.engines.receivers import Bucket, Receiver, Transfer
-from rolltap.proxy.policies import Policy
 from rolltap.proxy.routes.policies import Body, policy_of, serve_version
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Integer

@@ -30,7 +30,8 @@ from rolltap.errors import (
     StoreUnavailable,
     Unauthenticated,
 )
-from rolltap.proxy.chat import (
+from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Choice,
     Message,
@@ -48,7 +49,6 @@ from rolltap.proxy.chat import (
     ToolCallStarted,
     Usage,
 )
-from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import Dialect, WireRequest
 from rolltap.proxy.dialects.reading import rebuild

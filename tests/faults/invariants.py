@@ -25,7 +25,7 @@ from rolltap.calllog.base import CallLog, CallRow
 from rolltap.calllog.database import Database
 from rolltap.engine.scripted import logprob_of
 from rolltap.ledger.rollouts import RolloutStatus
-from rolltap.proxy.chat import Message
+from rolltap.proxy.conversation.chat import Message
 from rolltap.types import Outcome
 
 from .clients import Told

@@ -26,7 +26,7 @@ from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestPar
 from rolltap.cli.common import ConfigOption, one_line_errors
 from rolltap.cli.export import settings_store
 from rolltap.errors import DatasetError, RequestError
-from rolltap.proxy.chat import ChatRequest
+from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.reconstructor.importers import READERS, Trace, read_traces

@@ -15,7 +15,7 @@ from rolltap.calllog.base import CallLog, CallRow
 from rolltap.calllog.facts import extend_items
 from rolltap.errors import RequestError
 from rolltap.ledger.archive import all_groups
-from rolltap.proxy.chat import ChatRequest, Image, Message, Text, Tool
+from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Text, Tool
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.dialects.reading import rebuild

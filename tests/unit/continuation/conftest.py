@@ -9,7 +9,6 @@ import pytest
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
-from rolltap.proxy.chat import ChatRequest, Message, Sampling, Tool
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest, Node
 from rolltap.proxy.continuation.handles import Handles
@@ -18,6 +17,7 @@ from rolltap.proxy.continuation.plan import Continuation, PromptPlan
 from rolltap.proxy.continuation.rendering import FamilyRenderer, HistoryThinking, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Tool
 from rolltap.types import Outcome
 
 BASH = Tool("bash", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}})

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.proxy.chat import Choice
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.conversation.chat import Choice
 
 LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from rolltap.proxy.chat import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest, reasoning_agrees
-from rolltap.proxy.cut_json import whole_members
+from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
+from rolltap.proxy.conversation.partial_json import whole_members
 
 
 def assistant(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Message:

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rolltap.proxy.chat import Message, ReasoningDelta, Text, TextDelta, Tool, ToolCallDelta, ToolCallStarted
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
+from rolltap.proxy.conversation.chat import (
+    Message,
+    ReasoningDelta,
+    Text,
+    TextDelta,
+    Tool,
+    ToolCallDelta,
+    ToolCallStarted,
+)
 
 from .making import tokenizer_with, trl_template
 

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolltap.proxy.chat import Message, Reasoning, Text, Tool, ToolCall
 from rolltap.proxy.continuation.forest import Node
 from rolltap.proxy.continuation.plan import drops_thinking
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
+from rolltap.proxy.conversation.chat import Message, Reasoning, Text, Tool, ToolCall
 from rolltap.types import BreakReason, Outcome
 
 from .conftest import World

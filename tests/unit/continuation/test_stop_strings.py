@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rolltap.proxy.chat import Choice, TextDelta, ToolCallStarted
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
+from rolltap.proxy.conversation.chat import Choice, TextDelta, ToolCallStarted
 
 from .conftest import BASH
 from .making import fed, llama_renderer

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rolltap.proxy.chat import (
+from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.conversation.chat import (
     Choice,
     Message,
     Part,
@@ -23,7 +24,6 @@ from rolltap.proxy.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from rolltap.proxy.continuation.parser import ReplyParser
 
 from .conftest import BASH
 from .making import fed

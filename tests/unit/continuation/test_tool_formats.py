@@ -12,10 +12,19 @@ import numpy as np
 import pytest
 
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.proxy.chat import Message, Text, TextDelta, Tool, ToolCall, ToolCallDelta, ToolCallEnded, ToolCallStarted
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS
+from rolltap.proxy.conversation.chat import (
+    Message,
+    Text,
+    TextDelta,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallStarted,
+)
 from rolltap.types import BreakReason
 
 from .conftest import BASH, World

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.chat import ChatRequest
+from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
 

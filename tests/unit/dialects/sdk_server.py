@@ -17,8 +17,7 @@ from google.genai import types as genai_types
 from starlette.routing import compile_path
 
 from rolltap.errors import RolltapError
-from rolltap.proxy.agent_plane import wire_request
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Choice,
     Message,
@@ -37,6 +36,7 @@ from rolltap.proxy.chat import (
 )
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import Dialect, Route, WireReply, WireRequest
+from rolltap.proxy.routes.model import wire_request
 
 CALL_ID = "01jd0000000000000001"
 HANDLE = f"call_{CALL_ID}zzabcdefghjkmn"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rolltap.proxy.chat import (
+from rolltap.proxy.continuation.canonical import message_digest
+from rolltap.proxy.conversation.chat import (
     Choice,
     Image,
     Message,
@@ -22,7 +23,6 @@ from rolltap.proxy.chat import (
     ToolChoice,
     Usage,
 )
-from rolltap.proxy.continuation.canonical import message_digest
 from rolltap.proxy.dialects import DIALECTS
 
 USER = {"role": "user", "content": "hi"}

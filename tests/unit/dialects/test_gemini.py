@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.chat import Image, Reasoning, Text, ToolChoice
+from rolltap.proxy.conversation.chat import Image, Reasoning, Text, ToolChoice
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.dialects.gemini_schema import json_schema

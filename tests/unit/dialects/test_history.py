@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.chat import Message, Text, ToolCall
+from rolltap.proxy.conversation.chat import Message, Text, ToolCall
 from rolltap.proxy.dialects.history import LONG, Linker
 
 PLACE = "messages[{}]".format

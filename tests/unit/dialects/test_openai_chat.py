@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     Choice,
     Image,
     Message,

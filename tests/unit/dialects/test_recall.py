@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.chat import Message, Text, ToolCall
+from rolltap.proxy.conversation.chat import Message, Text, ToolCall
 from rolltap.proxy.dialects.recall import Lookup, Recorded, recall
 
 LOOK = ToolCall("call_1", "look", "{}")

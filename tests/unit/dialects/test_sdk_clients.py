@@ -16,7 +16,8 @@ from google.genai import errors as genai_errors
 from google.genai import types as genai_types
 
 from rolltap.errors import ContextOverflow, InvalidRequest, RateLimited
-from rolltap.proxy.chat import (
+from rolltap.proxy.continuation.canonical import message_digest, reasoning_agrees
+from rolltap.proxy.conversation.chat import (
     Choice,
     Message,
     Reasoning,
@@ -24,7 +25,6 @@ from rolltap.proxy.chat import (
     TokenLogprob,
     ToolCall,
 )
-from rolltap.proxy.continuation.canonical import message_digest, reasoning_agrees
 
 from .sdk_server import ARGUMENTS, FIRST, HANDLE, REPLY, SCHEMA, SECOND, Server
 

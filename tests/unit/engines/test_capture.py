@@ -10,7 +10,7 @@ import pytest
 from rolltap.engine.scripted import Fault, ScriptedEngine, ToolUse, Turn, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineProtocolError, EngineRefused, EngineUnavailable
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Image,
     Message,

@@ -23,7 +23,7 @@ from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rewards import NewReward
 from rolltap.ledger.rollouts import Ending
-from rolltap.proxy.chat import Message, Reasoning, Text, ToolCall
+from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.reconstructor.reconstruct import reconstruct

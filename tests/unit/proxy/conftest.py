@@ -14,9 +14,12 @@ import pytest
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
-from rolltap.proxy.agent_plane import agent_app
-from rolltap.proxy.auth import Keyring
-from rolltap.proxy.capture import Capture
+from rolltap.proxy.call.path import Gateway
+from rolltap.proxy.call.policies import Policies, PolicyRuntime
+from rolltap.proxy.call.recorder import Recorder
+from rolltap.proxy.call.sources.relay import Relay
+from rolltap.proxy.call.sources.vendor_access import Access
+from rolltap.proxy.call.versions import OwnVersions, ReadPolicies, SharedVersions
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import FamilyRenderer
@@ -24,14 +27,11 @@ from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
 from rolltap.proxy.engines.receivers import Receiver
-from rolltap.proxy.gateway import Gateway
-from rolltap.proxy.live import LiveSessions, key_hash
-from rolltap.proxy.policies import Policies, PolicyRuntime
-from rolltap.proxy.recalling import Recalls
-from rolltap.proxy.recorder import Recorder
-from rolltap.proxy.vendors.access import Access
-from rolltap.proxy.vendors.relay import Relay
-from rolltap.proxy.versions import OwnVersions, ReadPolicies, SharedVersions
+from rolltap.proxy.routes.model import agent_app
+from rolltap.proxy.sessions.capture import Capture
+from rolltap.proxy.sessions.keys import Keyring
+from rolltap.proxy.sessions.response_store import Recalls
+from rolltap.proxy.sessions.session_cache import LiveSessions, key_hash
 from rolltap.settings import KeySettings, LimitSettings, PolicySettings
 from rolltap.types import Session, VersionSpan
 

@@ -14,9 +14,9 @@ import pytest
 
 from rolltap.errors import EngineError, RateLimited, StoreUnavailable
 from rolltap.ids import new_id
+from rolltap.proxy.call.http_exchange import BrokenReply
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest
-from rolltap.proxy.exchange import BrokenReply
-from rolltap.proxy.live import TRUST_S, LiveSessions, key_hash
+from rolltap.proxy.sessions.session_cache import TRUST_S, LiveSessions, key_hash
 from rolltap.types import Flaw, Outcome, Session
 from tests.unit.proxy.conftest import ToldEngine, serve
 
@@ -288,7 +288,7 @@ async def test_a_closed_session_is_refused_and_nothing_changes(plane: Any) -> No
 
 async def test_an_expired_key_is_refused(plane: Any) -> None:
     expired = replace(plane.session, id="old", key_hash="h", expires_at=time.time() - 1)
-    from rolltap.proxy.live import key_hash
+    from rolltap.proxy.sessions.session_cache import key_hash
 
     await plane.log.open_session(replace(expired, key_hash=key_hash("old-key")))
     assert (await plane.client.chat(USER, key="old-key")).status == 409
@@ -437,7 +437,7 @@ async def test_a_captured_session_that_has_ended_is_not_continued(plane: Any, mo
     said = (await plane.client.chat(ask, key="project-key")).json()["choices"][0]["message"]["content"]
     history = [ask, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
     later = time.time() + 7200
-    monkeypatch.setattr("rolltap.proxy.capture.time.time", lambda: later)
+    monkeypatch.setattr("rolltap.proxy.sessions.capture.time.time", lambda: later)
     assert (await plane.client.chat(*history, key="project-key")).status == 200
     ended, opened = [session for session in await plane.log.sessions() if session.id != plane.session.id][::-1]
     assert ended.expires_at < later < opened.expires_at

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rolltap.errors import EngineError, RateLimited
-from rolltap.proxy.exchange import BrokenReply
+from rolltap.proxy.call.http_exchange import BrokenReply
 
 USER = {"role": "user", "content": "hi"}
 TURNS = [USER]

@@ -13,7 +13,7 @@ from rolltap.calllog.base import CallRow
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.errors import SessionClosed, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.proxy.live import TRUST_S, LiveSessions, key_hash
+from rolltap.proxy.sessions.session_cache import TRUST_S, LiveSessions, key_hash
 from rolltap.types import Session
 
 
@@ -121,7 +121,9 @@ async def test_a_proxy_alone_on_its_store_looks_a_session_up_once(monkeypatch: p
         log.looked_up = 0
         live = LiveSessions(log, alone=alone)
         for later in (0.0, TRUST_S + 0.1, 2 * (TRUST_S + 0.1)):
-            monkeypatch.setattr("rolltap.proxy.live.time.monotonic", lambda later=later: 1000.0 + later)
+            monkeypatch.setattr(
+                "rolltap.proxy.sessions.session_cache.time.monotonic", lambda later=later: 1000.0 + later
+            )
             assert (await live.enter("key", None)).session == session
         assert log.looked_up == look_ups
 
@@ -142,7 +144,7 @@ async def test_a_session_closed_here_is_refused_also_while_the_store_is_slow(mon
     live = LiveSessions(log, alone=True)
     await live.enter("key", None)
     await log.close_through(live, session)
-    monkeypatch.setattr("rolltap.proxy.live.ANSWERS_WITHIN_S", 0.02)
+    monkeypatch.setattr("rolltap.proxy.sessions.session_cache.ANSWERS_WITHIN_S", 0.02)
     log.gate.clear()
     for _ in range(2):
         with pytest.raises(SessionClosed):
@@ -179,7 +181,7 @@ async def test_a_session_in_use_does_not_wait_for_a_slow_store(monkeypatch: pyte
     session = await opened(log, "key")
     live = LiveSessions(log)
     entered = await live.enter("key", None)
-    monkeypatch.setattr("rolltap.proxy.live.ANSWERS_WITHIN_S", 0.02)
+    monkeypatch.setattr("rolltap.proxy.sessions.session_cache.ANSWERS_WITHIN_S", 0.02)
     log.gate.clear()
     entered.trusted_until = 0.0
     async with asyncio.timeout(5):

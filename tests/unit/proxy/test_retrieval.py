@@ -13,15 +13,15 @@ from starlette.applications import Starlette
 
 from rolltap.calllog.open import open_call_log
 from rolltap.ids import new_id
+from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest, Lineage, Node
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.dialects.probes import probe_routes
-from rolltap.proxy.live import LiveSession, key_hash
-from rolltap.proxy.policies import Policies
-from rolltap.proxy.recalling import Recalls
+from rolltap.proxy.sessions.response_store import Recalls
+from rolltap.proxy.sessions.session_cache import LiveSession, key_hash
 from rolltap.types import Session
 
 from .conftest import SECRET, Client

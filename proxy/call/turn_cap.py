@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from rolltap.errors import InvalidRequest, SessionClosed
 from rolltap.proxy.continuation.forest import Node
-from rolltap.proxy.live import LiveSession
+from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.types import Session
 
 TAG = "turns"

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rolltap.proxy.chat import (
+from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Choice,
     Message,

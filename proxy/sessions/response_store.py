@@ -6,13 +6,13 @@ import msgspec
 
 from rolltap.calllog.base import CallCompletion, CallLog, CallRow
 from rolltap.errors import NotFound
-from rolltap.proxy.chat import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
+from rolltap.proxy.call.policies import Policies, PolicyRuntime
 from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
+from rolltap.proxy.conversation.chat import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
 from rolltap.proxy.dialects.base import Dialect, WireRequest
 from rolltap.proxy.dialects.reading import rebuild
 from rolltap.proxy.dialects.recall import Recorded, recall
-from rolltap.proxy.live import LiveSession
-from rolltap.proxy.policies import Policies, PolicyRuntime
+from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.types import Finish, Outcome
 
 

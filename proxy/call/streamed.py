@@ -6,9 +6,9 @@ or by a silence long enough that clients would begin to give up.
 
 from __future__ import annotations
 
-from rolltap.proxy.chat import ReplyEnded, ReplyEvent, ReplyStarted
+from rolltap.proxy.call.http_exchange import Exchange
+from rolltap.proxy.conversation.chat import ReplyEnded, ReplyEvent, ReplyStarted
 from rolltap.proxy.dialects.base import ReplyWriter
-from rolltap.proxy.exchange import Exchange
 
 
 class StreamedReply:

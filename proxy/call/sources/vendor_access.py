@@ -1,7 +1,7 @@
 """Whose requests go to a vendor, and under which session.
 
 A key that is not rolltap's is the user's own: its request goes to the vendor of its protocol, under the session that a
-URL prefix names, else under that of its conversation (`rolltap.proxy.capture`). Where a vendor's settings hold a key,
+URL prefix names, else under that of its conversation. Where a vendor's settings hold a key,
 that one is used, and a key of rolltap's says who may. A key of rolltap's never reaches a vendor, and a vendor's key
 never the store, not even as a hash.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rolltap.proxy.auth import Keyring
-from rolltap.proxy.capture import Capture
+from rolltap.proxy.call.policies import PassthroughPolicy, Policies
 from rolltap.proxy.dialects.base import Dialect, WireRequest
-from rolltap.proxy.live import LiveSession, LiveSessions
-from rolltap.proxy.policies import PassthroughPolicy, Policies
+from rolltap.proxy.sessions.capture import Capture
+from rolltap.proxy.sessions.keys import Keyring
+from rolltap.proxy.sessions.session_cache import LiveSession, LiveSessions
 
 OUR_PREFIX = "rt-"
 """Every key that rolltap makes begins with this."""

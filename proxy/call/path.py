@@ -21,21 +21,21 @@ from dataclasses import replace
 from rolltap.crash import crash_point
 from rolltap.errors import InvalidRequest, NotFound, RequestError, RolltapError
 from rolltap.ids import new_id
-from rolltap.proxy.capture import CAPTURED, Capture
-from rolltap.proxy.chat import ChatRequest, ReplyStarted
+from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, Exchange
+from rolltap.proxy.call.in_flight import Sampler, Turn
+from rolltap.proxy.call.policies import CapturePolicy, Policies, Policy
+from rolltap.proxy.call.recorder import OpenCall, Recorder
+from rolltap.proxy.call.streamed import StreamedReply
+from rolltap.proxy.call.turn_cap import check_turn
+from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.conversation.chat import ChatRequest, ReplyStarted
 from rolltap.proxy.dialects.base import Dialect, WireReply, WireRequest
 from rolltap.proxy.engines.prompts import Prompts
-from rolltap.proxy.exchange import BrokenReply, ClientGone, Exchange
-from rolltap.proxy.live import LiveSession, LiveSessions
-from rolltap.proxy.policies import CapturePolicy, Policies, Policy
-from rolltap.proxy.recalling import Recalls
-from rolltap.proxy.recorder import OpenCall, Recorder
-from rolltap.proxy.roles import in_role, roles_of
-from rolltap.proxy.streamed import StreamedReply
-from rolltap.proxy.turn import Sampler, Turn
-from rolltap.proxy.turn_cap import check_turn
-from rolltap.proxy.versions import Versions
+from rolltap.proxy.sessions.capture import CAPTURED, Capture
+from rolltap.proxy.sessions.response_store import Recalls
+from rolltap.proxy.sessions.roles import in_role, roles_of
+from rolltap.proxy.sessions.session_cache import LiveSession, LiveSessions
 from rolltap.settings import LimitSettings
 from rolltap.types import Outcome
 

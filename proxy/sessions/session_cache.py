@@ -24,7 +24,7 @@ from rolltap.proxy.continuation.forest import Forest
 from rolltap.types import Session
 
 if TYPE_CHECKING:
-    from rolltap.proxy.turn import Turn
+    from rolltap.proxy.call.in_flight import Turn
 
 UNDELIVERED_KEPT = 8
 TRUST_S = 1.0

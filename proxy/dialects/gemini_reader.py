@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from rolltap.proxy.chat import Choice, Usage
+from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.dialects.gemini import parse_content
-from rolltap.proxy.vendors.reading import as_turn
+from rolltap.proxy.dialects.reply_reader import as_turn
 
 
 class _Content(msgspec.Struct):

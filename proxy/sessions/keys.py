@@ -1,4 +1,4 @@
-"""Keys of the trainer and admin planes. (The agent plane's keys are sessions: `rolltap.proxy.live`.)
+"""Keys of the trainer and admin planes. (The agent plane's keys are sessions: `rolltap.proxy.sessions.session_cache`.)
 
 Deny by default: a plane's application takes a dependency that names the roles it serves, and a request whose bearer
 key is of none of them gets 401. Keys are compared in constant time.

@@ -15,10 +15,10 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 
 from rolltap.errors import NotFound, RequestError, RolltapError
+from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, Exchange
+from rolltap.proxy.call.path import Gateway
+from rolltap.proxy.call.sources.relay import Relay
 from rolltap.proxy.dialects.base import Action, Dialect, WireRequest
-from rolltap.proxy.exchange import BrokenReply, ClientGone, Exchange
-from rolltap.proxy.gateway import Gateway
-from rolltap.proxy.vendors.relay import Relay
 from rolltap.settings import LimitSettings
 
 log = logging.getLogger("rolltap.agent_plane")

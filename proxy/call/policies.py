@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from rolltap.errors import ContextOverflow, InvalidRequest, NotFound, Unauthenticated
-from rolltap.proxy.chat import ChatRequest, Sampling, TokenLogprob
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import Continuation, Lineages, PromptPlan, Step, weight
+from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob
 from rolltap.proxy.engines.base import ChatCall, ChatEngine, Engine, EngineFacts, SampleRequest
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import PolicySettings
@@ -204,7 +204,7 @@ class CapturePolicy(UpstreamPolicy[ChatEngine]):
 
 
 class PassthroughPolicy(UpstreamPolicy[PassthroughUpstream]):
-    """A vendor's models. A harness's own calls are relayed (`rolltap.proxy.vendors`); nothing else reaches it."""
+    """A vendor's models. A harness's own calls are relayed; nothing else reaches it."""
 
     __slots__ = ()
 

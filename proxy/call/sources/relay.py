@@ -17,21 +17,21 @@ import numpy as np
 
 from rolltap.errors import RequestError, RolltapError
 from rolltap.ids import new_id
-from rolltap.proxy.capture import Capture
-from rolltap.proxy.chat import ChatRequest, Message, Text
+from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, Exchange
+from rolltap.proxy.call.in_flight import kind_of
+from rolltap.proxy.call.recorder import OpenCall, Recorder
+from rolltap.proxy.call.sources.passthrough_reply import Reading
+from rolltap.proxy.call.sources.vendor_access import Access, Grant
+from rolltap.proxy.call.turn_cap import check_turn
 from rolltap.proxy.continuation.forest import Node
+from rolltap.proxy.conversation.chat import ChatRequest, Message, Text
 from rolltap.proxy.dialects.base import Action, Dialect, WireRequest
 from rolltap.proxy.dialects.hints import read_hints
+from rolltap.proxy.dialects.readers import READERS
 from rolltap.proxy.engines.http import said
 from rolltap.proxy.engines.passthrough import NativeReply, NativeRequest
-from rolltap.proxy.exchange import BrokenReply, ClientGone, Exchange
-from rolltap.proxy.live import LiveSession
-from rolltap.proxy.recorder import OpenCall, Recorder
-from rolltap.proxy.turn import kind_of
-from rolltap.proxy.turn_cap import check_turn
-from rolltap.proxy.vendors import READERS
-from rolltap.proxy.vendors.access import Access, Grant
-from rolltap.proxy.vendors.reading import Reading
+from rolltap.proxy.sessions.capture import Capture
+from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.settings import LimitSettings
 from rolltap.types import Flaw, Outcome
 

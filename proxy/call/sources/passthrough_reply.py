@@ -7,45 +7,16 @@ harness sends it back: that is how the next call finds this one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
 from rolltap.errors import EngineProtocolError, InvalidRequest
-from rolltap.proxy.chat import Choice, Message, Usage
+from rolltap.proxy.conversation.chat import Choice, Usage
+from rolltap.proxy.dialects.reply_reader import ReplyReader
 from rolltap.proxy.engines.sse import SseParser
 
 MAX_BODY = 64 << 20
 """Bytes of a whole reply that are kept to be read."""
-
-
-class ReplyReader(Protocol):
-    """One reply. Its methods may raise `msgspec.MsgspecError` and `InvalidRequest` for what they can't read.
-
-    `closing`: clients may take what was read for the reply's end. `ended`: nothing is missing. `error` is what the
-    vendor said within a reply that began well. `usage` is None where it told none.
-    """
-
-    closing: bool
-    ended: bool
-    error: str
-    usage: Usage | None
-
-    def event(self, data: bytes) -> None:
-        """Takes in the data of a server-sent event."""
-        ...
-
-    def whole(self, body: bytes) -> None:
-        """Takes in a reply that is not streamed."""
-        ...
-
-    def choice(self) -> Choice:
-        """The turn so far, the first one where there are several."""
-        ...
-
-
-class MakeReader(Protocol):
-    def __call__(self) -> ReplyReader: ...
 
 
 class Reading:
@@ -121,10 +92,3 @@ class Reading:
             read(data)
         except (msgspec.MsgspecError, InvalidRequest):
             self._unread = True
-
-
-def as_turn(message: Message, finish: str) -> Choice:
-    """A choice whose finish is `tool_calls` where it has any and was not cut off."""
-    if message.tool_calls and finish == "stop":
-        finish = "tool_calls"
-    return Choice(message, finish)  # type: ignore[arg-type]

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from rolltap.proxy.chat import Choice, Usage
+from rolltap.proxy.conversation.chat import Choice, Usage
+from rolltap.proxy.conversation.openai_usage import OpenAIUsage
 from rolltap.proxy.dialects.openai_chat import parse_message
-from rolltap.proxy.engines.chat_wire import WireUsage
-from rolltap.proxy.vendors.reading import as_turn
+from rolltap.proxy.dialects.reply_reader import as_turn
 
 DONE = b"[DONE]"
 FINISHES = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
@@ -52,7 +52,7 @@ class _Problem(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: WireUsage | None = None
+    usage: OpenAIUsage | None = None
     error: _Problem | None = None
 
 

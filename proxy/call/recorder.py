@@ -16,11 +16,11 @@ from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestPar
 from rolltap.crash import crash_point
 from rolltap.errors import RolltapError, StoreError
 from rolltap.ids import new_id
-from rolltap.proxy.chat import ChatRequest, Choice, Usage
+from rolltap.proxy.call.metrics import Metrics
 from rolltap.proxy.continuation.forest import Node
 from rolltap.proxy.continuation.plan import Lineages, PromptPlan
+from rolltap.proxy.conversation.chat import ChatRequest, Choice, Usage
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, SampleChunk, SampleRequest
-from rolltap.proxy.metrics import Metrics
 from rolltap.types import CallKind, Finish, Flaw, Outcome, VersionSpan
 
 log = logging.getLogger("rolltap.recorder")

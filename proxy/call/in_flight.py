@@ -17,16 +17,16 @@ import msgspec
 import numpy as np
 
 from rolltap.errors import EngineError, EngineProtocolError, RolltapError, StoreError
-from rolltap.proxy.captured import UpstreamReply
-from rolltap.proxy.chat import ChatRequest, Choice, ReplyEnded, ReplyEvent, ReplyStarted, Usage
+from rolltap.proxy.call.merge import merge
+from rolltap.proxy.call.policies import CapturePolicy, Policy, PolicyRuntime
+from rolltap.proxy.call.recorder import OpenCall, Recorder
+from rolltap.proxy.call.sources.chat_reply import UpstreamReply
+from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
 from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.conversation.chat import ChatRequest, Choice, ReplyEnded, ReplyEvent, ReplyStarted, Usage
 from rolltap.proxy.engines.base import ChatCall, SampleChunk, SampleRequest
-from rolltap.proxy.live import LiveSession
-from rolltap.proxy.merge import merge
-from rolltap.proxy.policies import CapturePolicy, Policy, PolicyRuntime
-from rolltap.proxy.recorder import OpenCall, Recorder
-from rolltap.proxy.versions import Versions
+from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.types import Break, BreakReason, CallKind, Flaw, Outcome
 
 log = logging.getLogger("rolltap.turn")

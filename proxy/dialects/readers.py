@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rolltap.proxy.vendors.anthropic import MessagesReader
-from rolltap.proxy.vendors.gemini import GeminiReader
-from rolltap.proxy.vendors.openai_chat import ChatReader
-from rolltap.proxy.vendors.openai_responses import ResponsesReader
-from rolltap.proxy.vendors.reading import MakeReader
+from rolltap.proxy.dialects.anthropic_reader import MessagesReader
+from rolltap.proxy.dialects.gemini_reader import GeminiReader
+from rolltap.proxy.dialects.openai_chat_reader import ChatReader
+from rolltap.proxy.dialects.openai_responses_reader import ResponsesReader
+from rolltap.proxy.dialects.reply_reader import MakeReader
 
 READERS: Mapping[str, MakeReader] = {
     "openai_chat": ChatReader,

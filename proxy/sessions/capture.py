@@ -16,9 +16,9 @@ from itertools import count
 
 from rolltap.calllog.base import CallLog
 from rolltap.ids import new_id
-from rolltap.proxy.chat import ChatRequest
-from rolltap.proxy.live import LiveSession, LiveSessions, key_hash
-from rolltap.proxy.policies import Policies
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.conversation.chat import ChatRequest
+from rolltap.proxy.sessions.session_cache import LiveSession, LiveSessions, key_hash
 from rolltap.types import Session
 
 RECENT = 64

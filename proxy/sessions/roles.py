@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import msgspec
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.chat import ChatRequest
-from rolltap.proxy.policies import Policies
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.types import CallKind, Session
 
 TAG = "roles"

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rolltap.errors import StoreUnavailable
 from rolltap.ledger.base import PolicyState
-from rolltap.proxy.policies import Policies, Policy
+from rolltap.proxy.call.policies import Policies, Policy
 
 ReadPolicies = Callable[[], Awaitable[Sequence[PolicyState]]]
 """The policies as the ledger has them."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from rolltap.proxy.chat import Choice, Text, Usage
+from rolltap.proxy.conversation.chat import Choice, Text, Usage
 from rolltap.proxy.dialects.openai_responses import TEXT as TEXT_RANK
 from rolltap.proxy.dialects.openai_responses import Piece, join_pieces, parse_item
-from rolltap.proxy.vendors.reading import as_turn
+from rolltap.proxy.dialects.reply_reader import as_turn
 
 READ = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})
 """Items of an assistant's turn that the dialect knows; those of the vendor's own tools are left out."""

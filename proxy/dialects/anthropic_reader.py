@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from rolltap.proxy.chat import Choice, Usage
+from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.dialects.anthropic import parse_entry
-from rolltap.proxy.vendors.reading import as_turn
+from rolltap.proxy.dialects.reply_reader import as_turn
 
 READ = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
 """Blocks of an assistant's turn that the dialect knows; those of the vendor's own tools are left out."""
