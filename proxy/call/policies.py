@@ -13,6 +13,7 @@ from rolltap.errors import ContextOverflow, InvalidRequest, NotFound, Unauthenti
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import Continuation, Lineages, PromptPlan, Step, weight
 from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob
+from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.engines.base import ChatCall, ChatEngine, Engine, EngineFacts, SampleRequest
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import PolicySettings
@@ -25,24 +26,10 @@ ENCODED_INLINE = 16_384
 SAMPLE = 8
 """Characters per token of context that are looked at of a text that may be far too long; usual text has 4."""
 
-FIELDS = {
-    "openai_responses": {"messages": "input", "response_format": "text.format", "logprobs": "include"},
-    "anthropic": {"response_format": "output_config.format"},
-    "gemini": {
-        "messages": "contents",
-        "response_format": "generationConfig.responseJsonSchema",
-        "tool_choice": "toolConfig.functionCallingConfig",
-        "logprobs": "generationConfig.responseLogprobs",
-        "top_logprobs": "generationConfig.logprobs",
-    },
-    "openai_completions": {"messages": "prompt"},
-}
-"""What a dialect calls a field of `openai_chat`, where it has another name for it."""
-
 
 def refused(chat: ChatRequest, field: str, why: str) -> InvalidRequest:
     """A refusal that names the field, `field` in `openai_chat`, as the request's dialect does."""
-    name = FIELDS.get(chat.dialect, {}).get(field, field)
+    name = DIALECTS[chat.dialect].field_names.get(field, field)
     return InvalidRequest(f"{name}: {why}", param=name)
 
 

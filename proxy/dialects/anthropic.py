@@ -76,6 +76,7 @@ class Anthropic:
 
     name = "anthropic"
     items_field = "messages"
+    field_names: Mapping[str, str] = {"response_format": "output_config.format"}
     routes: Sequence[Route] = (
         Route("POST", "/v1/messages", "generate"),
         Route("POST", "/v1/messages/count_tokens", "count_tokens"),

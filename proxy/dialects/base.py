@@ -64,10 +64,15 @@ class ReplyWriter(Protocol):
 
 
 class Dialect(Protocol):
-    """One wire protocol. `items_field` is the field of a body whose entries are `ChatRequest.items`."""
+    """One wire protocol.
+
+    `items_field` is the field of a body whose entries are `ChatRequest.items`. `field_names` maps a field's name in
+    `openai_chat` to its name here, where they differ: refusals name the field as the client knows it.
+    """
 
     name: str
     items_field: str
+    field_names: Mapping[str, str]
     routes: Sequence[Route]
 
     def key(self, request: WireRequest) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -57,6 +57,13 @@ class Gemini:
 
     name = "gemini"
     items_field = "contents"
+    field_names: Mapping[str, str] = {
+        "messages": "contents",
+        "response_format": "generationConfig.responseJsonSchema",
+        "tool_choice": "toolConfig.functionCallingConfig",
+        "logprobs": "generationConfig.responseLogprobs",
+        "top_logprobs": "generationConfig.logprobs",
+    }
     routes: Sequence[Route] = (
         *(
             Route("POST", f"{models}/{{model:path}}:{method}", "count_tokens" if method == COUNT else "generate")

@@ -6,7 +6,7 @@ from assistant messages and written in replies, as DeepSeek, vLLM and SGLang do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rolltap.errors import RolltapError
@@ -40,6 +40,7 @@ class OpenAIChat:
 
     name = "openai_chat"
     items_field = "messages"
+    field_names: Mapping[str, str] = {}
     routes: Sequence[Route] = (
         Route("POST", "/v1/chat/completions", "generate"),
         Route("GET", "/v1/models", "models"),

@@ -6,7 +6,7 @@ rests on. Prompts of token ids are refused for the same reason. Thinking has no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -97,6 +97,7 @@ class OpenAICompletions:
 
     name = "openai_completions"
     items_field = "prompt"
+    field_names: Mapping[str, str] = {"messages": "prompt"}
     routes: Sequence[Route] = (Route("POST", "/v1/completions", "generate"),)
 
     def key(self, request: WireRequest) -> str | None:

@@ -11,7 +11,7 @@ declare by default (`DROPPED_TOOLS`) are left out of the prompt; all others are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -62,6 +62,7 @@ class OpenAIResponses:
 
     name = "openai_responses"
     items_field = "input"
+    field_names: Mapping[str, str] = {"messages": "input", "response_format": "text.format", "logprobs": "include"}
     routes: Sequence[Route] = (
         Route("POST", "/v1/responses", "generate"),
         Route("GET", "/v1/responses/{reply}", "retrieve"),
