@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Protocol
 
 from rolltap.errors import ConfigError
+from rolltap.plugins import lookup
 from rolltap.reconstructor.forest import Node
 from rolltap.reconstructor.rules import Ruling
 
@@ -87,12 +87,7 @@ ENTRY_POINTS = "rolltap.strategies"
 
 def strategy_named(name: str) -> Strategy:
     """The strategy `name`, ours or an installed package's; an unknown name lists the known ones."""
-    if name in STRATEGIES:
-        return STRATEGIES[name]()
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name in found:
-        return found[name].load()()
-    raise ConfigError(f"no strategy {name!r}; known: {', '.join(sorted({*STRATEGIES, *found}))}")
+    return lookup("strategy", name, STRATEGIES, ENTRY_POINTS, ConfigError)()
 
 
 class _Follow(Protocol):

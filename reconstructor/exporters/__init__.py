@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from importlib.metadata import entry_points
 from typing import Any
 
 from rolltap.errors import DatasetError
+from rolltap.plugins import lookup
 from rolltap.reconstructor.exporters.atif import Atif
 from rolltap.reconstructor.exporters.base import Exporter
 from rolltap.reconstructor.exporters.harbor import Harbor
@@ -39,10 +39,7 @@ ENTRY_POINTS = "rolltap.exporters"
 
 def exporter_named(name: str, options: Mapping[str, str] | None = None) -> Exporter:
     """The format `name`, ours or an installed package's, with its options; unknown ones list the known."""
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name not in EXPORTERS and name not in found:
-        raise DatasetError(f"no format {name!r}; known: {', '.join(sorted({*EXPORTERS, *found}))}")
-    make: Any = EXPORTERS[name] if name in EXPORTERS else found[name].load()
+    make: Any = lookup("format", name, EXPORTERS, ENTRY_POINTS, DatasetError)
     known = {item.name: type(item.default) for item in fields(make)}
     values: dict[str, Any] = {}
     for option, text in (options or {}).items():

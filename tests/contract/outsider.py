@@ -1,0 +1,16 @@
+"""A distribution that somebody else installed: a module and a dist-info folder with entry points, on a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def install_distribution(folder: Path, group: str, name: str, source: str) -> Path:
+    """Makes `folder` a place to import from that holds the module `toy_NAME`, whose `TOY` is registered as `name`."""
+    module = f"toy_{name.replace('-', '_')}"
+    (folder / f"{module}.py").write_text(source, encoding="utf-8")
+    about = folder / f"{module}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:TOY\n", encoding="utf-8")
+    return folder
