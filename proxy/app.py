@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import aiohttp
 
 from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog
 from rolltap.calllog.database import Database
-from rolltap.errors import ConfigError, EngineError, RateLimited, RolltapError
+from rolltap.errors import ConfigError, EngineError, RateLimited
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
 from rolltap.proxy.call.path import Gateway
@@ -45,7 +45,7 @@ from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import LiveSessions
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
-from rolltap.settings import EngineSettings, PolicySettings, Settings, with_keys
+from rolltap.settings import PolicySettings, Settings, with_keys
 from rolltap.types import Session, Trajectory
 
 log = logging.getLogger("rolltap.app")
@@ -58,11 +58,6 @@ class LogWithDatabase(CallLog, Protocol):
     """A call log in whose database the ledger has room."""
 
     database: Database
-
-
-def store_url(settings: Settings) -> str:
-    """Where the record is kept: as set, else SQLite in the data folder."""
-    return settings.store.url or f"sqlite:///{(settings.data / 'rolltap.db').absolute()}"
 
 
 @dataclass(eq=False)
@@ -78,10 +73,6 @@ class Rolltap:
     planes: dict[str, Any]
     base_url: str = ""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    @property
-    def store_name(self) -> str:
-        return store_url(self.settings)
 
     def set_base_url(self, url: str) -> None:
         """What harnesses are told to call; known once the sockets are bound."""
@@ -172,7 +163,7 @@ async def _http() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def _started_log(settings: Settings, stack: AsyncExitStack) -> LogWithDatabase:
     store = settings.store
-    url = store_url(settings)
+    url = settings.store_url
     call_log = open_call_log(
         url,
         spool=settings.data / "spool" if store.spool_mb else None,
@@ -277,56 +268,3 @@ def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Contin
         FamilyRenderer(policy.family, tokenizer) if policy.family else TemplateRenderer(tokenizer, policy.tool_format)
     )
     return Continuation(name, renderer, handles, policy.history_thinking)
-
-
-class Checked(NamedTuple):
-    """A line for the doctor. An unhealthy part can't be served with; a healthy one may still have advice."""
-
-    what: str
-    state: str
-    advice: str = ""
-    healthy: bool = True
-
-
-async def check_store(settings: Settings) -> Checked:
-    """Whether the record can be written."""
-    call_log = open_call_log(store_url(settings))
-    try:
-        await call_log.start()
-    except RolltapError as error:
-        return Checked("store", store_url(settings), error.message, healthy=False)
-    await call_log.close()
-    return Checked("store", store_url(settings))
-
-
-async def check_engines(settings: Settings) -> list[Checked]:
-    """What every engine can give, and what would make it give more."""
-    async with _http() as http:
-        return [await _check_engine(_opened(name, engine, http)) for name, engine in settings.engines.items()]
-
-
-def _opened(
-    name: str, settings: EngineSettings, http: aiohttp.ClientSession
-) -> Engine | ChatEngine | PassthroughUpstream:
-    if settings.kind == "passthrough":
-        return open_vendor(name, settings, http)
-    return (open_chat_engine if settings.kind in CHAT_ENGINES else open_engine)(name, settings, http)
-
-
-async def _check_engine(engine: Engine | ChatEngine | PassthroughUpstream) -> Checked:
-    what = f"engine {engine.name}"
-    try:
-        facts = await engine.probe()
-    except (EngineError, RateLimited) as error:
-        return Checked(what, "down", error.message, healthy=False)
-    gives = [
-        f"{facts.kind}, models {', '.join(facts.models)}",
-        f"context {facts.max_context or 'unknown'}",
-        f"log-probs {facts.logprobs_mode}",
-        "a weight version for every token" if facts.weight_versions else "the policy's weight version",
-        "takes new weights" if facts.weight_updates else "takes no new weights",
-    ]
-    return Checked(what, "; ".join(gives), "; ".join(facts.notes))
-
-
-__all__ = ["EngineSettings", "Rolltap", "check_engines", "check_store", "store_url"]

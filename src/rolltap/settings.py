@@ -6,6 +6,7 @@ that names it.
 
 from __future__ import annotations
 
+import re
 import secrets
 import tomllib
 from pathlib import Path
@@ -157,6 +158,11 @@ class Settings(BaseSettings):
     engines: dict[str, EngineSettings] = {}
     policies: dict[str, PolicySettings] = {}
 
+    @property
+    def store_url(self) -> str:
+        """Where the record is kept: `store.url`, or SQLite in the data folder."""
+        return self.store.url or f"sqlite:///{(self.data / 'rolltap.db').absolute()}"
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -167,6 +173,13 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return env_settings, init_settings
+
+
+def hide_password(url: str) -> str:
+    """`url` with `***` in place of a password, for everything that is printed or logged."""
+    # Greedy up to the last @: a password may hold an @ that nobody encoded.
+    without_user_part = re.sub(r"(://[^/:@]*):.*@", r"\1:***@", url)
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", without_user_part)
 
 
 def read_settings_file(path: Path | None) -> dict[str, Any]:

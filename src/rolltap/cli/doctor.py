@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rolltap.cli.checks import Finding, check_engines, check_store
 from rolltap.errors import RolltapError
 from rolltap.settings import load_settings
 
@@ -24,16 +24,6 @@ EXTRAS = {
     "ray": ("ray",),
     "export": ("pyarrow",),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the doctor's table. `advice` is empty where nothing has to be done."""
-
-    what: str
-    state: str
-    advice: str = ""
-    healthy: bool = True
 
 
 async def check(config: Path | None) -> bool:
@@ -101,9 +91,4 @@ async def _configured(config: Path) -> list[Finding]:
         settings = load_settings(config)
     except RolltapError as error:
         return [Finding(f"settings {config}", "broken", error.message, healthy=False)]
-    from rolltap.proxy.app import check_engines, check_store
-
-    findings = [Finding(f"settings {config}", "fine")]
-    for checked in (await check_store(settings), *await check_engines(settings)):
-        findings.append(Finding(checked.what, checked.state, checked.advice, checked.healthy))
-    return findings
+    return [Finding(f"settings {config}", "fine"), await check_store(settings), *await check_engines(settings)]

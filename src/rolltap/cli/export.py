@@ -111,10 +111,9 @@ async def run_export(job: Job, *, show: Callable[[int, int], None] = lambda sess
 
 def settings_store(config: Path | None) -> str:
     """The store that `rolltap serve` would use here."""
-    from rolltap.proxy.app import store_url
     from rolltap.settings import load_settings
 
-    return store_url(load_settings(config_path(config)))
+    return load_settings(config_path(config)).store_url
 
 
 def read_splits(text: str) -> dict[str, float]:

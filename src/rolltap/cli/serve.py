@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap.errors import ConfigError
-from rolltap.settings import DIALECTS, EngineSettings, Settings, load_settings
+from rolltap.settings import DIALECTS, EngineSettings, Settings, hide_password, load_settings
 
 VENDORS: dict[str, dict[str, Any]] = {
     "anthropic": {"url": "https://api.anthropic.com", "dialects": ("anthropic",)},
@@ -79,7 +79,7 @@ def _banner(app: Any, host: str, ports: dict[str, int]) -> Table:
     table = Table(title="rolltap is up", show_header=False, title_justify="left")
     for plane, port in ports.items():
         table.add_row(f"{plane} plane", f"http://{host}:{port}")
-    table.add_row("record", app.store_name)
+    table.add_row("record", hide_password(app.settings.store_url))
     table.add_row("keys", str(app.settings.data / "keys.toml"))
     for policy in app.policies:
         table.add_row(f"policy {policy.name}", f"{policy.engine.name}: {policy.settings.model or policy.name}")

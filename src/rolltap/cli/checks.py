@@ -1,0 +1,95 @@
+"""What the doctor asks of the configured store and engines: whether they answer, and what they can do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from rolltap.calllog import open_call_log
+from rolltap.errors import ConfigError, EngineError, RateLimited, RolltapError
+from rolltap.proxy.engines import CHAT_ENGINES, open_chat_engine, open_engine, open_vendor
+from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts
+from rolltap.proxy.engines.passthrough import PassthroughUpstream
+from rolltap.settings import EngineSettings, Settings, hide_password
+
+CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's table. `advice` is empty where nothing has to be done.
+
+    With `healthy` False, `rolltap serve` can't work as configured; a healthy part may still have advice.
+    """
+
+    what: str
+    state: str
+    advice: str = ""
+    healthy: bool = True
+
+
+async def check_store(settings: Settings) -> Finding:
+    """Opens the store for writing, which also brings its tables up to date."""
+    name = hide_password(settings.store_url)
+    try:
+        call_log = open_call_log(settings.store_url)
+        await call_log.start()
+    except RolltapError as error:
+        return Finding("store", name, error.message, healthy=False)
+    await call_log.close()
+    return Finding("store", name)
+
+
+async def check_engines(settings: Settings) -> list[Finding]:
+    """Probes every engine at once: what it can do, and whether it serves the policies' models."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        checks = (_check_engine(name, engine, settings, http) for name, engine in settings.engines.items())
+        return [finding for findings in await asyncio.gather(*checks) for finding in findings]
+
+
+async def _check_engine(
+    name: str, engine: EngineSettings, settings: Settings, http: aiohttp.ClientSession
+) -> list[Finding]:
+    what = f"engine {name}"
+    try:
+        facts = await _open(name, engine, http).probe()
+    except ConfigError as error:
+        return [Finding(what, "broken", error.message, healthy=False)]
+    except (EngineError, RateLimited) as error:
+        return [Finding(what, "down", error.message, healthy=False)]
+    can_do = [
+        f"{facts.kind}, models {', '.join(facts.models)}" if facts.models else facts.kind,
+        f"context {facts.max_context or 'unknown'}",
+        f"log-probs {facts.logprobs_mode}",
+        "a weight version for every token" if facts.weight_versions else "the policy's weight version",
+        "takes new weights" if facts.weight_updates else "takes no new weights",
+    ]
+    return [Finding(what, "; ".join(can_do), "; ".join(facts.notes)), *_check_models(name, facts, settings)]
+
+
+def _check_models(engine: str, facts: EngineFacts, settings: Settings) -> list[Finding]:
+    """A finding for each policy of `engine` whose model the engine does not list."""
+    return [
+        Finding(f"policy {name}", f"engine {engine} serves no model {policy.model or name!r}", advice, healthy=False)
+        for name, policy in settings.policies.items()
+        if policy.engine == engine and (advice := missing_model(policy.model or name, facts.models))
+    ]
+
+
+def missing_model(model: str, served: Sequence[str]) -> str:
+    """What to do about a model that the engine does not serve; empty if it does, or lists no models."""
+    if not served or model in served:
+        return ""
+    return f"set the policy's `model` to one of {', '.join(served)} (an adapter appears with the trainer's first push)"
+
+
+def _open(
+    name: str, settings: EngineSettings, http: aiohttp.ClientSession
+) -> Engine | ChatEngine | PassthroughUpstream:
+    if settings.kind == "passthrough":
+        return open_vendor(name, settings, http)
+    return (open_chat_engine if settings.kind in CHAT_ENGINES else open_engine)(name, settings, http)
