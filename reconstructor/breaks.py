@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rolltap.reconstructor.forest import Forest, Node, common_prefix
+from rolltap.reconstructor.forest import Node, TokenForest, common_prefix
 from rolltap.types import Break, BreakReason, Outcome
 
 
-def breaks_of(forest: Forest) -> dict[str, Break]:
+def breaks_of(forest: TokenForest) -> dict[str, Break]:
     """The breaks of a forest by the id of the call that they stand before, in the order of the calls."""
     retries = {node.id for siblings in forest.siblings() for node in siblings[1:]}
     found: dict[str, Break] = {}
@@ -28,7 +28,7 @@ def breaks_of(forest: Forest) -> dict[str, Break]:
     return found
 
 
-def _named_parent(forest: Forest, node: Node) -> Node | None:
+def _named_parent(forest: TokenForest, node: Node) -> Node | None:
     """The call that the record names as this one's parent."""
     call = node.call
     named = forest.get(call.break_.parent_id if call.break_ is not None else call.parent_id)

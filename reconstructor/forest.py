@@ -16,22 +16,22 @@ from dataclasses import fields, replace
 import numpy as np
 
 from rolltap.errors import RecordCorrupt
-from rolltap.reconstructor.contexts import Contexts, Node
+from rolltap.reconstructor.prefix_index import Node, PrefixIndex
 from rolltap.types import Call, Int32, Outcome
 
-__all__ = ["Forest", "Node", "common_prefix"]
+__all__ = ["Node", "TokenForest", "common_prefix"]
 
 SIBLING_KEY_TOKENS = 32
 """Prompts of one length whose last tokens differ are not compared whole."""
 
 
-class Forest:
+class TokenForest:
     """One session's calls, linked. Grows by `add`, in any order; `nodes` is sorted by call id."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self._by_id: dict[str, Node] = {}
-        self._contexts = Contexts()
+        self._contexts = PrefixIndex()
         self._prompts: dict[tuple[int, bytes], list[Node]] = {}  # by length and end, each sorted by id
         self._latest: dict[str, Node] = {}  # by agent: the likeliest parent of a call without a hint
         self._hinting: dict[str, list[Node]] = {}  # by call id, the calls that name it as their parent

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rolltap.reconstructor.forest import Forest
+from rolltap.reconstructor.forest import TokenForest
 from rolltap.reconstructor.reconstruct import SegmentKey, assemble
 from rolltap.reconstructor.rules import Rules
 from rolltap.reconstructor.strategies import Strategy, strategy_named
@@ -23,7 +23,7 @@ class RunningSession:
     """
 
     def __init__(self, *, strategy: str | Strategy = "tree", rules: Rules | None = None) -> None:
-        self._forest = Forest()
+        self._forest = TokenForest()
         self._strategy = strategy_named(strategy) if isinstance(strategy, str) else strategy
         self._rules = rules or Rules()
         self._built: dict[SegmentKey, Segment] = {}

@@ -5,7 +5,7 @@ Invariants, each a property test in `tests/unit/reconstructor`:
 * Every token with loss was sampled by the engine, stands behind exactly the prompt that the engine saw, and carries
   the log-probability and the weight version that it was sampled with.
 * Each trained call's sampled tokens carry loss in exactly one segment and are context everywhere else.
-* A segment up to the end of any of its turns is exactly that call's prompt and output.
+* A segment up to the end of any of its spans is exactly that call's prompt and output.
 * The result depends on the set of calls only: not on their order, nor on how often one is recorded.
 
 Nothing is healed: what is not proven by equal tokens begins a new segment, with a `Break` that says why.
@@ -18,11 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rolltap.errors import ConfigError
 from rolltap.reconstructor.breaks import breaks_of
-from rolltap.reconstructor.forest import Forest, Node
-from rolltap.reconstructor.rules import Rules, Ruling
-from rolltap.reconstructor.segments import TurnPair, build_segment, turn_pair
-from rolltap.reconstructor.standing import judge
-from rolltap.reconstructor.strategies import Run, Standing, Strategy, strategy_named
+from rolltap.reconstructor.classify import classify
+from rolltap.reconstructor.forest import Node, TokenForest
+from rolltap.reconstructor.rules import MaskReason, Rules
+from rolltap.reconstructor.segments import SpanPair, build_segment, span_pair
+from rolltap.reconstructor.strategies import KeptCalls, SegmentPlan, Strategy, strategy_named
 from rolltap.types import Break, BreakReason, Call, Segment, Trajectory
 
 
@@ -33,29 +33,29 @@ def reconstruct(calls: Iterable[Call], *, strategy: str | Strategy = "tree", rul
     `Rules()`. Raises `RecordCorrupt` where two records of a call differ or calls of several sessions are mixed,
     `AlignmentError` where arrays disagree, `ConfigError` for an unknown strategy.
     """
-    forest = Forest()
+    forest = TokenForest()
     for call in sorted(calls, key=lambda call: call.id):
         forest.add(call)
     chosen = strategy_named(strategy) if isinstance(strategy, str) else strategy
     return assemble(forest, chosen, rules or Rules(), {})
 
 
-SegmentKey = tuple[tuple[str, ...], int, tuple[Ruling, ...], int]
-"""What a segment is made of: the ids of its calls, the first that it owns, their rulings, its first turn's index."""
+SegmentKey = tuple[tuple[str, ...], int, tuple[MaskReason, ...], int]
+"""What a segment is made of: the ids of its calls, the first that it owns, their reasons, its first turn's index."""
 
 
-def assemble(forest: Forest, strategy: Strategy, rules: Rules, built: dict[SegmentKey, Segment]) -> Trajectory:
+def assemble(forest: TokenForest, strategy: Strategy, rules: Rules, built: dict[SegmentKey, Segment]) -> Trajectory:
     """The trajectory of a forest. Segments in `built` are used again; it is left holding the current ones."""
-    standing = judge(forest, rules)
+    kept = classify(forest, rules)
     breaks = breaks_of(forest)
-    runs = sorted(strategy.runs(standing), key=lambda run: run.path[run.own].id)
-    _check(runs, standing)
+    plans = sorted(strategy.plans(kept), key=lambda plan: plan.path[plan.own].id)
+    _check(plans, kept)
     indices = _turn_indices(forest, breaks)
-    turns = {node.id: turn_pair(node, indices[node.id], standing.rulings[node.id]) for node in standing.nodes}
+    spans = {node.id: span_pair(node, indices[node.id], kept.reasons[node.id]) for node in kept.nodes}
     current: dict[SegmentKey, Segment] = {}
-    for run in runs:
-        key = _key(run, standing, turns)
-        current[key] = built.get(key) or build_segment(run, turns)
+    for plan in plans:
+        key = _key(plan, kept, spans)
+        current[key] = built.get(key) or build_segment(plan, spans)
     built.clear()
     built.update(current)
     segments = tuple(current.values())
@@ -63,28 +63,28 @@ def assemble(forest: Forest, strategy: Strategy, rules: Rules, built: dict[Segme
         session_id=forest.nodes[0].call.session_id if forest.nodes else "",
         segments=segments,
         breaks=tuple(breaks.values()),
-        counts=_counts(forest, standing, breaks, segments),
+        counts=_counts(forest, kept, breaks, segments),
     )
 
 
-def _key(run: Run, standing: Standing, turns: Mapping[str, TurnPair]) -> SegmentKey:
-    rulings = tuple(standing.rulings[node.id] for node in run.path)
-    return tuple(node.id for node in run.path), run.own, rulings, turns[run.path[0].id].context.index
+def _key(plan: SegmentPlan, kept: KeptCalls, spans: Mapping[str, SpanPair]) -> SegmentKey:
+    reasons = tuple(kept.reasons[node.id] for node in plan.path)
+    return tuple(node.id for node in plan.path), plan.own, reasons, spans[plan.path[0].id].context.index
 
 
-def _check(runs: Sequence[Run], standing: Standing) -> None:
+def _check(plans: Sequence[SegmentPlan], kept: KeptCalls) -> None:
     """Holds a strategy to its contract."""
-    owners = Counter(node.id for run in runs for node in run.path[run.own :])
-    if owners.keys() != {node.id for node in standing.nodes} or any(count > 1 for count in owners.values()):
-        wrong = sorted(node.id for node in standing.nodes if owners[node.id] != 1)
-        raise ConfigError(f"a strategy must own every standing call once; not so for {', '.join(wrong[:5])}")
-    for run in runs:
-        for earlier, later in zip(run.path, run.path[1:], strict=False):
+    owners = Counter(node.id for plan in plans for node in plan.path[plan.own :])
+    if owners.keys() != {node.id for node in kept.nodes} or any(count > 1 for count in owners.values()):
+        wrong = sorted(node.id for node in kept.nodes if owners[node.id] != 1)
+        raise ConfigError(f"a strategy must own every kept call once; not so for {', '.join(wrong[:5])}")
+    for plan in plans:
+        for earlier, later in zip(plan.path, plan.path[1:], strict=False):
             if later.parent is not earlier:
                 raise ConfigError(f"a strategy put call {later.id} behind {earlier.id}, which it does not extend")
 
 
-def _turn_indices(forest: Forest, breaks: Mapping[str, Break]) -> dict[str, int]:
+def _turn_indices(forest: TokenForest, breaks: Mapping[str, Break]) -> dict[str, int]:
     """Each call's position in its lineage, which goes on over a break unless that begins a new conversation."""
     indices: dict[str, int] = {}
     for node in forest:
@@ -98,14 +98,14 @@ def _turn_indices(forest: Forest, breaks: Mapping[str, Break]) -> dict[str, int]
     return indices
 
 
-def _before_break(forest: Forest, node: Node, before: Break | None) -> Node | None:
+def _before_break(forest: TokenForest, node: Node, before: Break | None) -> Node | None:
     if before is None or before.reason is BreakReason.NEW_CONVERSATION:
         return None
     return forest.get(before.parent_id)
 
 
 def _counts(
-    forest: Forest, standing: Standing, breaks: Mapping[str, Break], segments: Sequence[Segment]
+    forest: TokenForest, kept: KeptCalls, breaks: Mapping[str, Break], segments: Sequence[Segment]
 ) -> dict[str, int]:
     """What the report shows; `trained_tokens` is counted on the masks, `trainable_tokens` on the calls."""
     counts = Counter(
@@ -113,12 +113,10 @@ def _counts(
             "calls": len(forest),
             "prompt_tokens": sum(len(node.call.prompt_ids) for node in forest),
             "sampled_tokens": sum(len(node.call.output_ids) for node in forest),
-            "trainable_tokens": sum(standing.trained[root.id] for root in standing.roots),
+            "trainable_tokens": sum(kept.trained[root.id] for root in kept.roots),
             "trained_tokens": sum(int(segment.loss_mask.sum()) for segment in segments),
-            "trained_calls": sum(ruling is Ruling.TRAINED for ruling in standing.rulings.values()),
-            "call_row_tokens": sum(
-                node.length for node in standing.nodes if standing.rulings[node.id] is Ruling.TRAINED
-            ),
+            "trained_calls": sum(reason is MaskReason.TRAINED for reason in kept.reasons.values()),
+            "call_row_tokens": sum(node.length for node in kept.nodes if kept.reasons[node.id] is MaskReason.TRAINED),
             "merged_calls": sum(node.parent is not None for node in forest),
             "segments": len(segments),
             "rows": sum(bool(segment.loss_mask.any()) for segment in segments),
@@ -127,9 +125,9 @@ def _counts(
         }
     )
     for node in forest:
-        ruling = standing.rulings[node.id]
-        if ruling is not Ruling.TRAINED:
-            counts[f"masked_calls.{ruling}"] += 1
-            counts[f"masked_tokens.{ruling}"] += len(node.call.output_ids)
+        reason = kept.reasons[node.id]
+        if reason is not MaskReason.TRAINED:
+            counts[f"masked_calls.{reason}"] += 1
+            counts[f"masked_tokens.{reason}"] += len(node.call.output_ids)
     counts.update(f"breaks.{found.reason}" for found in breaks.values())
     return {name: counts[name] for name in sorted(counts)}

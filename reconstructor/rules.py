@@ -1,6 +1,6 @@
 """Which calls carry loss: named rules that a user can read, switch and find in the counts.
 
-A call is judged by the first reason that holds, in the order of `Ruling`. The first block can't be switched: such
+A call is judged by the first reason that holds, in the order of `MaskReason`. The first block can't be switched: such
 tokens were never part of what the harness acted on, or can't be trained. The second block is a matter of method and
 is what `Rules.mask` names.
 """
@@ -16,7 +16,7 @@ from rolltap.errors import ConfigError
 from rolltap.types import Call, CallKind, Finish, Flaw, Outcome
 
 
-class Ruling(StrEnum):
+class MaskReason(StrEnum):
     """Whether a call's sampled tokens carry loss (`TRAINED`), or why not. Each is counted in `Trajectory.counts`."""
 
     TRAINED = "trained"
@@ -43,24 +43,24 @@ class Ruling(StrEnum):
 
 SWITCHABLE = frozenset(
     {
-        Ruling.ABANDONED,
-        Ruling.SUMMARY,
-        Ruling.LENGTH_TRUNCATED,
-        Ruling.TOOL_CALL_UNPARSABLE,
-        Ruling.VERSION_UNKNOWN,
+        MaskReason.ABANDONED,
+        MaskReason.SUMMARY,
+        MaskReason.LENGTH_TRUNCATED,
+        MaskReason.TOOL_CALL_UNPARSABLE,
+        MaskReason.VERSION_UNKNOWN,
     }
 )
 
 _OUTCOMES = {
-    Outcome.ABORTED: Ruling.ABORTED,
-    Outcome.ENGINE_ERROR: Ruling.ENGINE_ERROR,
-    Outcome.REFUSED: Ruling.REFUSED,
-    Outcome.SUPERSEDED: Ruling.SUPERSEDED,
+    Outcome.ABORTED: MaskReason.ABORTED,
+    Outcome.ENGINE_ERROR: MaskReason.ENGINE_ERROR,
+    Outcome.REFUSED: MaskReason.REFUSED,
+    Outcome.SUPERSEDED: MaskReason.SUPERSEDED,
 }
 _KINDS = {
-    CallKind.AUXILIARY: Ruling.AUXILIARY,
-    CallKind.JUDGE: Ruling.JUDGE,
-    CallKind.SIMULATOR: Ruling.SIMULATOR,
+    CallKind.AUXILIARY: MaskReason.AUXILIARY,
+    CallKind.JUDGE: MaskReason.JUDGE,
+    CallKind.SIMULATOR: MaskReason.SIMULATOR,
 }
 
 
@@ -71,57 +71,57 @@ class Rules:
     `policy` trains only that policy's calls; None trains every policy's.
     """
 
-    mask: frozenset[Ruling] = SWITCHABLE
+    mask: frozenset[MaskReason] = SWITCHABLE
     policy: str | None = None
 
     def __post_init__(self) -> None:
         if fixed := sorted(self.mask - SWITCHABLE):
             raise ConfigError(f"rules {fixed} can't be switched; those that can: {', '.join(sorted(SWITCHABLE))}")
 
-    def train(self, *rulings: Ruling | str) -> Rules:
+    def train(self, *reasons: MaskReason | str) -> Rules:
         """These rules with the named ones off."""
-        return replace(self, mask=self.mask - {_named(ruling) for ruling in rulings})
+        return replace(self, mask=self.mask - {_named(reason) for reason in reasons})
 
-    def judge(self, call: Call, *, abandoned: bool) -> Ruling:
+    def mask_reason(self, call: Call, *, abandoned: bool) -> MaskReason:
         """The first reason why `call` carries no loss, or `TRAINED`."""
-        return self._always(call) or self._by_choice(call, abandoned=abandoned) or Ruling.TRAINED
+        return self._always(call) or self._by_choice(call, abandoned=abandoned) or MaskReason.TRAINED
 
-    def _always(self, call: Call) -> Ruling | None:
+    def _always(self, call: Call) -> MaskReason | None:
         if spoiled := unusable(call):
             return spoiled
         if call.flaw is Flaw.LOGPROBS_MISSING or len(call.logprobs) != len(call.output_ids):
-            return Ruling.LOGPROBS_MISSING
+            return MaskReason.LOGPROBS_MISSING
         if call.flaw is Flaw.LOGPROBS_NOT_FINITE or not np.isfinite(call.logprobs).all():
-            return Ruling.LOGPROBS_NOT_FINITE
+            return MaskReason.LOGPROBS_NOT_FINITE
         if call.kind in _KINDS:
             return _KINDS[call.kind]
         if self.policy is not None and call.policy != self.policy:
-            return Ruling.OTHER_POLICY
+            return MaskReason.OTHER_POLICY
         return None
 
-    def _by_choice(self, call: Call, *, abandoned: bool) -> Ruling | None:
+    def _by_choice(self, call: Call, *, abandoned: bool) -> MaskReason | None:
         holds = {
-            Ruling.ABANDONED: abandoned,
-            Ruling.SUMMARY: call.kind is CallKind.SUMMARY,
-            Ruling.LENGTH_TRUNCATED: call.finish is Finish.LENGTH,
-            Ruling.TOOL_CALL_UNPARSABLE: call.flaw is Flaw.TOOL_CALL_UNPARSABLE,
-            Ruling.VERSION_UNKNOWN: call.flaw is Flaw.VERSION_UNKNOWN or not call.versions,
+            MaskReason.ABANDONED: abandoned,
+            MaskReason.SUMMARY: call.kind is CallKind.SUMMARY,
+            MaskReason.LENGTH_TRUNCATED: call.finish is Finish.LENGTH,
+            MaskReason.TOOL_CALL_UNPARSABLE: call.flaw is Flaw.TOOL_CALL_UNPARSABLE,
+            MaskReason.VERSION_UNKNOWN: call.flaw is Flaw.VERSION_UNKNOWN or not call.versions,
         }
-        return next((ruling for ruling, true in holds.items() if true and ruling in self.mask), None)
+        return next((reason for reason, true in holds.items() if true and reason in self.mask), None)
 
 
-def unusable(call: Call) -> Ruling | None:
+def unusable(call: Call) -> MaskReason | None:
     """Why the harness never went on from this call's tokens, whatever the rules say; None if it may have."""
     if call.outcome in _OUTCOMES:
         return _OUTCOMES[call.outcome]
     if call.flaw is Flaw.TOKENS_MISSING or len(call.output_ids) == 0:
-        return Ruling.TOKENS_MISSING
+        return MaskReason.TOKENS_MISSING
     if call.delivered is False:
-        return Ruling.UNDELIVERED
+        return MaskReason.UNDELIVERED
     return None
 
 
-def _named(ruling: Ruling | str) -> Ruling:
-    if ruling not in set(SWITCHABLE):
-        raise ConfigError(f"no rule {str(ruling)!r}; those that can be switched: {', '.join(sorted(SWITCHABLE))}")
-    return Ruling(ruling)
+def _named(reason: MaskReason | str) -> MaskReason:
+    if reason not in set(SWITCHABLE):
+        raise ConfigError(f"no rule {str(reason)!r}; those that can be switched: {', '.join(sorted(SWITCHABLE))}")
+    return MaskReason(reason)

@@ -13,37 +13,37 @@ import numpy as np
 
 from rolltap.errors import AlignmentError
 from rolltap.reconstructor.forest import Node
-from rolltap.reconstructor.rules import Ruling
-from rolltap.reconstructor.strategies import Run
-from rolltap.types import NO_VERSION, Call, CallKind, Segment, Turn
+from rolltap.reconstructor.rules import MaskReason
+from rolltap.reconstructor.strategies import SegmentPlan
+from rolltap.types import NO_VERSION, Call, CallKind, CallSpan, Segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TurnPair:
+class SpanPair:
     """A call's turn as it appears where it is trained and where it is context: one object each for all segments."""
 
-    owned: Turn
-    context: Turn
+    owned: CallSpan
+    context: CallSpan
 
 
-def turn_pair(node: Node, index: int, ruling: Ruling) -> TurnPair:
+def span_pair(node: Node, index: int, reason: MaskReason) -> SpanPair:
     start, end, call = len(node.call.prompt_ids), node.length, node.call
-    context = Turn(call.id, start, end, trained=False, index=index, agent=call.agent)
-    if ruling is not Ruling.TRAINED:
-        return TurnPair(context, context)
-    return TurnPair(Turn(call.id, start, end, trained=True, index=index, agent=call.agent), context)
+    context = CallSpan(call.id, start, end, trained=False, index=index, agent=call.agent)
+    if reason is not MaskReason.TRAINED:
+        return SpanPair(context, context)
+    return SpanPair(CallSpan(call.id, start, end, trained=True, index=index, agent=call.agent), context)
 
 
-def build_segment(run: Run, turns: Mapping[str, TurnPair]) -> Segment:
+def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair]) -> Segment:
     """The arrays of a run. Extras are 0 off the mask; where a trained call lacks one, NaN (floats) or -1 (integers)."""
-    last = run.path[-1].call
+    last = plan.path[-1].call
     token_ids = np.concatenate([last.prompt_ids, last.output_ids]).astype(np.int32, copy=False)
     length = len(token_ids)
     loss_mask = np.zeros(length, np.bool_)
     logprobs = np.zeros(length, np.float32)
     versions = np.full(length, NO_VERSION, np.int32)
-    own = run.path[run.own :]
-    trained = [node.call for node in own if turns[node.id].owned.trained]
+    own = plan.path[plan.own :]
+    trained = [node.call for node in own if spans[node.id].owned.trained]
     for call in trained:
         start, end = len(call.prompt_ids), call.context_length
         loss_mask[start:end] = True
@@ -51,13 +51,13 @@ def build_segment(run: Run, turns: Mapping[str, TurnPair]) -> Segment:
         for span in call.versions:
             versions[start + span.start : start + span.end] = span.version
     main = next((node.call for node in own if node.call.kind is CallKind.MAIN), own[0].call)
-    context = tuple(turns[node.id].context for node in run.path[: run.own])
+    context = tuple(spans[node.id].context for node in plan.path[: plan.own])
     return Segment(
         token_ids=token_ids,
         loss_mask=loss_mask,
         logprobs=logprobs,
         versions=versions,
-        turns=context + tuple(turns[node.id].owned for node in own),
+        spans=context + tuple(spans[node.id].owned for node in own),
         agent=main.agent,
         kind=main.kind,
         extras=_extras(trained, length),

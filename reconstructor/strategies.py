@@ -1,8 +1,7 @@
 """How a forest is cut into segments, behind one small Protocol.
 
-A strategy gives runs. A `Run` is a stretch of calls that extend each other, of which the last ones (from `own` on)
-carry loss here and the others are context. Whatever a strategy does, `reconstruct` holds it to the one invariant:
-every call of the forest that stands is owned by exactly one run.
+A strategy yields `SegmentPlan`s: chains of calls that extend each other. The calls from `own` on may carry loss in that
+segment; the others are context. `reconstruct` checks the invariant: every kept call is owned by exactly one plan.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Protocol
 from rolltap.errors import ConfigError
 from rolltap.plugins import lookup
 from rolltap.reconstructor.forest import Node
-from rolltap.reconstructor.rules import Ruling
+from rolltap.reconstructor.rules import MaskReason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standing:
+class KeptCalls:
     """The calls that appear in segments: those that the harness went on from, or may still.
 
     `roots` and `children` are the forest without the calls that came to nothing; `trained` the sampled tokens that
@@ -28,12 +27,12 @@ class Standing:
     nodes: tuple[Node, ...]
     roots: tuple[Node, ...]
     children: Mapping[str, tuple[Node, ...]]
-    rulings: Mapping[str, Ruling]
+    reasons: Mapping[str, MaskReason]
     trained: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class SegmentPlan:
     """Calls of which each extends the one before it; `path[own:]` carry their loss here."""
 
     path: tuple[Node, ...]
@@ -41,19 +40,19 @@ class Run:
 
 
 class Strategy(Protocol):
-    """Cuts a forest into runs."""
+    """Cuts a forest into segment plans."""
 
-    def runs(self, standing: Standing) -> Iterable[Run]:
-        """Runs that own every standing call exactly once."""
+    def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
+        """Plans that own every kept call exactly once."""
         ...
 
 
 class PerCall:
     """Each call is a segment of its own: no merging."""
 
-    def runs(self, standing: Standing) -> Iterable[Run]:
-        for node in standing.nodes:
-            yield Run((node,), 0)
+    def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
+        for node in kept.nodes:
+            yield SegmentPlan((node,), 0)
 
 
 class Prefix:
@@ -62,9 +61,9 @@ class Prefix:
     Of several calls that extend the same one, the first that leads to trained tokens joins.
     """
 
-    def runs(self, standing: Standing) -> Iterable[Run]:
-        for chain in _chains(standing, lambda node, children: _first(standing, node, children)):
-            yield Run(tuple(chain), 0)
+    def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
+        for chain in _chains(kept, lambda node, children: _first(kept, node, children)):
+            yield SegmentPlan(tuple(chain), 0)
 
 
 class Tree:
@@ -74,10 +73,10 @@ class Tree:
     its own, without loss, for reading.
     """
 
-    def runs(self, standing: Standing) -> Iterable[Run]:
-        for chain in _chains(standing, lambda node, children: _heaviest(standing, node, children)):
+    def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
+        for chain in _chains(kept, lambda node, children: _heaviest(kept, node, children)):
             path = chain[0].path()
-            yield Run((*path, *chain[1:]), len(path) - 1)
+            yield SegmentPlan((*path, *chain[1:]), len(path) - 1)
 
 
 STRATEGIES: Mapping[str, type[Strategy]] = {"per_call": PerCall, "prefix": Prefix, "tree": Tree}
@@ -94,12 +93,12 @@ class _Follow(Protocol):
     def __call__(self, node: Node, children: tuple[Node, ...]) -> Node | None: ...
 
 
-def _chains(standing: Standing, follow: _Follow) -> Iterable[list[Node]]:
-    """Covers the standing forest by disjoint downward chains; `follow` names the child that goes on with a chain."""
-    tops = list(reversed(standing.roots))
+def _chains(kept: KeptCalls, follow: _Follow) -> Iterable[list[Node]]:
+    """Covers the kept calls by disjoint downward chains; `follow` names the child that goes on with a chain."""
+    tops = list(reversed(kept.roots))
     while tops:
         chain = [tops.pop()]
-        while children := standing.children[chain[-1].id]:
+        while children := kept.children[chain[-1].id]:
             heir = follow(chain[-1], children)
             tops += [child for child in reversed(children) if child is not heir]
             if heir is None:
@@ -108,16 +107,16 @@ def _chains(standing: Standing, follow: _Follow) -> Iterable[list[Node]]:
         yield chain
 
 
-def _first(standing: Standing, node: Node, children: tuple[Node, ...]) -> Node | None:
+def _first(kept: KeptCalls, node: Node, children: tuple[Node, ...]) -> Node | None:
     """The first child that leads to trained tokens; in an untrained stretch simply the first."""
-    if not standing.trained[node.id]:
+    if not kept.trained[node.id]:
         return children[0]
-    return next((child for child in children if standing.trained[child.id]), None)
+    return next((child for child in children if kept.trained[child.id]), None)
 
 
-def _heaviest(standing: Standing, node: Node, children: tuple[Node, ...]) -> Node | None:
+def _heaviest(kept: KeptCalls, node: Node, children: tuple[Node, ...]) -> Node | None:
     """The child whose subtree trains the most, the node's own agent first; None where only untrained ones hang."""
-    trained = standing.trained
+    trained = kept.trained
 
     def weight(child: Node) -> tuple[bool, bool, int]:
         return trained[child.id] > 0, child.call.agent == node.call.agent, trained[child.id]

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from rolltap.reconstructor.exporters.base import CallText, Container, ExportItem, Message, Row, Skipped
 from rolltap.reconstructor.exporters.transitions import versions_of
-from rolltap.types import Call, Segment, Turn
+from rolltap.types import Call, CallSpan, Segment
 
 SCHEMA_VERSION = "ATIF-v1.7"
 
@@ -37,7 +37,7 @@ class Atif:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
-            told = [segment for segment in item.rows if all(turn.call_id in item.texts for turn in segment.turns)]
+            told = [segment for segment in item.rows if all(turn.call_id in item.texts for turn in segment.spans)]
             if not told:
                 yield Skipped("no tokens that may be trained")
                 continue
@@ -56,9 +56,9 @@ class Atif:
                 yield Row(document, texts=[document])
 
     def _document(self, item: ExportItem, segment: Segment, suffix: str) -> dict[str, Any]:
-        last = item.texts[segment.turns[-1].call_id]
+        last = item.texts[segment.spans[-1].call_id]
         steps = [{"step_id": number, **step} for number, step in enumerate(_steps(item, segment), 1)]
-        calls = [item.calls[turn.call_id] for turn in segment.turns if turn.trained]
+        calls = [item.calls[turn.call_id] for turn in segment.spans if turn.trained]
         agent: dict[str, Any] = {
             "name": item.harness or "unknown",
             "version": self.agent_version,
@@ -87,7 +87,7 @@ def _steps(item: ExportItem, segment: Segment) -> Iterator[dict[str, Any]]:
     known = 0
     agent: dict[str, Any] | None = None
     held: list[dict[str, Any]] = []
-    for turn in segment.turns:
+    for turn in segment.spans:
         text = item.texts[turn.call_id]
         for message in text.messages[known:]:
             if message["role"] == "tool" and agent is not None:
@@ -112,7 +112,7 @@ def _message_step(message: Message) -> dict[str, Any]:
     return {"source": "system" if message["role"] == "system" else "user", "message": _content(message)}
 
 
-def _agent_step(call: Call, text: CallText, turn: Turn) -> dict[str, Any]:
+def _agent_step(call: Call, text: CallText, turn: CallSpan) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "prompt_tokens": len(call.prompt_ids),
         "completion_tokens": len(call.output_ids),

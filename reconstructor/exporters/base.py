@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from rolltap.types import Call, Int32, Reward, Rollout, Segment, Session, Task, Trajectory, Turn
+from rolltap.types import Call, CallSpan, Int32, Reward, Rollout, Segment, Session, Task, Trajectory
 
 Message = Mapping[str, Any]
 Container = Literal["jsonl", "parquet"]
@@ -78,7 +78,7 @@ class ExportItem:
 
     def conversation(self, segment: Segment) -> CallText | None:
         """The conversation that a segment's last trained call ends; None where the log holds no text of it."""
-        return self.texts.get(last_turn(segment).call_id)
+        return self.texts.get(last_span(segment).call_id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,11 +127,11 @@ class Exporter(Protocol):
         ...
 
 
-def last_turn(segment: Segment) -> Turn:
+def last_span(segment: Segment) -> CallSpan:
     """The segment's last trained turn; its last one where none is trained."""
-    trained = [turn for turn in segment.turns if turn.trained]
-    return (trained or segment.turns)[-1]
+    trained = [turn for turn in segment.spans if turn.trained]
+    return (trained or segment.spans)[-1]
 
 
-def trained_turns(segment: Segment) -> list[Turn]:
-    return [turn for turn in segment.turns if turn.trained]
+def trained_spans(segment: Segment) -> list[CallSpan]:
+    return [turn for turn in segment.spans if turn.trained]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_turn, trained_turns
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_span, trained_spans
 from rolltap.reconstructor.exporters.transitions import versions_of
 from rolltap.types import Segment
 
@@ -32,7 +32,7 @@ class Harbor:
             if not segments:
                 yield Skipped("no tokens that may be trained")
                 continue
-            found = [item.texts.get(last_turn(segment).call_id) for segment in segments]
+            found = [item.texts.get(last_span(segment).call_id) for segment in segments]
             texts = [(text.conversation, text.tools) for text in found if text is not None]
             details = [rollout_detail(item, segment) for segment in segments]
             yield Row({**item.labels(), "rollout_details": details}, texts=texts)
@@ -40,7 +40,7 @@ class Harbor:
 
 def rollout_detail(item: ExportItem, segment: Segment) -> dict[str, Any]:
     """One `RolloutDetail`: lists of equal length, an entry a turn."""
-    calls = [item.calls[turn.call_id] for turn in trained_turns(segment)]
+    calls = [item.calls[turn.call_id] for turn in trained_spans(segment)]
     extra: dict[str, list[Any]] = {"weight_versions": [versions_of(call) for call in calls]}
     for name in sorted({name for call in calls for name in call.extras}):
         extra[name] = [call.extras.get(name) for call in calls]

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rolltap.errors import DatasetError
-from rolltap.reconstructor.exporters.base import ExportItem, trained_turns
+from rolltap.reconstructor.exporters.base import ExportItem, trained_spans
 from rolltap.types import Segment
 
 Kind = Literal["text", "number", "date", "tags"]
@@ -65,7 +65,7 @@ SEGMENT_FIELDS: Mapping[str, Field] = {
     "kind": Field("text", lambda segment: segment.kind.value, "what the segment's calls are for"),
     "length": Field("number", len, "tokens"),
     "trained": Field("number", lambda segment: int(segment.loss_mask.sum()), "tokens with loss"),
-    "turns": Field("number", lambda segment: len(trained_turns(segment)), "calls with loss"),
+    "turns": Field("number", lambda segment: len(trained_spans(segment)), "calls with loss"),
     "version": Field("number", lambda s: int(_versions(s).max(initial=-1)), "newest weight version with loss"),
     "oldest": Field("number", lambda s: int(_versions(s).min()) if s.loss_mask.any() else None, "oldest one"),
 }

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_turn
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_span
 
 IGNORED = -100
 
@@ -40,7 +40,7 @@ class SftTokens:
             if not item.rows:
                 yield Skipped("no tokens that may be trained")
             for segment in item.rows:
-                end = last_turn(segment).end
+                end = last_span(segment).end
                 ids = segment.token_ids[:end]
                 labels = np.where(segment.loss_mask[:end], ids, IGNORED).astype(np.int32)
                 text = item.conversation(segment)

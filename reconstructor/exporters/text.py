@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rolltap.errors import DatasetError
-from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Rendered, Skipped, last_turn
+from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Rendered, Skipped, last_span
 from rolltap.types import CallKind, Outcome, Segment
 
 ReasoningUse = Literal["keep", "drop"]
@@ -26,7 +26,7 @@ class Conversation:
     def rendered(self) -> Rendered | None:
         if self.segment is None:
             return None
-        end = last_turn(self.segment).end
+        end = last_span(self.segment).end
         return Rendered(self.text.conversation, self.text.tools, self.segment.token_ids[:end])
 
 
@@ -34,7 +34,7 @@ def conversations(item: ExportItem) -> Iterator[Conversation]:
     """One for each segment with loss; where the session has no tokens at all, one for each call that none goes on."""
     if item.trajectory.segments:
         for segment in item.rows:
-            turn = last_turn(segment)
+            turn = last_span(segment)
             text = item.texts.get(turn.call_id)
             if text is not None and text.reply is not None:
                 yield Conversation(turn.call_id, text, segment, segment.agent)
@@ -60,7 +60,7 @@ def rewarded(item: ExportItem) -> tuple[float, Conversation] | Skipped:
 def opening(item: ExportItem, conversation: Conversation) -> Sequence[Message]:
     """The messages before the first reply of a conversation."""
     if conversation.segment is not None:
-        first = item.texts.get(conversation.segment.turns[0].call_id)
+        first = item.texts.get(conversation.segment.spans[0].call_id)
         return first.messages if first is not None else ()
     messages = conversation.text.conversation
     first_reply = next(index for index, message in enumerate(messages) if message["role"] == "assistant")

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, trained_turns
-from rolltap.types import NO_VERSION, Call, Int32, Turn
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, trained_spans
+from rolltap.types import NO_VERSION, Call, CallSpan, Int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Transitions:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
-            turns = sorted((turn for segment in item.rows for turn in trained_turns(segment)), key=lambda t: t.call_id)
+            turns = sorted((turn for segment in item.rows for turn in trained_spans(segment)), key=lambda t: t.call_id)
             if not turns:
                 yield Skipped("no tokens that may be trained")
                 continue
@@ -75,7 +75,7 @@ class Transitions:
                 yield Row(values, texts=(text.conversation, text.tools) if text is not None else ())
 
 
-def step_rewards(item: ExportItem, turns: Sequence[Turn]) -> list[float]:
+def step_rewards(item: ExportItem, turns: Sequence[CallSpan]) -> list[float]:
     """Each step's reward; the rollout's own is added to the main agent's last step."""
     by_call: defaultdict[str, float] = defaultdict(float)
     for reward in item.rewards:

@@ -208,7 +208,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CallSpan:
     """Where a call's sampled tokens lie in a segment: `[start, end)` of its token ids."""
 
     call_id: str
@@ -231,7 +231,7 @@ class Segment:
     loss_mask: Bool
     logprobs: Float32
     versions: Int32
-    turns: tuple[Turn, ...]
+    spans: tuple[CallSpan, ...]
     agent: str = ""
     kind: CallKind = CallKind.MAIN
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)

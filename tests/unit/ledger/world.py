@@ -24,7 +24,7 @@ from rolltap.ledger.rewards import NewReward
 from rolltap.ledger.rollouts import Ending
 from rolltap.ledger.rules import GroupRule
 from rolltap.ledger.schema import metadata
-from rolltap.types import NO_VERSION, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory, Turn
+from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
 
 KINDS = ("sqlite", "postgresql")
 
@@ -85,8 +85,8 @@ def trajectory(session_id: str, versions: tuple[int, ...], prompt: int = 3) -> T
     logprobs = np.where(mask, -0.5, 0.0).astype(np.float32)
     spans = np.concatenate([np.full(prompt, NO_VERSION), versions]).astype(np.int32)
     call = f"call-{session_id}"
-    turns = (Turn(call, prompt, length, trained=True, index=0),)
-    segment = Segment(np.arange(length, dtype=np.int32), mask, logprobs, spans, turns)
+    calls = (CallSpan(call, prompt, length, trained=True, index=0),)
+    segment = Segment(np.arange(length, dtype=np.int32), mask, logprobs, spans, calls)
     return Trajectory(session_id, (segment,), (), {"calls": 1})
 
 

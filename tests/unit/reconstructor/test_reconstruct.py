@@ -13,8 +13,8 @@ from rolltap.errors import AlignmentError, ConfigError, RecordCorrupt
 from rolltap.reconstructor.incremental import RunningSession
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of, total
-from rolltap.reconstructor.rules import Rules, Ruling
-from rolltap.reconstructor.strategies import Run, Standing, Strategy
+from rolltap.reconstructor.rules import MaskReason, Rules
+from rolltap.reconstructor.strategies import KeptCalls, SegmentPlan, Strategy
 from rolltap.types import (
     Break,
     BreakReason,
@@ -38,7 +38,7 @@ def after(call: Call, *new: int) -> list[int]:
 
 def trained(trajectory: Trajectory) -> list[list[str]]:
     """By segment, the calls that carry loss."""
-    return [[turn.call_id for turn in segment.turns if turn.trained] for segment in trajectory.segments]
+    return [[turn.call_id for turn in segment.spans if turn.trained] for segment in trajectory.segments]
 
 
 def masked(segment: Segment) -> str:
@@ -54,7 +54,7 @@ def test_a_conversation_is_one_segment_with_loss_on_what_was_sampled():
     assert segment.logprobs[[2, 3, 5]].tolist() == [*first.logprobs, *second.logprobs]
     assert segment.versions.tolist() == [-1, -1, 0, 0, -1, 1]
     assert segment.prompt_length == 2
-    assert [(turn.start, turn.end, turn.index) for turn in segment.turns] == [(2, 4, 0), (5, 6, 1)]
+    assert [(turn.start, turn.end, turn.index) for turn in segment.spans] == [(2, 4, 0), (5, 6, 1)]
 
 
 def test_branches_train_their_trunk_once():
@@ -63,7 +63,7 @@ def test_branches_train_their_trunk_once():
     right = make_call(2, after(trunk, 5), [6, 6])
     tree = reconstruct([trunk, left, right])
     assert [masked(segment) for segment in tree.segments] == ["1 [2] 5 [6] [6]", "1 2 3 [4]"]
-    assert [turn.trained for turn in tree.segments[1].turns] == [False, True]
+    assert [turn.trained for turn in tree.segments[1].spans] == [False, True]
     assert trained(reconstruct([trunk, left, right], strategy="prefix")) == [[trunk.id, left.id], [right.id]]
     assert trained(reconstruct([trunk, left, right], strategy="per_call")) == [[trunk.id], [left.id], [right.id]]
 
@@ -149,7 +149,7 @@ def test_each_rule_masks_counts_and_can_be_switched(rule: str, changes: dict):
 
 def test_abandoned_samples_are_trained_on_request():
     both = [make_call(0, [1], [2]), make_call(1, [1], [3])]
-    assert trained(reconstruct(both, rules=Rules().train(Ruling.ABANDONED))) == [["000000"], ["000001"]]
+    assert trained(reconstruct(both, rules=Rules().train(MaskReason.ABANDONED))) == [["000000"], ["000001"]]
 
 
 @pytest.mark.parametrize("kind", [CallKind.AUXILIARY, CallKind.JUDGE, CallKind.SIMULATOR])
@@ -184,7 +184,7 @@ def test_compaction_begins_a_segment_and_the_turns_count_on():
     trajectory = reconstruct([first, summary, resumed])
     assert trained(trajectory) == [["000000"], [], ["000002"]]
     assert [found.reason for found in trajectory.breaks] == [BreakReason.COMPACTION]
-    assert trajectory.segments[2].turns[0].index == 2
+    assert trajectory.segments[2].spans[0].index == 2
 
 
 def test_subagents_are_lineages_of_their_own():
@@ -197,7 +197,7 @@ def test_subagents_are_lineages_of_their_own():
         ("", "1 [2] 3 [4]"),
         ("explorer", "9 [8] 7 [6]"),
     ]
-    assert [turn.index for turn in trajectory.segments[1].turns] == [0, 1]
+    assert [turn.index for turn in trajectory.segments[1].spans] == [0, 1]
     assert [found.reason for found in trajectory.breaks] == [BreakReason.NEW_CONVERSATION]
 
 
@@ -247,17 +247,17 @@ def test_sessions_are_not_mixed():
 
 def test_a_strategy_is_held_to_its_contract():
     class Forgetful:
-        def runs(self, standing: Standing) -> Iterable[Run]:
-            return [Run((node,), 0) for node in standing.nodes[1:]]
+        def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
+            return [SegmentPlan((node,), 0) for node in kept.nodes[1:]]
 
     class Confused:
-        def runs(self, standing: Standing) -> Iterable[Run]:
-            return [Run(standing.nodes, 0)]
+        def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
+            return [SegmentPlan(kept.nodes, 0)]
 
     def cut(strategy: Strategy) -> Trajectory:
         return reconstruct([make_call(0, [1], [2]), make_call(1, [5], [6])], strategy=strategy)
 
-    with pytest.raises(ConfigError, match="own every standing call once; not so for 000000"):
+    with pytest.raises(ConfigError, match="own every kept call once; not so for 000000"):
         cut(Forgetful())
     with pytest.raises(ConfigError, match="put call 000001 behind 000000, which it does not extend"):
         cut(Confused())
@@ -268,7 +268,7 @@ def test_a_strategy_is_held_to_its_contract():
     [
         (lambda: reconstruct([], strategy="linear"), "no strategy 'linear'; known: per_call, prefix, tree"),
         (lambda: Rules().train("aborted"), "no rule 'aborted'; those that can be switched: abandoned"),
-        (lambda: Rules(mask=frozenset({Ruling.ABORTED})), "can't be switched"),
+        (lambda: Rules(mask=frozenset({MaskReason.ABORTED})), "can't be switched"),
     ],
 )
 def test_unknown_names_list_the_known_ones(wrong, message: str):
@@ -319,4 +319,4 @@ def test_a_conversation_of_thousands_of_calls_is_no_recursion():
     for number in range(1, 3000):
         calls.append(make_call(number, after(calls[-1]), [2], parent_id=calls[-1].id))
     (segment,) = reconstruct(calls).segments
-    assert len(segment.turns) == 3000
+    assert len(segment.spans) == 3000

@@ -50,7 +50,7 @@ class Node:
         return steps
 
 
-class Contexts:
+class PrefixIndex:
     """The contexts of a session's calls."""
 
     def __init__(self) -> None:

@@ -7,9 +7,9 @@ recorded break names it as the turn that was continued in other tokens.
 
 from __future__ import annotations
 
-from rolltap.reconstructor.forest import Forest, Node
-from rolltap.reconstructor.rules import Rules, Ruling, unusable
-from rolltap.reconstructor.strategies import Standing
+from rolltap.reconstructor.forest import Node, TokenForest
+from rolltap.reconstructor.rules import MaskReason, Rules, unusable
+from rolltap.reconstructor.strategies import KeptCalls
 from rolltap.types import BreakReason, Outcome
 
 CONTINUED_IN_OTHER_TOKENS = frozenset(
@@ -18,27 +18,27 @@ CONTINUED_IN_OTHER_TOKENS = frozenset(
 """Breaks whose call goes on from its parent's reply, rendered anew."""
 
 
-def judge(forest: Forest, rules: Rules) -> Standing:
-    """The standing calls of a forest under `rules`."""
+def classify(forest: TokenForest, rules: Rules) -> KeptCalls:
+    """The kept calls of a forest under `rules`."""
     abandoned = _abandoned(forest)
-    rulings = {node.id: rules.judge(node.call, abandoned=node.id in abandoned) for node in forest}
+    reasons = {node.id: rules.mask_reason(node.call, abandoned=node.id in abandoned) for node in forest}
     trained: dict[str, int] = {}
     children: dict[str, tuple[Node, ...]] = {}
     stands: set[str] = set()
     for node in sorted(forest, key=lambda node: len(node.call.prompt_ids), reverse=True):  # children before parents
-        ruling = rulings[node.id]
+        reason = reasons[node.id]
         kept = tuple(child for child in node.children if child.id in stands)
-        if kept or (ruling is not Ruling.ABANDONED and unusable(node.call) is None):
+        if kept or (reason is not MaskReason.ABANDONED and unusable(node.call) is None):
             stands.add(node.id)
-        own = len(node.call.output_ids) if ruling is Ruling.TRAINED else 0
+        own = len(node.call.output_ids) if reason is MaskReason.TRAINED else 0
         trained[node.id] = own + sum(trained[child.id] for child in kept)
         children[node.id] = kept
     nodes = tuple(node for node in forest if node.id in stands)
     roots = tuple(node for node in nodes if node.parent is None)
-    return Standing(nodes, roots, children, rulings, trained)
+    return KeptCalls(nodes, roots, children, reasons, trained)
 
 
-def _abandoned(forest: Forest) -> set[str]:
+def _abandoned(forest: TokenForest) -> set[str]:
     """The ids of calls whose prompt was asked again, and whose reply nothing went on from."""
     followers = _followers(forest)
     abandoned: set[str] = set()
@@ -53,7 +53,7 @@ def _abandoned(forest: Forest) -> set[str]:
     return abandoned
 
 
-def _followers(forest: Forest) -> dict[str, list[Node]]:
+def _followers(forest: TokenForest) -> dict[str, list[Node]]:
     """By call, the calls that went on from its reply."""
     followers: dict[str, list[Node]] = {}
     for node in forest:
