@@ -1,6 +1,6 @@
 """What runs a rollout: three Protocols, and the pure data that passes between them.
 
-A `Harness` says how an agent is launched; a `Runtime` makes a `Place` for it to run in; an `Evaluator` scores what
+A `Harness` says how an agent is launched; a `Runtime` makes a `Workspace` for it to run in; an `Evaluator` scores what
 it left behind. None of them knows the others' kinds, and none knows the proxy: they meet in `runner.py`.
 """
 
@@ -173,8 +173,8 @@ class Harness(Protocol):
         ...
 
 
-class Place(Protocol):
-    """A prepared place to run in: a working copy and a throw-away HOME.
+class Workspace(Protocol):
+    """A prepared workspace to run in: a working copy and a throw-away HOME.
 
     `folder` is the working copy on this machine and `home_folder` its HOME; `workdir` and `home` are the paths that the
     agent sees. After an agent ran, both may hold links that lead anywhere: follow none.
@@ -193,23 +193,23 @@ class Place(Protocol):
         """Runs until it ends or `timeout` seconds have passed; its whole process tree is gone when this returns.
 
         `reach` is the URL of the model, the only address that a runtime with a network of its own lets through.
-        `RuntimeFailed` if the place itself fails. Cancelling the call kills the tree as well.
+        `RuntimeFailed` if the workspace itself fails. Cancelling the call kills the tree as well.
         """
         ...
 
     async def close(self) -> None:
-        """Removes the place, whatever state it is in."""
+        """Removes the workspace, whatever state it is in."""
         ...
 
 
 class Runtime(Protocol):
-    """Makes places."""
+    """Makes workspaces."""
 
     @property
     def name(self) -> str: ...
 
-    async def prepare(self, source: Source) -> Place:
-        """A new place filled by `source`; `RuntimeFailed` if it can't be made."""
+    async def prepare(self, source: Source) -> Workspace:
+        """A new workspace filled by `source`; `RuntimeFailed` if it can't be made."""
         ...
 
 
@@ -237,29 +237,29 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What an evaluator has to go by. `place` is where the agent ran; `fresh` makes one that it never touched.
+    """What an evaluator can look at. The agent ran in `workspace`; `clean_workspace` makes one that it never touched.
 
-    What the evaluator adds to `seen` is kept with the rollout, be the evaluation a success or not. `began` is the time
-    from which its budget counts, on the monotonic clock.
+    What the evaluator adds to `seen` is kept with the rollout, also when the evaluation fails. The evaluator's budget
+    counts from `began`, on the monotonic clock.
     """
 
     task: Task
     exit: Exit
-    place: Place
-    fresh: Callable[[], Awaitable[Place]]
+    workspace: Workspace
+    clean_workspace: Callable[[], Awaitable[Workspace]]
     limits: Limits
     session_id: str = ""
     rollout_id: str = ""
     seen: Transcript = field(default_factory=Transcript)
     began: float = field(default_factory=time.monotonic)
 
-    async def run(self, place: Place, step: str, launch: Launch) -> Exit:
+    async def run(self, workspace: Workspace, step: str, launch: Launch) -> Exit:
         """Runs a step of the evaluation within what is left of its budget; what it printed is seen.
 
         `EvaluatorFailed` where the budget ends first.
         """
         left = self.began + self.limits.evaluate_s - time.monotonic()
-        exit_ = await place.run(launch, self.limits, max(0.0, left))
+        exit_ = await workspace.run(launch, self.limits, max(0.0, left))
         self.seen.add(step, exit_.output)
         if exit_.ending is Ending.TIMED_OUT:
             raise EvaluatorFailed(f"{step} ran past {self.limits.evaluate_s:g} s")
@@ -273,8 +273,8 @@ class Evaluator(Protocol):
     def name(self) -> str: ...
 
     @property
-    def wants_fresh_place(self) -> bool:
-        """Whether it calls `Evidence.fresh`; the runner then prepares that place while the agent runs."""
+    def needs_clean_workspace(self) -> bool:
+        """Whether it calls `Evidence.clean_workspace`; the runner then prepares that workspace while the agent runs."""
         ...
 
     async def evaluate(self, evidence: Evidence) -> Verdict:

@@ -38,7 +38,7 @@ class OpenedSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ClaimedRollout:
     """A rollout that this runner may run. `token` is the node's claim on it, "" where its group was opened here."""
 
     rollout_id: str
@@ -53,7 +53,7 @@ class Held:
 class LeasedRollout:
     """A rollout that the ledger gave to a node, with its task."""
 
-    held: Held
+    claim: ClaimedRollout
     task: Task
 
 
@@ -104,18 +104,20 @@ class AdminClient:
         """Ends every rollout of the group that has not ended; their keys die."""
         await self._call("POST", f"/groups/{group_id}/cancel", {})
 
-    async def start_rollout(self, held: Held, *, ttl: float, runner: str = "", turns: int = 0) -> OpenedSession:
+    async def start_rollout(
+        self, claim: ClaimedRollout, *, ttl: float, runner: str = "", turns: int = 0
+    ) -> OpenedSession:
         """Begins a new attempt: a fresh session with its own key. An older attempt's key dies.
 
         The session's cap of turns is the lower of `turns` and the policy's own (0: none).
         """
-        body = {"ttl": ttl, "runner": runner, "turns": turns, **held.proof}
-        reply = await self._call("POST", f"/rollouts/{held.rollout_id}/start", body)
+        body = {"ttl": ttl, "runner": runner, "turns": turns, **claim.proof}
+        reply = await self._call("POST", f"/rollouts/{claim.rollout_id}/start", body)
         return _opened(reply, reply["model"])
 
     async def finish_rollout(
         self,
-        held: Held,
+        claim: ClaimedRollout,
         status: RolloutStatus,
         *,
         attempt: int,
@@ -128,14 +130,14 @@ class AdminClient:
 
         Without `scoring` the ledger decides by the status and its cause. `evaluation` is what the evaluator saw.
         """
-        body: dict[str, Any] = {"status": status.value, "reason": reason, "attempt": attempt, **held.proof}
+        body: dict[str, Any] = {"status": status.value, "reason": reason, "attempt": attempt, **claim.proof}
         if evaluation:
             body["evaluation"] = evaluation
         if scoring is not None:
             body["scoring"] = scoring.value
         if cause is not None:
             body["cause"] = cause.value
-        await self._call("POST", f"/rollouts/{held.rollout_id}/finish", body)
+        await self._call("POST", f"/rollouts/{claim.rollout_id}/finish", body)
 
     async def reward(
         self,
@@ -222,7 +224,7 @@ class AdminClient:
         body = {"capacity": capacity, "ttl": ttl, "wait": wait, "submission": submission}
         reply = await self._call("POST", f"/nodes/{node}/lease", body)
         return [
-            LeasedRollout(Held(given["rollout_id"], given["token"]), msgspec.convert(given["task"], Task))
+            LeasedRollout(ClaimedRollout(given["rollout_id"], given["token"]), msgspec.convert(given["task"], Task))
             for given in reply["rollouts"]
         ]
 

@@ -166,8 +166,8 @@ def _python(package: Package) -> str:
     major, lowest = package.python
     for minor in range(lowest, lowest + 3):
         name = f"python{major}.{minor}"
-        places = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/{major}.{minor}.*/bin/python"))]
-        for path in filter(None, places):
+        candidates = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/{major}.{minor}.*/bin/python"))]
+        for path in filter(None, candidates):
             answer = subprocess.run([path, "-c", "import venv, ensurepip"], capture_output=True, check=False)
             if answer.returncode == 0:
                 return path

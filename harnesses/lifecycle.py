@@ -1,7 +1,7 @@
 """The life of one rollout: prepare, run, evaluate, tear down; each stage has its own slots.
 
 A slot of one stage never waits for another stage, so a slow test does not block an agent; budgets count the stage's
-own time, not the wait for a slot. Every rollout is finished in exactly one terminal state. Failures of the place
+own time, not the wait for a slot. Every rollout is finished in exactly one terminal state. Failures of the workspace
 (`RuntimeFailed`, `SetupTimedOut`) are retried as new attempts with new keys; failures of the agent are results.
 """
 
@@ -24,12 +24,12 @@ from rolltap.harnesses.base import (
     Harness,
     Job,
     Limits,
-    Place,
     Runtime,
     Source,
     Verdict,
+    Workspace,
 )
-from rolltap.harnesses.client import AdminClient, Held, OpenedSession
+from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedSession
 from rolltap.harnesses.output import Transcript, last_line
 from rolltap.types import Cause, RolloutStatus, Task
 
@@ -117,14 +117,14 @@ DEFAULT_SLOTS = Slots()
 
 
 @dataclass(slots=True)
-class _Life:
+class RolloutState:
     """What is known of a rollout under way. `session` is the last attempt's, the rest the one's under way."""
 
-    held: Held
+    claim: ClaimedRollout
     assignment: Assignment
     session: OpenedSession | None = None
-    place: Place | None = None
-    fresh: asyncio.Task[Place] | None = None
+    workspace: Workspace | None = None
+    clean: asyncio.Task[Workspace] | None = None
     seen: Transcript = field(default_factory=Transcript)
     seconds: dict[Stage, float] = field(default_factory=dict)
 
@@ -135,7 +135,7 @@ class _Life:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class Result:
     """How a rollout is to be finished."""
 
     status: RolloutStatus
@@ -144,7 +144,7 @@ class _End:
     cause: Cause | None = None
 
     @classmethod
-    def by(cls, error: RolltapError) -> _End:
+    def by(cls, error: RolltapError) -> Result:
         """What an error of ours, not of the agent's, ends it as."""
         status = RolloutStatus.TIMED_OUT if isinstance(error, SetupTimedOut) else RolloutStatus.FAILED
         cause = Cause.EVALUATION if isinstance(error, EvaluatorFailed) else Cause.INFRASTRUCTURE
@@ -152,7 +152,7 @@ class _End:
 
 
 class RolloutRunner:
-    """Runs rollouts that the ledger has opened. `attempts` bounds the retries of a failing place."""
+    """Runs rollouts that the ledger has opened. `attempts` bounds the retries of a failing workspace."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class RolloutRunner:
         self._name = name
         self._progress = progress
         self._leftovers: set[asyncio.Task[None]] = set()
-        self._abandoned: set[Held] = set()
+        self._abandoned: set[ClaimedRollout] = set()
         self._alive = asyncio.Semaphore(slots.run + slots.evaluate + slots.ahead)
         self._slots = {
             Stage.PREPARE: asyncio.Semaphore(slots.prepare),
@@ -176,84 +176,84 @@ class RolloutRunner:
             Stage.EVALUATE: asyncio.Semaphore(slots.evaluate),
         }
 
-    async def run(self, held: Held, assignment: Assignment) -> RolloutSummary:
+    async def run(self, claim: ClaimedRollout, assignment: Assignment) -> RolloutSummary:
         """Takes the rollout to its terminal state.
 
         Cancelling this call ends it as cancelled, unless `abandon` was called for it: then it is left to others.
         """
-        life = _Life(held, assignment)
-        self._tell(life, Stage.WAITING)
-        end = _End(RolloutStatus.LOST, "no attempt was made", cause=Cause.INFRASTRUCTURE)
+        state = RolloutState(claim, assignment)
+        self._tell(state, Stage.WAITING)
+        result = Result(RolloutStatus.LOST, "no attempt was made", cause=Cause.INFRASTRUCTURE)
         try:
             for _ in range(self._attempts):
                 try:
                     async with self._alive:
-                        end = await self._attempt(life)
+                        result = await self._attempt(state)
                     break
                 except RuntimeFailed as failure:
-                    end = _End.by(failure)
+                    result = Result.by(failure)
         except LedgerError as refused:  # ended elsewhere: cancelled, or leased to another runner
-            return await self._ended_elsewhere(life, refused)
+            return await self._ended_elsewhere(state, refused)
         except RolltapError as error:
-            end = _End.by(error)
+            result = Result.by(error)
         except asyncio.CancelledError:
-            if held in self._abandoned:
+            if claim in self._abandoned:
                 raise
             with suppress(RolltapError):
-                await asyncio.shield(self._finish(life, _End(RolloutStatus.CANCELLED, "cancelled")))
+                await asyncio.shield(self._finish(state, Result(RolloutStatus.CANCELLED, "cancelled")))
             raise
         except Exception as error:  # a boundary: what surprises one rollout must not end the others
-            log.exception("rollout %s, attempt %d", held.rollout_id, life.attempt)
+            log.exception("rollout %s, attempt %d", claim.rollout_id, state.attempt)
             reason = f"internal_error: {type(error).__name__}: {error}"
-            end = _End(RolloutStatus.FAILED, reason, cause=Cause.INFRASTRUCTURE)
-        return await self._finish(life, end)
+            result = Result(RolloutStatus.FAILED, reason, cause=Cause.INFRASTRUCTURE)
+        return await self._finish(state, result)
 
-    def abandon(self, held: Held) -> None:
+    def abandon(self, claim: ClaimedRollout) -> None:
         """The rollout is someone else's now: when its `run` is cancelled, nothing more is said of it."""
-        self._abandoned.add(held)
+        self._abandoned.add(claim)
 
-    async def _attempt(self, life: _Life) -> _End:
-        assignment = life.assignment
-        life.place = life.fresh = None
-        life.seen = Transcript()
+    async def _attempt(self, state: RolloutState) -> Result:
+        assignment = state.assignment
+        state.workspace = state.clean = None
+        state.seen = Transcript()
         try:
-            async with self._stage(life, Stage.PREPARE):
-                life.place = await self._prepare(assignment)
-            async with self._stage(life, Stage.RUN):
-                if assignment.evaluator.wants_fresh_place:
-                    life.fresh = asyncio.create_task(self._fresh(assignment))
-                life.session = await self._open(life)
-                exit_ = await self._run_agent(assignment, life.session, life.place)
-                if await self._client.close_session(life.session.session_id) and exit_.ending is Ending.CRASHED:
+            async with self._stage(state, Stage.PREPARE):
+                state.workspace = await self._prepare(assignment)
+            async with self._stage(state, Stage.RUN):
+                if assignment.evaluator.needs_clean_workspace:
+                    state.clean = asyncio.create_task(self._prepare_clean(assignment))
+                state.session = await self._open(state)
+                exit_ = await self._run_agent(assignment, state.session, state.workspace)
+                if await self._client.close_session(state.session.session_id) and exit_.ending is Ending.CRASHED:
                     exit_ = replace(exit_, ending=Ending.LIMIT)
-            async with self._stage(life, Stage.EVALUATE):
+            async with self._stage(state, Stage.EVALUATE):
                 try:
-                    verdict = await self._evaluate(life, life.place, exit_)
+                    verdict = await self._evaluate(state, state.workspace, exit_)
                 except EvaluatorFailed as failure:
-                    return _End.by(failure)
-            return _End(STATUSES[exit_.ending], _reason(exit_), verdict, CAUSES.get(exit_.ending))
+                    return Result.by(failure)
+            return Result(STATUSES[exit_.ending], _reason(exit_), verdict, CAUSES.get(exit_.ending))
         finally:
-            await asyncio.shield(_tear_down(life))
+            await asyncio.shield(_tear_down(state))
 
-    def _tell(self, life: _Life, stage: Stage, summary: RolloutSummary | None = None) -> None:
-        self._progress(Progress(life.held.rollout_id, life.assignment.task.id, stage, summary))
+    def _tell(self, state: RolloutState, stage: Stage, summary: RolloutSummary | None = None) -> None:
+        self._progress(Progress(state.claim.rollout_id, state.assignment.task.id, stage, summary))
 
     @asynccontextmanager
-    async def _stage(self, life: _Life, stage: Stage) -> AsyncIterator[None]:
+    async def _stage(self, state: RolloutState, stage: Stage) -> AsyncIterator[None]:
         async with self._slots[stage]:
-            self._tell(life, stage)
+            self._tell(state, stage)
             started = time.monotonic()
             try:
                 yield
             finally:
-                life.seconds[stage] = time.monotonic() - started
+                state.seconds[stage] = time.monotonic() - started
 
-    async def _fresh(self, assignment: Assignment) -> Place:
+    async def _prepare_clean(self, assignment: Assignment) -> Workspace:
         async with self._slots[Stage.PREPARE]:
             return await self._prepare(assignment)
 
-    async def _prepare(self, assignment: Assignment) -> Place:
-        """A place within the set-up budget; one that comes too late is removed when it comes."""
+    async def _prepare(self, assignment: Assignment) -> Workspace:
+        """A workspace within the set-up budget; one that comes too late is removed when it comes."""
         making = asyncio.ensure_future(assignment.runtime.prepare(assignment.source))
         try:
             done, _ = await asyncio.wait({making}, timeout=assignment.limits.setup_s)
@@ -265,47 +265,47 @@ class RolloutRunner:
             raise SetupTimedOut(f"the set-up ran past {assignment.limits.setup_s:g} s")
         return making.result()
 
-    def _discard(self, making: asyncio.Future[Place]) -> None:
+    def _discard(self, making: asyncio.Future[Workspace]) -> None:
         leftover = asyncio.create_task(_close_when_made(making))
         self._leftovers.add(leftover)
         leftover.add_done_callback(self._leftovers.discard)
 
     async def settle(self) -> None:
-        """Waits, `SETTLE_S` seconds at most, for places that are no longer wanted to be removed."""
+        """Waits, `SETTLE_S` seconds at most, for workspaces that are no longer wanted to be removed."""
         if self._leftovers:
             await asyncio.wait(self._leftovers, timeout=SETTLE_S)
 
-    async def _open(self, life: _Life) -> OpenedSession:
-        limits = life.assignment.limits
+    async def _open(self, state: RolloutState) -> OpenedSession:
+        limits = state.assignment.limits
         ttl = limits.agent_s + KEY_MARGIN_S
-        return await self._client.start_rollout(life.held, ttl=ttl, runner=self._name, turns=limits.turns)
+        return await self._client.start_rollout(state.claim, ttl=ttl, runner=self._name, turns=limits.turns)
 
-    async def _run_agent(self, assignment: Assignment, session: OpenedSession, place: Place) -> Exit:
-        endpoint = place.endpoint(session.endpoint)
+    async def _run_agent(self, assignment: Assignment, session: OpenedSession, workspace: Workspace) -> Exit:
+        endpoint = workspace.endpoint(session.endpoint)
         limits = replace(assignment.limits, turns=session.turns)
         launch = assignment.harness.launch(
-            Job(endpoint, assignment.task.instruction, place.workdir, place.home, limits)
+            Job(endpoint, assignment.task.instruction, workspace.workdir, workspace.home, limits)
         )
-        return await place.run(launch, limits, limits.agent_s, reach=session.endpoint.base_url)
+        return await workspace.run(launch, limits, limits.agent_s, reach=session.endpoint.base_url)
 
-    async def _evaluate(self, life: _Life, place: Place, exit_: Exit) -> Verdict:
-        evaluator, limits = life.assignment.evaluator, life.assignment.limits
-        fresh = life.fresh
+    async def _evaluate(self, state: RolloutState, workspace: Workspace, exit_: Exit) -> Verdict:
+        evaluator, limits = state.assignment.evaluator, state.assignment.limits
+        clean = state.clean
 
-        async def fresh_place() -> Place:
-            if fresh is None:
-                raise EvaluatorFailed(f"the evaluator {evaluator.name!r} did not ask for a fresh place")
-            return await fresh
+        async def clean_workspace() -> Workspace:
+            if clean is None:
+                raise EvaluatorFailed(f"the evaluator {evaluator.name!r} did not ask for a clean workspace")
+            return await clean
 
         evidence = Evidence(
-            task=life.assignment.task,
+            task=state.assignment.task,
             exit=exit_,
-            place=place,
-            fresh=fresh_place,
+            workspace=workspace,
+            clean_workspace=clean_workspace,
             limits=limits,
-            session_id=life.session.session_id if life.session else "",
-            rollout_id=life.held.rollout_id,
-            seen=life.seen,
+            session_id=state.session.session_id if state.session else "",
+            rollout_id=state.claim.rollout_id,
+            seen=state.seen,
         )
         try:
             async with asyncio.timeout(limits.evaluate_s + ENDING_S):
@@ -313,58 +313,58 @@ class RolloutRunner:
         except TimeoutError:
             raise EvaluatorFailed(f"the evaluation ran past {limits.evaluate_s:g} s") from None
 
-    async def _finish(self, life: _Life, end: _End) -> RolloutSummary:
+    async def _finish(self, state: RolloutState, result: Result) -> RolloutSummary:
         """Posts the rewards, then the terminal state."""
         try:
             try:
-                await self._reward(life, end.verdict)
+                await self._reward(state, result.verdict)
             except InvalidRequest as refused:  # a scope that is none
-                end = _End.by(EvaluatorFailed(refused.message))
+                result = Result.by(EvaluatorFailed(refused.message))
             await self._client.finish_rollout(
-                life.held,
-                end.status,
-                attempt=life.attempt,
-                reason=end.reason,
-                cause=end.cause,
-                scoring=end.verdict.scoring if end.verdict else None,
-                evaluation=str(life.seen),
+                state.claim,
+                result.status,
+                attempt=state.attempt,
+                reason=result.reason,
+                cause=result.cause,
+                scoring=result.verdict.scoring if result.verdict else None,
+                evaluation=str(state.seen),
             )
         except LedgerError as refused:
-            return await self._ended_elsewhere(life, refused)
-        scores = end.verdict.scores if end.verdict else ()
+            return await self._ended_elsewhere(state, refused)
+        scores = result.verdict.scores if result.verdict else ()
         whole = [score.value for score in scores if score.scope == "rollout"]
-        return self._summarise(life, end, sum(whole) if whole else None)
+        return self._summarise(state, result, sum(whole) if whole else None)
 
-    async def _reward(self, life: _Life, verdict: Verdict | None) -> None:
+    async def _reward(self, state: RolloutState, verdict: Verdict | None) -> None:
         for number, score in enumerate(verdict.scores if verdict else ()):
             await self._client.reward(
-                life.held.rollout_id,
+                state.claim.rollout_id,
                 score.value,
                 scope=score.scope,
-                source=life.assignment.evaluator.name,
+                source=state.assignment.evaluator.name,
                 detail={**(verdict.detail if verdict else {}), **score.detail},
-                attempt=life.attempt,
-                reward_id=f"{life.held.rollout_id}-{life.attempt}-{number}",
+                attempt=state.attempt,
+                reward_id=f"{state.claim.rollout_id}-{state.attempt}-{number}",
             )
 
-    async def _ended_elsewhere(self, life: _Life, refused: LedgerError) -> RolloutSummary:
+    async def _ended_elsewhere(self, state: RolloutState, refused: LedgerError) -> RolloutSummary:
         """The ledger has the last word: what this runner did is not counted."""
-        found = await self._client.get(f"/rollouts/{life.held.rollout_id}")
-        return self._summarise(life, _End(RolloutStatus(found["status"]), refused.message), None)
+        found = await self._client.get(f"/rollouts/{state.claim.rollout_id}")
+        return self._summarise(state, Result(RolloutStatus(found["status"]), refused.message), None)
 
-    def _summarise(self, life: _Life, end: _End, reward: float | None) -> RolloutSummary:
+    def _summarise(self, state: RolloutState, result: Result, reward: float | None) -> RolloutSummary:
         summary = RolloutSummary(
-            rollout_id=life.held.rollout_id,
-            task_id=life.assignment.task.id,
-            status=end.status,
-            cause=end.cause,
+            rollout_id=state.claim.rollout_id,
+            task_id=state.assignment.task.id,
+            status=result.status,
+            cause=result.cause,
             reward=reward,
-            reason=end.reason,
-            attempt=life.attempt,
-            session_id=life.session.session_id if life.session else "",
-            seconds=life.seconds,
+            reason=result.reason,
+            attempt=state.attempt,
+            session_id=state.session.session_id if state.session else "",
+            seconds=state.seconds,
         )
-        self._tell(life, Stage.ENDED, summary)
+        self._tell(state, Stage.ENDED, summary)
         return summary
 
 
@@ -375,16 +375,16 @@ def _reason(exit_: Exit) -> str:
     return f"agent {exit_.ending.value}{code}: {last_line(exit_.output)}"
 
 
-async def _close_when_made(making: asyncio.Future[Place]) -> None:
+async def _close_when_made(making: asyncio.Future[Workspace]) -> None:
     with suppress(RolltapError):
         await (await making).close()
 
 
-async def _tear_down(life: _Life) -> None:
-    if life.fresh is not None:
-        if not life.fresh.done():
-            life.fresh.cancel()
+async def _tear_down(state: RolloutState) -> None:
+    if state.clean is not None:
+        if not state.clean.done():
+            state.clean.cancel()
         with suppress(asyncio.CancelledError, RolltapError):
-            await (await life.fresh).close()
-    if life.place is not None:
-        await life.place.close()
+            await (await state.clean).close()
+    if state.workspace is not None:
+        await state.workspace.close()

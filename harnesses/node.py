@@ -1,8 +1,9 @@
 """The node agent: leases rollouts from the ledger over HTTP and runs them on this machine.
 
-One a machine, started by `rolltap node`, by Ray, by a Kubernetes Job or a Slurm array: the ledger remembers, they only
-place. While it lives it says so (`heartbeat`); when it dies, its claims run out and others lease its rollouts under new
-attempts with new keys. A node that hears that a rollout is no longer its own kills that run and says no more of it.
+One per machine, started by `rolltap node`, by Ray, by a Kubernetes Job or a Slurm array. The state is in the ledger; a
+node only runs. It sends heartbeats. When it dies, its claims expire and other nodes lease its rollouts as new attempts
+with new keys. When a heartbeat answers that a rollout is no longer the node's own, the node kills that run and reports
+nothing more about it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rolltap.errors import RolltapError
-from rolltap.harnesses.client import AdminClient, Held, LeasedRollout
+from rolltap.harnesses.client import AdminClient, ClaimedRollout, LeasedRollout
 from rolltap.harnesses.lifecycle import DEFAULT_SLOTS, Progress, RolloutRunner, Slots
 from rolltap.harnesses.specs import Defaults, build
 from rolltap.types import Cause, RolloutStatus
@@ -50,7 +51,7 @@ class NodeAgent:
         self._settings = settings
         self._defaults = defaults
         self._runner = RolloutRunner(client, settings.slots, name=settings.name, progress=progress)
-        self._running: dict[Held, asyncio.Task[object]] = {}
+        self._running: dict[ClaimedRollout, asyncio.Task[object]] = {}
         self._changed = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, *, until_idle: bool = False) -> None:
@@ -97,12 +98,12 @@ class NodeAgent:
             return 0
         for leased in came:
             task = asyncio.create_task(self._take(leased))
-            self._running[leased.held] = task
-            task.add_done_callback(lambda _, held=leased.held: self._ended(held))
+            self._running[leased.claim] = task
+            task.add_done_callback(lambda _, claim=leased.claim: self._ended(claim))
         return len(came)
 
-    def _ended(self, held: Held) -> None:
-        del self._running[held]
+    def _ended(self, claim: ClaimedRollout) -> None:
+        del self._running[claim]
         self._changed.set()
 
     async def _take(self, leased: LeasedRollout) -> None:
@@ -112,16 +113,16 @@ class NodeAgent:
             await self._refuse(leased, error)
             return
         try:
-            await self._runner.run(leased.held, assignment)
+            await self._runner.run(leased.claim, assignment)
         except RolltapError as error:  # the ledger could not be told; the claim runs out and others try
-            log.warning("rollout %s: %s", leased.held.rollout_id, error.message)
+            log.warning("rollout %s: %s", leased.claim.rollout_id, error.message)
 
     async def _refuse(self, leased: LeasedRollout, error: RolltapError) -> None:
         """A task that can't be run on this node ends as failed, with the reason."""
         with suppress(RolltapError):
-            session = await self._client.start_rollout(leased.held, ttl=60, runner=self._name)
+            session = await self._client.start_rollout(leased.claim, ttl=60, runner=self._name)
             await self._client.finish_rollout(
-                leased.held,
+                leased.claim,
                 RolloutStatus.FAILED,
                 attempt=session.attempt,
                 reason=f"{error.code}: {error.message}",
@@ -135,27 +136,27 @@ class NodeAgent:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._settings.ttl / 3)
-            held_then = set(self._running)
+            claims_then = set(self._running)
             try:
-                tokens = sorted({held.token for held in held_then})
+                tokens = sorted({claim.token for claim in claims_then})
                 own = await self._client.heartbeat(self._name, tokens, ttl=self._settings.ttl)
             except RolltapError as error:
                 log.warning("no heartbeat: %s", error.message)
                 continue
-            for held in held_then & set(self._running):
-                if held.rollout_id not in own:
-                    self._drop(held)
+            for claim in claims_then & set(self._running):
+                if claim.rollout_id not in own:
+                    self._drop(claim)
 
-    def _drop(self, held: Held) -> None:
-        self._runner.abandon(held)
-        self._running[held].cancel()
+    def _drop(self, claim: ClaimedRollout) -> None:
+        self._runner.abandon(claim)
+        self._running[claim].cancel()
 
     async def _leave(self, beating: asyncio.Task[None]) -> None:
         """Kills what is under way and gives it back."""
         beating.cancel()
         running = list(self._running.values())
-        for held in list(self._running):
-            self._drop(held)
+        for claim in list(self._running):
+            self._drop(claim)
         await asyncio.gather(*running, return_exceptions=True)
         await self._runner.settle()
         with suppress(RolltapError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rolltap.errors import RateLimited
-from rolltap.harnesses.client import AdminClient, Casting, Held, OpenedGroup
+from rolltap.harnesses.client import AdminClient, Casting, ClaimedRollout, OpenedGroup
 from rolltap.harnesses.lifecycle import DEFAULT_SLOTS, Assignment, Progress, RolloutRunner, RolloutSummary, Slots
 
 BACKPRESSURE_WAIT_S = 1.0
@@ -82,5 +82,5 @@ async def _open(
 
 async def _run_group(runner: RolloutRunner, group: OpenedGroup, assignment: Assignment) -> GroupSummary:
     async with asyncio.TaskGroup() as tasks:
-        rollouts = [tasks.create_task(runner.run(Held(rollout), assignment)) for rollout in group.rollout_ids]
+        rollouts = [tasks.create_task(runner.run(ClaimedRollout(rollout), assignment)) for rollout in group.rollout_ids]
     return GroupSummary(group.id, assignment.task.id, tuple(task.result() for task in rollouts))

@@ -174,7 +174,7 @@ class Defaults:
     dialect: str = ""
     argv: tuple[str, ...] = ()
     runtime: str = ""
-    places: Path | None = None
+    workspaces: Path | None = None
 
 
 def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
@@ -258,7 +258,7 @@ def make_runtime(spec: TaskSpec, harness: Harness, defaults: Defaults) -> Runtim
     installation = (find(harness.package) or own(harness.package)) if harness.package else None
     bins, needs = (installation.bins, installation.needs) if installation else ((), ())
     tests = spec.evaluator.needs if isinstance(spec.evaluator, PytestSpec) else ()
-    return make(base=defaults.places, bins=bins, needs=(*needs, *tests), image=spec.image)
+    return make(base=defaults.workspaces, bins=bins, needs=(*needs, *tests), image=spec.image)
 
 
 def _is_pythons(prefix: Path) -> bool:

@@ -23,23 +23,23 @@ class CommandCheck:
     command: str
     reward_file: str = ""
     name: str = "command"
-    wants_fresh_place: bool = False
+    needs_clean_workspace: bool = False
 
     def __post_init__(self) -> None:
         if self.reward_file:
             inside(self.reward_file)
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        place = evidence.place
-        reward_path = place.folder / self.reward_file
+        workspace = evidence.workspace
+        reward_path = workspace.folder / self.reward_file
         if self.reward_file:
-            _clear(place.folder, reward_path)
+            _clear(workspace.folder, reward_path)
         launch = Command(("/bin/bash", "-c", self.command))
-        exit_ = await evidence.run(place, "the evaluator's command", launch)
+        exit_ = await evidence.run(workspace, "the evaluator's command", launch)
         detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds}
         if not self.reward_file:
             return Verdict((Score(float(exit_.code == 0)),), detail)
-        if not _is_plain(place.folder, reward_path):
+        if not _is_plain(workspace.folder, reward_path):
             raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
         written = read_output(reward_path)
         evidence.seen.add(self.reward_file, written)

@@ -1,8 +1,8 @@
-"""The `harbor` evaluator: the task's `tests/test.sh`, run as Harbor runs it, and the reward file it writes.
+"""The `harbor` evaluator: runs the task's `tests/test.sh` as Harbor does and reads the reward file that it writes.
 
-`tests/` appears at `/tests` only after the agent has ended, `/logs/verifier` is empty then, and `test.sh` runs in the
-agent's place from its working directory. It writes `/logs/verifier/reward.txt` (a number), or `reward.json` (an object
-of numbers, whose `reward`, else the mean, counts; each is kept by name).
+After the agent has ended, `tests/` appears at `/tests`, `/logs/verifier` is empty, and `test.sh` runs in the agent's
+workspace. It writes `/logs/verifier/reward.txt` (a number) or `reward.json` (an object of numbers: `reward`, else
+their mean; each is kept by name).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HarborCheck:
     tests: Path
     env: dict[str, str] = field(default_factory=dict)
     name: str = "harbor"
-    wants_fresh_place: bool = False
+    needs_clean_workspace: bool = False
 
     def __post_init__(self) -> None:
         if not (self.tests / "test.sh").is_file():
@@ -40,7 +40,7 @@ class HarborCheck:
             (logs / "verifier").mkdir(parents=True)
             await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
-            exit_ = await evidence.run(evidence.place, "test.sh", launch)
+            exit_ = await evidence.run(evidence.workspace, "test.sh", launch)
             value, parts = read_reward(logs / "verifier", exit_.output, evidence.seen)
         finally:
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)

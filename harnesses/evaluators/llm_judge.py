@@ -43,11 +43,11 @@ class LlmJudge:
     policy: str
     criteria: str = CRITERIA
     name: str = "llm_judge"
-    wants_fresh_place: bool = True
+    needs_clean_workspace: bool = True
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        fresh = await evidence.fresh()
-        found = changes(fresh.folder, evidence.place.folder)
+        clean = await evidence.clean_workspace()
+        found = changes(clean.folder, evidence.workspace.folder)
         prompt = PROMPT.format(
             instruction=evidence.task.instruction,
             output=evidence.exit.output[-4000:],
@@ -91,7 +91,7 @@ def _shown(evidence: Evidence, found: list[Change]) -> str:
     """The changed files with their text, up to `SHOWN_BYTES` in all."""
     parts, left = [], SHOWN_BYTES
     for change in found:
-        path = evidence.place.folder / change.path
+        path = evidence.workspace.folder / change.path
         text = ""
         if change.kind is not Kind.DELETED and not path.is_symlink() and left > 0:
             with path.open("rb") as file:

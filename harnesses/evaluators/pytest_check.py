@@ -1,8 +1,8 @@
-"""The `pytest` evaluator: tests that must pass, run where the agent never was.
+"""The `pytest` evaluator: runs the tests that must pass in a workspace that the agent never touched.
 
-Only the agent's changes are carried into a fresh place, those to test files dropped and counted; then the task's test
-patch is applied and the tests are run there. The reward is 1.0 if every named test passed, else 0.0; the share that
-passed is kept in the detail.
+Only the agent's changes are carried into that clean workspace. Changes to test files are dropped and counted. Then the
+task's test patch is applied and the tests run. The reward is 1.0 if every named test passed, else 0.0; the detail names
+the tests that passed and failed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
-from rolltap.harnesses.base import Command, Ending, Evidence, Place, Score, Verdict
+from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace
 from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
 from rolltap.harnesses.output import last_line
 
 REPORT = "junit.xml"
 PATCH = "test.patch"
-"""Both lie in the fresh place's HOME, where the agent has laid no link."""
+"""Both lie in the clean workspace's HOME, where the agent has laid no link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +32,23 @@ class PytestCheck:
     protected: tuple[str, ...] = TEST_FILES
     python: str = "python3"
     name: str = "pytest"
-    wants_fresh_place: bool = True
+    needs_clean_workspace: bool = True
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        fresh = await evidence.fresh()
-        found, dropped = await asyncio.to_thread(self._carry, evidence.place.folder, fresh.folder)
+        clean = await evidence.clean_workspace()
+        found, dropped = await asyncio.to_thread(self._carry, evidence.workspace.folder, clean.folder)
         told = [f"{change.kind.value} {change.path}{' (dropped)' if change in dropped else ''}" for change in found]
         evidence.seen.add("the agent's changes", "\n".join(told))
         if self.test_patch:
-            await self._apply_patch(fresh, evidence)
+            await self._apply_patch(clean, evidence)
         tests = (*self.must_pass, *self.keep_passing)
         launch = Command(
-            (self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={fresh.home / REPORT}", "-o",
+            (self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={clean.home / REPORT}", "-o",
              "junit_family=xunit1", *dict.fromkeys(test.split("[")[0] for test in tests)),
             env={"PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
-        exit_ = await evidence.run(fresh, "the tests", launch)
-        results = read_report(fresh.home_folder / REPORT, exit_.output)
+        exit_ = await evidence.run(clean, "the tests", launch)
+        results = read_report(clean.home_folder / REPORT, exit_.output)
         passed = {test: _passed(test, results) for test in tests}
         detail = {
             "passed": [test for test, ok in passed.items() if ok],
@@ -58,15 +58,15 @@ class PytestCheck:
         }
         return Verdict((Score(float(all(passed.values()))),), detail)
 
-    def _carry(self, agent: Path, fresh: Path):
-        found = changes(fresh, agent)
-        return found, apply_changes(found, agent, fresh, self.protected)
+    def _carry(self, agent: Path, clean: Path):
+        found = changes(clean, agent)
+        return found, apply_changes(found, agent, clean, self.protected)
 
-    async def _apply_patch(self, place: Place, evidence: Evidence) -> None:
+    async def _apply_patch(self, workspace: Workspace, evidence: Evidence) -> None:
         launch = Command(
-            ("git", "apply", "--whitespace=nowarn", str(place.home / PATCH)), files={PATCH: self.test_patch}
+            ("git", "apply", "--whitespace=nowarn", str(workspace.home / PATCH)), files={PATCH: self.test_patch}
         )
-        applied = await evidence.run(place, "git apply", launch)
+        applied = await evidence.run(workspace, "git apply", launch)
         if applied.ending is not Ending.DONE:
             raise EvaluatorFailed(f"the test patch does not apply: {last_line(applied.output)}")
 

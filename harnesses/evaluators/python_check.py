@@ -22,11 +22,11 @@ class PythonCheck:
 
     check: Callable[[Path], float | Mapping[str, float]]
     name: str = "python"
-    wants_fresh_place: bool = False
+    needs_clean_workspace: bool = False
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         try:
-            given = await asyncio.to_thread(self.check, evidence.place.folder)
+            given = await asyncio.to_thread(self.check, evidence.workspace.folder)
             values = given if isinstance(given, Mapping) else {"rollout": given}
             scores = tuple(Score(float(value), scope) for scope, value in values.items())
         except Exception as error:

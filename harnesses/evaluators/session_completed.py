@@ -10,7 +10,7 @@ from rolltap.harnesses.base import Ending, Evidence, Score, Verdict
 @dataclass(frozen=True, slots=True)
 class SessionCompleted:
     name: str = "session_completed"
-    wants_fresh_place: bool = False
+    needs_clean_workspace: bool = False
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         done = evidence.exit.ending is Ending.DONE

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.base import Command, Limits, Source
-from rolltap.harnesses.runtimes.container import HOME, WORKDIR, ContainerPlace, require_client, require_image
+from rolltap.harnesses.runtimes.container import HOME, WORKDIR, ContainerWorkspace, require_client, require_image
 from rolltap.harnesses.runtimes.folders import make_folders
 from rolltap.harnesses.runtimes.process import limited
 
 SCHEMES = ("docker", "oras", "library", "shub", "docker-archive", "oci")
 
 
-class ApptainerPlace(ContainerPlace):
+class ApptainerWorkspace(ContainerWorkspace):
     client = "apptainer"
     loopback_host = "127.0.0.1"
     """The machine's network is the container's: apptainer isolates it for root only."""
@@ -52,6 +52,6 @@ class ApptainerRuntime:
         if not marked and not Path(self.image).exists():
             raise TaskInvalid(f"no image file {self.image}; name a .sif file or docker://IMAGE", param="image")
 
-    async def prepare(self, source: Source) -> ApptainerPlace:
+    async def prepare(self, source: Source) -> ApptainerWorkspace:
         require_client("apptainer")
-        return ApptainerPlace(await make_folders(self.base, source), self.image)
+        return ApptainerWorkspace(await make_folders(self.base, source), self.image)

@@ -55,7 +55,7 @@ ETC = {
 }
 
 
-class BubblewrapPlace:
+class BubblewrapWorkspace:
     def __init__(self, folders: Folders, path: str, shown: Sequence[Path]) -> None:
         self._folders = folders
         self._path = path
@@ -136,7 +136,7 @@ def refusal() -> str:
 
 @dataclass(frozen=True, slots=True)
 class BubblewrapRuntime:
-    """`base` is the folder of the places; `bins` are put before the system's PATH; `shown` are seen inside."""
+    """`base` is the folder of the workspaces; `bins` are put before the system's PATH; `shown` are seen inside."""
 
     base: Path | None = None
     bins: tuple[Path, ...] = ()
@@ -147,7 +147,7 @@ class BubblewrapRuntime:
         if shutil.which("bwrap") is None:
             raise RuntimeFailed("bwrap is not installed; apt install bubblewrap, or use the runtime 'process'")
 
-    async def prepare(self, source: Source) -> BubblewrapPlace:
+    async def prepare(self, source: Source) -> BubblewrapWorkspace:
         path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
         shown = tuple(dict.fromkeys([Path(sys.base_prefix), *self.shown]))
-        return BubblewrapPlace(await make_folders(self.base, source), path, shown)
+        return BubblewrapWorkspace(await make_folders(self.base, source), path, shown)

@@ -1,4 +1,4 @@
-"""What docker and apptainer share: a place whose runs are command lines of a container engine's own client.
+"""What docker and apptainer share: a workspace whose runs are command lines of a container engine's own client.
 
 The working copy and HOME are folders of this machine that the container sees. The harness must be in the image.
 """
@@ -37,7 +37,7 @@ def require_image(name: str, image: str) -> None:
         raise TaskInvalid(f"{image!r} is not an image", param="image")
 
 
-class ContainerPlace:
+class ContainerWorkspace:
     """One subclass an engine says how a command line looks and how a container is removed."""
 
     client: str

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Command, Limits, Source
-from rolltap.harnesses.runtimes.container import HOME, WORKDIR, ContainerPlace, require_client, require_image
+from rolltap.harnesses.runtimes.container import HOME, WORKDIR, ContainerWorkspace, require_client, require_image
 from rolltap.harnesses.runtimes.folders import Folders, make_folders
 
 PULL_S = 1800.0
 
 
-class DockerPlace(ContainerPlace):
+class DockerWorkspace(ContainerWorkspace):
     client = "docker"
     loopback_host = "host.docker.internal"
 
@@ -60,13 +60,13 @@ class DockerRuntime:
     def __post_init__(self) -> None:
         require_image("docker", self.image)
 
-    async def prepare(self, source: Source) -> DockerPlace:
+    async def prepare(self, source: Source) -> DockerWorkspace:
         require_client("docker")
         if (await _docker("image", "inspect", self.image))[0]:
             code, told = await _docker("pull", "--quiet", self.image)
             if code:
                 raise RuntimeFailed(f"docker can't pull {self.image}: {told.strip()[-300:]}")
-        return DockerPlace(await make_folders(self.base, source), self.image, self.network)
+        return DockerWorkspace(await make_folders(self.base, source), self.image, self.network)
 
 
 async def _docker(*arguments: str) -> tuple[int, str]:

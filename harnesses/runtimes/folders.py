@@ -1,4 +1,4 @@
-"""The folders of a place: `work` is the working copy, `home` the throw-away HOME, `tmp` its scratch, `out` what it
+"""The folders of a workspace: `work` is the working copy, `home` the throw-away HOME, `tmp` its scratch, `out` what it
 printed. All lie below one root that is removed as a whole.
 
 The working copy of a repository is an overlay over its base where that can be mounted, else a copy.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rolltap.harnesses.base import Source
 from rolltap.harnesses.runtimes.folders import make_folders
-from rolltap.harnesses.runtimes.process import ProcessPlace
+from rolltap.harnesses.runtimes.process import ProcessWorkspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class HereRuntime:
     bins: tuple[Path, ...] = ()
     name: str = "here"
 
-    async def prepare(self, source: Source) -> ProcessPlace:
+    async def prepare(self, source: Source) -> ProcessWorkspace:
         path = os.pathsep.join([*map(str, self.bins), os.environ.get("PATH", os.defpath)])
-        place = ProcessPlace(await make_folders(None, source), path)
-        place.folder = place.workdir = self.folder
-        return place
+        workspace = ProcessWorkspace(await make_folders(None, source), path)
+        workspace.folder = workspace.workdir = self.folder
+        return workspace

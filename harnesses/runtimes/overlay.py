@@ -1,6 +1,6 @@
 """Working copies that cost nothing until they are written to: an overlay over a base that many rollouts share.
 
-The base is never written to; what an agent writes lies in its place's `upper`. Mounting needs root, or a
+The base is never written to; what an agent writes lies in its workspace's `upper`. Mounting needs root, or a
 user namespace of one's own (`unshare -Urm rolltap node`); where it can't be done, working copies are plain copies.
 """
 

@@ -47,7 +47,7 @@ def limited(argv: tuple[str, ...], limits: Limits) -> list[str]:
     return ["/bin/sh", "-c", f'{settings}; exec "$@"', "sh", *argv]
 
 
-class ProcessPlace:
+class ProcessWorkspace:
     runtime = "process"
 
     def __init__(self, folders: Folders, path: str) -> None:
@@ -96,12 +96,12 @@ class ProcessPlace:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRuntime:
-    """`base` is the folder of the places, `bins` are put before the system's PATH (installed harnesses)."""
+    """`base` is the folder of the workspaces, `bins` are put before the system's PATH (installed harnesses)."""
 
     base: Path | None = None
     bins: tuple[Path, ...] = ()
     name: str = "process"
 
-    async def prepare(self, source: Source) -> ProcessPlace:
+    async def prepare(self, source: Source) -> ProcessWorkspace:
         path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
-        return ProcessPlace(await make_folders(self.base, source), path)
+        return ProcessWorkspace(await make_folders(self.base, source), path)

@@ -22,7 +22,7 @@ GRACE_S = 5.0
 """How long a call may go on after it was told to stop, in seconds."""
 
 
-class ThreadPlace:
+class ThreadWorkspace:
     def __init__(self, folders: Folders, threads: ThreadPoolExecutor) -> None:
         self._folders = folders
         self._threads = threads
@@ -61,7 +61,7 @@ class ThreadPlace:
 
 @dataclass(frozen=True, slots=True)
 class ThreadRuntime:
-    """`base` is the folder of the places; at most `threads` calls run at once."""
+    """`base` is the folder of the workspaces; at most `threads` calls run at once."""
 
     base: Path | None = None
     threads: int = 64
@@ -71,5 +71,5 @@ class ThreadRuntime:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_pool", ThreadPoolExecutor(self.threads, thread_name_prefix="rollout"))
 
-    async def prepare(self, source: Source) -> ThreadPlace:
-        return ThreadPlace(await make_folders(self.base, source), self._pool)
+    async def prepare(self, source: Source) -> ThreadWorkspace:
+        return ThreadWorkspace(await make_folders(self.base, source), self._pool)

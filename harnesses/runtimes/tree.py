@@ -1,6 +1,6 @@
 """Runs a command so that its whole process tree can be ended, daemons that left their group and session included.
 
-Every process of a run inherits the environment variable `ROLLTAP_PLACE`; ending a run kills its process group, then
+Every process of a run inherits the environment variable `ROLLTAP_WORKSPACE`; ending a run kills its process group, then
 every process in which that mark is found, until none is left. (Linux: the mark is read from `/proc`.)
 """
 
@@ -19,7 +19,7 @@ from typing import IO
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Ending
 
-MARK = "ROLLTAP_PLACE"
+MARK = "ROLLTAP_WORKSPACE"
 SWEEPS = 20
 
 

@@ -191,7 +191,7 @@ def measure(rollouts: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rolltap-bench-") as name:
         folder = Path(name)
         with server(folder) as (url, key):
-            process, bubblewrap = ProcessRuntime(folder / "places"), BubblewrapRuntime(folder / "places")
+            process, bubblewrap = ProcessRuntime(folder / "workspaces"), BubblewrapRuntime(folder / "workspaces")
             return {
                 "process": asyncio.run(throughput(url, key, process, rollouts)),
                 "bubblewrap": asyncio.run(throughput(url, key, bubblewrap, rollouts)),

@@ -1,6 +1,6 @@
 """A whole rolltap in the test's event loop: scripted engine, proxy on SQLite, three planes; and harnesses in sandboxes.
 
-Each run has a session of its own and a place of its own. Sandboxes have no network but the proxy, so a harness that
+Each run has a session of its own and a workspace of its own. Sandboxes have no network but the proxy, so a harness that
 needs the outside world fails here.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from rolltap.engine.scripted import Entry, Script, ScriptedEngine
 from rolltap.engine.tiny import FOLDER
-from rolltap.harnesses.base import Command, Exit, Harness, Job, Limits, Place
+from rolltap.harnesses.base import Command, Exit, Harness, Job, Limits, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.install import Installation
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
@@ -42,34 +42,36 @@ class Run:
 
 class House:
     def __init__(
-        self, app: Rolltap, urls: Mapping[str, str], engine: ScriptedEngine, client: AdminClient, places: Path
+        self, app: Rolltap, urls: Mapping[str, str], engine: ScriptedEngine, client: AdminClient, workspaces: Path
     ) -> None:
         self.app = app
         self.urls = urls
         self.engine = engine
         self.client = client
-        self.places = places
+        self.workspaces = workspaces
 
     async def open(self) -> OpenedSession:
         return await self.client.open_session(policy=POLICY)
 
     @asynccontextmanager
-    async def place(self, installation: Installation) -> AsyncIterator[Place]:
-        runtime = BubblewrapRuntime(self.places, installation.bins, installation.needs)
-        place = await runtime.prepare(Files(FIRST_FILES))
+    async def workspace(self, installation: Installation) -> AsyncIterator[Workspace]:
+        runtime = BubblewrapRuntime(self.workspaces, installation.bins, installation.needs)
+        workspace = await runtime.prepare(Files(FIRST_FILES))
         try:
-            yield place
+            yield workspace
         finally:
-            await place.close()
+            await workspace.close()
 
-    async def launch(self, place: Place, harness: Harness, job: Job, session: OpenedSession, *, timeout: float) -> Exit:
-        """Runs `job` in `place` under `session`."""
-        launch = harness.launch(replace(job, endpoint=place.endpoint(job.endpoint)))
+    async def launch(
+        self, workspace: Workspace, harness: Harness, job: Job, session: OpenedSession, *, timeout: float
+    ) -> Exit:
+        """Runs `job` in `workspace` under `session`."""
+        launch = harness.launch(replace(job, endpoint=workspace.endpoint(job.endpoint)))
         assert isinstance(launch, Command)
-        return await place.run(launch, job.limits, timeout, reach=session.endpoint.base_url)
+        return await workspace.run(launch, job.limits, timeout, reach=session.endpoint.base_url)
 
-    def job(self, place: Place, session: OpenedSession, prompt: str, **more: Any) -> Job:
-        return Job(session.endpoint, prompt, place.workdir, place.home, Limits(), **more)
+    def job(self, workspace: Workspace, session: OpenedSession, prompt: str, **more: Any) -> Job:
+        return Job(session.endpoint, prompt, workspace.workdir, workspace.home, Limits(), **more)
 
     async def read(self, run: Run) -> Run:
         """Fills in what the record and the engine's journal hold of the run's session."""
@@ -100,7 +102,7 @@ async def opened(
         serving(app, settings, port) as urls,
         AdminClient(urls["admin"], app.settings.keys.admin) as client,
     ):
-        yield House(app, urls, engine, client, folder / "places")
+        yield House(app, urls, engine, client, folder / "workspaces")
 
 
 def house_settings(folder: Path, engine_url: str, **policy: Any) -> Mapping[str, Any]:

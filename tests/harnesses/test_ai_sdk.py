@@ -32,9 +32,9 @@ async def test_the_ai_sdk_does_not_notice(dialect: str, tmp_path: Path) -> None:
     installation = install(AI_SDK, CACHE)
     async with house(TALK, tmp_path, history_thinking="keep") as home:
         session = await home.open()
-        async with home.place(installation) as place:
-            (place.folder / SCRIPT.name).write_text(SCRIPT.read_text())
-            endpoint = place.endpoint(session.endpoint)
+        async with home.workspace(installation) as workspace:
+            (workspace.folder / SCRIPT.name).write_text(SCRIPT.read_text())
+            endpoint = workspace.endpoint(session.endpoint)
             told = {
                 "DIALECT": dialect,
                 "BASE_URL": endpoint.base_url,
@@ -43,7 +43,7 @@ async def test_the_ai_sdk_does_not_notice(dialect: str, tmp_path: Path) -> None:
                 "MODULES": str(installation.needs[0]),
             }
             command = Command(("node", SCRIPT.name), env=told)
-            exit_ = await place.run(command, Limits(), 120, reach=session.endpoint.base_url)
+            exit_ = await workspace.run(command, Limits(), 120, reach=session.endpoint.base_url)
         run = await home.read(Run(session))
     assert exit_.ending is Ending.DONE, exit_.output
     steps = json.loads(exit_.output.strip().splitlines()[-1])

@@ -80,15 +80,15 @@ async def test_a_harness_does_not_notice(
 
 
 async def through(home: House, harness: Harness, installation: Installation, scenario: Scenario) -> Run:
-    """Runs the scenario's prompts in one place under one session, and reads what was recorded."""
+    """Runs the scenario's prompts in one workspace under one session, and reads what was recorded."""
     session = await home.open()
     if scenario.compacts:
         session = replace(session, endpoint=replace(session.endpoint, context=TOOLS[harness.name].compacts_at))
     run = Run(session)
-    async with home.place(installation) as place:
+    async with home.workspace(installation) as workspace:
         for number, prompt in enumerate(scenario.prompts):
-            job = home.job(place, session, prompt, resume=number > 0)
-            launched = asyncio.create_task(home.launch(place, harness, job, session, timeout=TIMEOUT_S))
+            job = home.job(workspace, session, prompt, resume=number > 0)
+            launched = asyncio.create_task(home.launch(workspace, harness, job, session, timeout=TIMEOUT_S))
             if scenario.kill:
                 await home.engine.journal.until(lambda entries: any(len(entry.output) > 5 for entry in entries))
                 launched.cancel()
@@ -97,6 +97,6 @@ async def through(home: House, harness: Harness, installation: Installation, sce
             else:
                 run.exits.append(await launched)
         run.files = {
-            path: (place.folder / path).read_text() for path in scenario.makes if (place.folder / path).exists()
+            path: (workspace.folder / path).read_text() for path in scenario.makes if (workspace.folder / path).exists()
         }
     return await home.read(run)

@@ -80,7 +80,9 @@ async def test_each_role_is_played_recorded_and_rewarded_under_its_name(
         [debate()], policy=ROLES, n=2, rule={"scopes": ["rollout", "role:solver"]}, submission_id="s"
     )
     assert again == told
-    node = NodeAgent(client, NodeSettings("n", wait=0.1), Defaults(runtime="process", places=tmp_path / "places"))
+    node = NodeAgent(
+        client, NodeSettings("n", wait=0.1), Defaults(runtime="process", workspaces=tmp_path / "workspaces")
+    )
     await node.run(asyncio.Event(), until_idle=True)
     (group,) = await client.submission_groups("s")
     assert group["status"] == "complete", group

@@ -50,7 +50,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 async def test_a_group_of_mini_swe_agents_becomes_ready_to_train(home: House, tmp_path: Path) -> None:
     check = PythonCheck(lambda folder: float((folder / "b.txt").read_text() == "hello"))
     task = Task("copy", "Copy a.txt to b.txt.", tags=("easy",))
-    runtime = ThreadRuntime(tmp_path / "places")
+    runtime = ThreadRuntime(tmp_path / "workspaces")
     assignment = Assignment(task, Files({"a.txt": "hello"}), MiniSweAgentInProcess(), runtime, check)
     (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=4)
     assert group.rewards == (1.0,) * 4
@@ -70,7 +70,7 @@ async def test_an_agent_of_ones_own_reaches_its_session_from_every_runtime(
     home: House, tmp_path: Path, kind: type[ProcessRuntime | BubblewrapRuntime]
 ) -> None:
     agent = AnyCommand(("/usr/bin/python3", "-c", CURL))
-    assignment = Assignment(Task("ask", "hi"), Files({}), agent, kind(tmp_path / "places"), SessionCompleted())
+    assignment = Assignment(Task("ask", "hi"), Files({}), agent, kind(tmp_path / "workspaces"), SessionCompleted())
     (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=2)
     assert [rollout.status for rollout in group.rollouts] == ["succeeded"] * 2, group
     sessions = [await home.client.get(f"/sessions/{rollout.session_id}") for rollout in group.rollouts]
@@ -80,7 +80,7 @@ async def test_an_agent_of_ones_own_reaches_its_session_from_every_runtime(
 async def test_what_a_harness_did_before_its_time_was_up_is_kept(home: House, tmp_path: Path) -> None:
     agent = AnyCommand(("/bin/sh", "-c", f"/usr/bin/python3 -c '{CURL}'; sleep 60"))
     limits = Limits(agent_s=2.0)
-    runtime = ProcessRuntime(tmp_path / "places")
+    runtime = ProcessRuntime(tmp_path / "workspaces")
     assignment = Assignment(Task("slow", "hi"), Files({}), agent, runtime, SessionCompleted(), limits)
     (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=1)
     (rollout,) = group.rollouts
@@ -109,7 +109,7 @@ raise SystemExit(1)
 
 
 async def test_the_cap_of_turns_is_held_by_the_proxy_and_lowered_while_training(home: House, tmp_path: Path) -> None:
-    agent, runtime = AnyCommand(("/usr/bin/python3", "-c", KEEPS_ASKING)), ProcessRuntime(tmp_path / "places")
+    agent, runtime = AnyCommand(("/usr/bin/python3", "-c", KEEPS_ASKING)), ProcessRuntime(tmp_path / "workspaces")
 
     async def run(turns: int) -> list[str]:
         limits = Limits(turns=turns)
@@ -130,7 +130,7 @@ async def test_the_cap_of_turns_is_held_by_the_proxy_and_lowered_while_training(
 
 async def test_a_group_that_an_operator_cancels(home: House, tmp_path: Path) -> None:
     agent = AnyCommand(("/bin/sleep", "0.5"))
-    runtime = ProcessRuntime(tmp_path / "places")
+    runtime = ProcessRuntime(tmp_path / "workspaces")
     assignment = Assignment(Task("cancel", "hi"), Files({}), agent, runtime, SessionCompleted())
     runs = asyncio.Event()
 

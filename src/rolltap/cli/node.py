@@ -22,7 +22,7 @@ from rolltap.harnesses.specs import Defaults
 HarnessOption = Annotated[str, typer.Option(help="the harness, where a task names none")]
 RuntimeOption = Annotated[str, typer.Option(help="the runtime, where a task names none; auto: bubblewrap if it works")]
 SlotsOption = Annotated[int, typer.Option(min=1, help="agents at once")]
-PlacesOption = Annotated[Path | None, typer.Option(help="folder of the working copies; default the temporary one")]
+WorkspacesOption = Annotated[Path | None, typer.Option(help="folder of the working copies; default the temporary one")]
 
 
 def slots_of(agents: int) -> Slots:
@@ -36,13 +36,13 @@ def node(
     slots: SlotsOption = 4,
     harness: HarnessOption = "",
     runtime: RuntimeOption = "auto",
-    places: PlacesOption = None,
+    workspaces: WorkspacesOption = None,
     until_idle: Annotated[bool, typer.Option(help="end when there is nothing left to run")] = False,
 ) -> None:
     """Leases rollouts from the server and runs them on this machine, until stopped."""
     plane = PlaneClient("admin")
     settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))
-    defaults = Defaults(harness=harness, runtime=runtime, places=places)
+    defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
     asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
 
 
@@ -63,7 +63,7 @@ def up(
     cpus: Annotated[float, typer.Option(help="CPUs declared for each node's actor")] = 1.0,
     harness: HarnessOption = "",
     runtime: RuntimeOption = "auto",
-    places: PlacesOption = None,
+    workspaces: WorkspacesOption = None,
 ) -> None:
     """Runs one node agent on every node of a Ray cluster, until stopped."""
     if address is None:
@@ -79,7 +79,7 @@ def up(
         address=None if address == "local" else address,
         cpus=cpus,
         slots=slots_of(slots),
-        defaults=Defaults(harness=harness, runtime=runtime, places=places),
+        defaults=Defaults(harness=harness, runtime=runtime, workspaces=workspaces),
     )
     runner = RayRunner(settings)
     runner.connect()

@@ -80,16 +80,16 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
     async with AdminClient(plane.url, plane.key) as client:
         session = await client.open_session(policy=policy, tags={"harness": harness.name})
         console.print(f"session [bold]{session.session_id}[/] · {harness.name} · rolltap sessions show to see it again")
-        place = await runtime.prepare(Empty())
+        workspace = await runtime.prepare(Empty())
         try:
-            job = Job(session.endpoint, prompt, place.workdir, place.home, Limits(agent_s=AGENT_S))
+            job = Job(session.endpoint, prompt, workspace.workdir, workspace.home, Limits(agent_s=AGENT_S))
             launch = harness.launch(job)
             if isinstance(launch, PythonCall):
                 raise TaskInvalid(f"{harness.name} runs inside the runner only; use mini-swe-agent")
             seen: set[str] = set()
             watch = asyncio.create_task(_watch(client, session, seen))
             try:
-                exit_ = await place.run(launch, job.limits, AGENT_S)
+                exit_ = await workspace.run(launch, job.limits, AGENT_S)
             finally:
                 watch.cancel()
                 with suppress(asyncio.CancelledError):
@@ -97,7 +97,7 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
             await client.close_session(session.session_id)
             await _show_new_calls(client, session, seen)
         finally:
-            await place.close()
+            await workspace.close()
     return _tell(exit_, len(seen))
 
 

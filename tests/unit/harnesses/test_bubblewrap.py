@@ -13,7 +13,7 @@ import pytest
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Ending, Endpoint, Exit, Limits
-from rolltap.harnesses.runtimes.bubblewrap import BubblewrapPlace, BubblewrapRuntime, refusal
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace, refusal
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.registry import resolve
 from rolltap.harnesses.runtimes.relay import Target
@@ -46,29 +46,29 @@ REFUSED = refusal()
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[BubblewrapPlace]:
-    place = await BubblewrapRuntime(tmp_path / "places").prepare(Files({"mine.txt": "mine"}))
+async def workspace(tmp_path: Path) -> AsyncIterator[BubblewrapWorkspace]:
+    workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({"mine.txt": "mine"}))
     if REFUSED:
         with pytest.raises(RuntimeFailed, match="bubblewrap could not make the sandbox"):
-            await attempt(place, "true")
+            await attempt(workspace, "true")
         pytest.skip(f"this machine allows no sandbox: {REFUSED}")
-    yield place
-    await place.close()
+    yield workspace
+    await workspace.close()
 
 
-async def attempt(place: BubblewrapPlace, script: str, *, reach: str = "", timeout: float = 20) -> Exit:
-    return await place.run(Command(("/bin/bash", "-c", script), env={"KEY": "k"}), LIMITS, timeout, reach=reach)
+async def attempt(workspace: BubblewrapWorkspace, script: str, *, reach: str = "", timeout: float = 20) -> Exit:
+    return await workspace.run(Command(("/bin/bash", "-c", script), env={"KEY": "k"}), LIMITS, timeout, reach=reach)
 
 
-async def test_the_agent_sees_its_own_files_and_writes_them(place: BubblewrapPlace) -> None:
+async def test_the_agent_sees_its_own_files_and_writes_them(workspace: BubblewrapWorkspace) -> None:
     exit_ = await attempt(
-        place, "cat mine.txt; echo; pwd && echo new > out.txt && echo $HOME $KEY && id -u && touch ~/x"
+        workspace, "cat mine.txt; echo; pwd && echo new > out.txt && echo $HOME $KEY && id -u && touch ~/x"
     )
     assert (exit_.ending, exit_.output.split()) == (
         Ending.DONE,
         ["mine", "/workspace", "/home/agent", "k", "1000"],
     )
-    assert (place.folder / "out.txt").read_text() == "new\n"
+    assert (workspace.folder / "out.txt").read_text() == "new\n"
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def runner_process() -> Iterator[int]:
 
 
 async def test_a_hostile_script_finds_nothing_of_the_machine(
-    place: BubblewrapPlace, runner_process: int, tmp_path: Path
+    workspace: BubblewrapWorkspace, runner_process: int, tmp_path: Path
 ) -> None:
-    other = await BubblewrapRuntime(tmp_path / "places").prepare(Files({"secret.txt": "hush-of-another-rollout"}))
+    other = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({"secret.txt": "hush-of-another-rollout"}))
     database = tmp_path / "rolltap.db"
     database.write_text("hush-in-the-database")
     script = f"""{{
@@ -91,8 +91,8 @@ async def test_a_hostile_script_finds_nothing_of_the_machine(
         ls /proc/{os.getpid()} /root /etc /var/lib /run; cat /etc/shadow
         }} 2>&1 | grep -aoE 'hush[a-z-]+|No such file' | sort -u
         find / -xdev -name '*.db' -exec cat {{}} + 2>/dev/null; grep -rs hush- /dev/shm /tmp /home"""
-    exit_ = await attempt(place, script)
-    unwalled = await ProcessRuntime(tmp_path / "places").prepare(Files({}))
+    exit_ = await attempt(workspace, script)
+    unwalled = await ProcessRuntime(tmp_path / "workspaces").prepare(Files({}))
     found = await unwalled.run(Command(("/bin/bash", "-c", script.partition("find /")[0])), LIMITS, 20)
     await other.close()
     await unwalled.close()
@@ -114,27 +114,27 @@ async def test_a_hostile_script_finds_nothing_of_the_machine(
         "ulimit -n 1000000",
     ],
 )
-async def test_what_the_walls_forbid(place: BubblewrapPlace, script: str) -> None:
-    exit_ = await attempt(place, script.replace("$$PARENT", str(os.getpid())))
+async def test_what_the_walls_forbid(workspace: BubblewrapWorkspace, script: str) -> None:
+    exit_ = await attempt(workspace, script.replace("$$PARENT", str(os.getpid())))
     assert exit_.ending is Ending.CRASHED, exit_.output
 
 
-async def test_only_the_proxy_can_be_reached(place: BubblewrapPlace) -> None:
+async def test_only_the_proxy_can_be_reached(workspace: BubblewrapWorkspace) -> None:
     async with listening(b"proxy\n") as proxy, listening(b"admin plane\n") as admin:
         talk = "exec 3<>/dev/tcp/127.0.0.1/{} && head -1 <&3"
         reach = f"http://127.0.0.1:{proxy}/s/abc"
-        allowed = await attempt(place, talk.format(proxy), reach=reach)
-        refused = await attempt(place, talk.format(admin), reach=reach)
-        outside = await attempt(place, "exec 3<>/dev/tcp/1.1.1.1/53", reach=reach)
-        without = await attempt(place, talk.format(proxy))
-        listeners = await attempt(place, LISTENERS, reach=reach)
+        allowed = await attempt(workspace, talk.format(proxy), reach=reach)
+        refused = await attempt(workspace, talk.format(admin), reach=reach)
+        outside = await attempt(workspace, "exec 3<>/dev/tcp/1.1.1.1/53", reach=reach)
+        without = await attempt(workspace, talk.format(proxy))
+        listeners = await attempt(workspace, LISTENERS, reach=reach)
     assert (allowed.ending, allowed.output) == (Ending.DONE, "proxy\n")
     assert refused.ending is outside.ending is without.ending is Ending.CRASHED
     assert "admin" not in refused.output + without.output
     assert listeners.output == f"0100007F:{proxy:04X}\n"
 
 
-async def test_the_relay_carries_megabytes_and_ends_each_direction(place: BubblewrapPlace) -> None:
+async def test_the_relay_carries_megabytes_and_ends_each_direction(workspace: BubblewrapWorkspace) -> None:
     script = """python3 - <<'X'
 import socket, threading
 c = socket.create_connection(("127.0.0.1", PORT)); data = bytes(range(256)) * 20_000
@@ -145,17 +145,17 @@ while part := c.recv(65536): got += part
 print(got == b"hello" + data)
 X"""
     async with listening(b"hello") as port:
-        exit_ = await attempt(place, script.replace("PORT", str(port)), reach=f"http://127.0.0.1:{port}")
+        exit_ = await attempt(workspace, script.replace("PORT", str(port)), reach=f"http://127.0.0.1:{port}")
     assert exit_.output == "True\n"
 
 
-async def test_daemons_end_with_the_sandbox(place: BubblewrapPlace) -> None:
+async def test_daemons_end_with_the_sandbox(workspace: BubblewrapWorkspace) -> None:
     script = "setsid nohup sh -c 'while true; do date +%N > /workspace/alive; done' >/dev/null 2>&1 & sleep 60"
-    exit_ = await attempt(place, script, timeout=1)
+    exit_ = await attempt(workspace, script, timeout=1)
     assert exit_.ending is Ending.TIMED_OUT
-    before = (place.folder / "alive").read_text()
+    before = (workspace.folder / "alive").read_text()
     await asyncio.sleep(0.2)  # nothing to await: the point is that nothing happens
-    assert (place.folder / "alive").read_text() == before
+    assert (workspace.folder / "alive").read_text() == before
 
 
 async def test_a_machine_that_refuses_user_namespaces_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,10 +164,10 @@ async def test_a_machine_that_refuses_user_namespaces_says_so(tmp_path: Path, mo
     bwrap.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bwrap.parent}:{os.environ['PATH']}")
-    place = await BubblewrapRuntime(tmp_path / "places").prepare(Files({}))
+    workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
     with pytest.raises(RuntimeFailed, match="No permissions to create new namespace; allow user namespaces"):
-        await attempt(place, "true")
-    await place.close()
+        await attempt(workspace, "true")
+    await workspace.close()
     refusal.cache_clear()
     assert refusal() == "bwrap: No permissions to create new namespace"
     assert resolve("auto", python_call=False) == "process"

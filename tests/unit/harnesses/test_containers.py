@@ -56,10 +56,10 @@ def options(argv: list[str], name: str) -> list[str]:
 
 @pytest.mark.parametrize("client", ["docker"], indirect=True)
 async def test_docker_runs_one_contained_container(client: Client, tmp_path: Path) -> None:
-    place = await DockerRuntime("debian:12", tmp_path / "places").prepare(Files({"a": "1"}))
-    endpoint = place.endpoint(Endpoint("http://127.0.0.1:8710/s/x", "k", "m"))
-    exit_ = await place.run(LAUNCH, Limits(processes=99), 10)
-    await place.close()
+    workspace = await DockerRuntime("debian:12", tmp_path / "workspaces").prepare(Files({"a": "1"}))
+    endpoint = workspace.endpoint(Endpoint("http://127.0.0.1:8710/s/x", "k", "m"))
+    exit_ = await workspace.run(LAUNCH, Limits(processes=99), 10)
+    await workspace.close()
     assert exit_.ending is Ending.DONE
     assert endpoint.base_url == "http://host.docker.internal:8710/s/x"
     _inspect, (argv, env), (removal, _) = client.calls()
@@ -78,29 +78,29 @@ async def test_docker_runs_one_contained_container(client: Client, tmp_path: Pat
 
 @pytest.mark.parametrize("client", ["docker"], indirect=True)
 async def test_docker_failures_are_the_places_and_the_agents_are_not(client: Client, tmp_path: Path) -> None:
-    runtime = DockerRuntime("nowhere/none", tmp_path / "places")
+    runtime = DockerRuntime("nowhere/none", tmp_path / "workspaces")
     client.set({"inspect": 1, "pull": 1})
     with pytest.raises(RuntimeFailed, match="can't pull nowhere/none"):
         await runtime.prepare(Files({}))
     client.set({"run": 125})
-    place = await runtime.prepare(Files({}))
+    workspace = await runtime.prepare(Files({}))
     with pytest.raises(RuntimeFailed, match="could not run nowhere/none"):
-        await place.run(LAUNCH, Limits(), 10)
+        await workspace.run(LAUNCH, Limits(), 10)
     client.set({"run": 7})
-    assert (await place.run(LAUNCH, Limits(), 10)).ending is Ending.LIMIT
+    assert (await workspace.run(LAUNCH, Limits(), 10)).ending is Ending.LIMIT
     client.set({"run": 1})
-    assert (await place.run(LAUNCH, Limits(), 10)).ending is Ending.CRASHED
-    await place.close()
+    assert (await workspace.run(LAUNCH, Limits(), 10)).ending is Ending.CRASHED
+    await workspace.close()
 
 
 @pytest.mark.parametrize("client", ["apptainer"], indirect=True)
 async def test_apptainer_contains_everything(client: Client, tmp_path: Path) -> None:
     image = tmp_path / "agent.sif"
     image.write_text("")
-    place = await ApptainerRuntime(str(image), tmp_path / "places").prepare(Files({}))
-    endpoint = place.endpoint(Endpoint("http://127.0.0.1:8710/s/x", "k", "m"))
-    exit_ = await place.run(LAUNCH, Limits(), 10)
-    await place.close()
+    workspace = await ApptainerRuntime(str(image), tmp_path / "workspaces").prepare(Files({}))
+    endpoint = workspace.endpoint(Endpoint("http://127.0.0.1:8710/s/x", "k", "m"))
+    exit_ = await workspace.run(LAUNCH, Limits(), 10)
+    await workspace.close()
     assert exit_.ending is Ending.DONE
     assert endpoint.base_url == "http://127.0.0.1:8710/s/x"
     ((argv, env),) = client.calls()

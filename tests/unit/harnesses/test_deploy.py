@@ -33,7 +33,7 @@ def test_the_kubernetes_job_runs_nodes_until_nothing_is_left() -> None:
     given = parsed(container["args"])
     assert (given["until_idle"], given["slots"], given["runtime"]) == (True, 8, "bubblewrap")
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    assert str(given["places"]) == container["volumeMounts"][0]["mountPath"]
+    assert str(given["workspaces"]) == container["volumeMounts"][0]["mountPath"]
     assert [variable["name"] for variable in container["env"]] == ["ROLLTAP_ADMIN_URL", "ROLLTAP_ADMIN_KEY"]
 
 
@@ -51,7 +51,7 @@ def test_the_image_is_the_one_that_the_kubernetes_job_runs() -> None:
     last = dict(instructions())
     assert int(last["USER"]) == container["securityContext"]["runAsUser"]
     assert json.loads(last["ENTRYPOINT"]) == ["rolltap"]
-    assert str(parsed(json.loads(last["CMD"]))["places"]) == container["volumeMounts"][0]["mountPath"]
+    assert str(parsed(json.loads(last["CMD"]))["workspaces"]) == container["volumeMounts"][0]["mountPath"]
 
 
 def test_the_image_holds_the_whole_package_and_what_its_runtime_needs() -> None:

@@ -83,9 +83,9 @@ async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 async def test_the_client_asks_for_one_contained_container(engine: Engine, tmp_path: Path) -> None:
-    place = await DockerRuntime("debian:12", tmp_path / "places", network="agents").prepare(Files({"a": "1"}))
+    workspace = await DockerRuntime("debian:12", tmp_path / "workspaces", network="agents").prepare(Files({"a": "1"}))
     launch = Command(("agent", "--flag", "do it"), env={"API_KEY": "the-key"}, mounts={"/tests": tmp_path})
-    exit_ = await place.run(launch, Limits(processes=99, open_files=123, file_mb=2), 20)
+    exit_ = await workspace.run(launch, Limits(processes=99, open_files=123, file_mb=2), 20)
     assert (exit_.ending, exit_.output) == (Ending.DONE, "hello\n")
     (asked,) = engine.created
     host = asked["HostConfig"]
@@ -99,7 +99,7 @@ async def test_the_client_asks_for_one_contained_container(engine: Engine, tmp_p
     assert {bind.split(":")[1] for bind in host["Binds"]} == {"/workspace", "/home/agent", "/tmp", "/tests"}
     assert not host["Privileged"]
     assert engine.asked[-1].startswith("DELETE containers/rolltap-")
-    await place.close()
+    await workspace.close()
 
 
 @pytest.mark.parametrize(("code", "ending"), [(1, Ending.CRASHED), (7, Ending.LIMIT)])
@@ -107,14 +107,14 @@ async def test_the_containers_exit_code_is_the_agents(
     engine: Engine, tmp_path: Path, code: int, ending: Ending
 ) -> None:
     engine.code = code
-    place = await DockerRuntime("debian:12", tmp_path / "places").prepare(Files({}))
-    exit_ = await place.run(Command(("agent",), stdin="do it", endings={7: Ending.LIMIT}), Limits(), 20)
+    workspace = await DockerRuntime("debian:12", tmp_path / "workspaces").prepare(Files({}))
+    exit_ = await workspace.run(Command(("agent",), stdin="do it", endings={7: Ending.LIMIT}), Limits(), 20)
     assert (exit_.ending, exit_.code) == (ending, code)
     assert engine.created[0]["OpenStdin"]
-    await place.close()
+    await workspace.close()
 
 
 async def test_an_image_that_cannot_be_pulled_is_the_places_failure(engine: Engine, tmp_path: Path) -> None:
     engine.has_image = False
     with pytest.raises(RuntimeFailed, match="docker can't pull debian:12"):
-        await DockerRuntime("debian:12", tmp_path / "places").prepare(Files({}))
+        await DockerRuntime("debian:12", tmp_path / "workspaces").prepare(Files({}))

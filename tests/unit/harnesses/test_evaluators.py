@@ -1,4 +1,4 @@
-"""Evaluators on places as agents leave them."""
+"""Evaluators on workspaces as agents leave them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
-from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Place, Runtime, Source, Verdict
+from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Runtime, Source, Verdict, Workspace
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
@@ -53,21 +53,21 @@ async def judged(
     trap: Source = NOTHING,
     seen: Transcript | None = None,
 ) -> Verdict:
-    """What `evaluator` says of a place that started as `source` and where the agent wrote `left` and laid `trap`."""
+    """The verdict on a workspace that started as `source`, in which the agent wrote `left` and laid `trap`."""
     source = PROJECT if source is None else source
-    places: list[Place] = [await runtime.prepare(Files(source))]
-    Files(left)(places[0].folder)
-    trap(places[0].folder)
+    workspaces: list[Workspace] = [await runtime.prepare(Files(source))]
+    Files(left)(workspaces[0].folder)
+    trap(workspaces[0].folder)
 
-    async def fresh() -> Place:
-        places.append(await runtime.prepare(Files(source)))
-        return places[-1]
+    async def clean_workspace() -> Workspace:
+        workspaces.append(await runtime.prepare(Files(source)))
+        return workspaces[-1]
 
     evidence = Evidence(
         Task("t", "Fix add."),
         Exit(Ending.DONE, 1.0, 0, "I fixed it."),
-        places[0],
-        fresh,
+        workspaces[0],
+        clean_workspace,
         Limits(evaluate_s=evaluate_s),
         "s",
         "r",
@@ -76,8 +76,8 @@ async def judged(
     try:
         return await evaluator.evaluate(evidence)
     finally:
-        for place in places:
-            await place.close()
+        for workspace in workspaces:
+            await workspace.close()
 
 
 @pytest.fixture
@@ -196,20 +196,20 @@ def harbor_tests(folder: Path, script: str) -> Path:
 async def test_harbor_runs_test_sh_where_harbor_does(tmp_path: Path) -> None:
     script = 'grep -qf /tests/expected.txt calc.py && echo 1 > /logs/verifier/reward.txt || echo 0 > "$OUT"'
     check = HarborCheck(harbor_tests(tmp_path / "t", script), {"OUT": "/logs/verifier/reward.txt"})
-    runtime = BubblewrapRuntime(tmp_path / "places")
+    runtime = BubblewrapRuntime(tmp_path / "workspaces")
     assert (await judged(check, runtime, FIXED)).scores[0].value == 1.0
     assert (await judged(check, runtime, {})).scores[0].value == 0.0
 
 
 async def test_harbor_rewards_by_name_and_missing_ones(tmp_path: Path) -> None:
-    runtime = BubblewrapRuntime(tmp_path / "places")
+    runtime = BubblewrapRuntime(tmp_path / "workspaces")
     named = 'echo \'{"style": 0.5, "tests": 1}\' > /logs/verifier/reward.json'
     verdict = await judged(HarborCheck(harbor_tests(tmp_path / "a", named)), runtime, {})
     assert (verdict.scores[0].value, verdict.detail["parts"]) == (0.75, {"style": 0.5, "tests": 1.0})
     with pytest.raises(EvaluatorFailed, match="no reward"):
         await judged(HarborCheck(harbor_tests(tmp_path / "b", "true")), runtime, {})
     with pytest.raises(TaskInvalid, match="can't show folders at /tests, /logs; use 'bubblewrap'"):
-        await judged(HarborCheck(tmp_path / "a"), ProcessRuntime(tmp_path / "places"), {})
+        await judged(HarborCheck(tmp_path / "a"), ProcessRuntime(tmp_path / "workspaces"), {})
     with pytest.raises(TaskInvalid, match=r"no test\.sh"):
         HarborCheck(tmp_path)
 

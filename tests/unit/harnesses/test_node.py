@@ -32,7 +32,7 @@ def rollout(number: int, argv: tuple[str, ...] = ("true",), **spec: object) -> d
     return {"rollout_id": f"r{number}", "token": f"token{number}", "policy": "p", "task": task}
 
 
-def places_in(base: Path) -> list[Path]:
+def workspaces_in(base: Path) -> list[Path]:
     return list(base.iterdir())
 
 
@@ -51,7 +51,7 @@ async def test_it_runs_everything_there_is(server: Stub, tmp_path: Path) -> None
         busiest = max(busiest, sum(stage is Stage.RUN for stage in stages.values()))
 
     async with AdminClient(server.url, "admin") as client:
-        agent = NodeAgent(client, settings(), Defaults(places=tmp_path), progress)
+        agent = NodeAgent(client, settings(), Defaults(workspaces=tmp_path), progress)
         await agent.run(asyncio.Event(), until_idle=True)
     assert {body["status"] for body in server.finished.values()} == {"succeeded"}
     assert len(server.finished) == 7
@@ -63,7 +63,7 @@ async def test_it_runs_everything_there_is(server: Stub, tmp_path: Path) -> None
 async def test_a_task_that_this_node_cannot_run_fails_with_the_reason(server: Stub, tmp_path: Path) -> None:
     server.pending = [rollout(1, runtime="podman"), rollout(2)]
     async with AdminClient(server.url, "admin") as client:
-        await NodeAgent(client, settings(), Defaults(places=tmp_path)).run(asyncio.Event(), until_idle=True)
+        await NodeAgent(client, settings(), Defaults(workspaces=tmp_path)).run(asyncio.Event(), until_idle=True)
     assert server.finished["r1"]["status"] == "failed"
     assert "no runtime 'podman'" in server.finished["r1"]["reason"]
     assert server.finished["r2"]["status"] == "succeeded"
@@ -80,12 +80,12 @@ async def test_what_was_given_to_another_node_is_killed_and_no_more_is_said_of_i
     async def lose() -> None:
         await runs.wait()
         server.held["r1"] = "n2"
-        while places_in(tmp_path):  # noqa: ASYNC110  the folder is what an onlooker sees
+        while workspaces_in(tmp_path):  # noqa: ASYNC110  the folder is what an onlooker sees
             await asyncio.sleep(0.02)
         ended.set()
 
     async with AdminClient(server.url, "admin") as client:
-        agent = NodeAgent(client, settings(ttl=0.2), Defaults(places=tmp_path), progress)
+        agent = NodeAgent(client, settings(ttl=0.2), Defaults(workspaces=tmp_path), progress)
         losing = asyncio.create_task(lose())
         await agent.run(ended)
         await losing
@@ -102,7 +102,7 @@ async def test_a_node_that_is_stopped_gives_back_what_it_holds(server: Stub, tmp
             stop.set()
 
     async with AdminClient(server.url, "admin") as client:
-        await asyncio.wait_for(NodeAgent(client, settings(), Defaults(places=tmp_path), progress).run(stop), 10)
+        await asyncio.wait_for(NodeAgent(client, settings(), Defaults(workspaces=tmp_path), progress).run(stop), 10)
     assert server.released == ["n1"]
     assert not server.finished
-    assert not places_in(tmp_path)
+    assert not workspaces_in(tmp_path)

@@ -40,7 +40,7 @@ def used(folder: Path) -> int:
 async def test_copies_are_private_and_git_works_in_them(
     repository: Path, tmp_path: Path, runtime_class: type[ProcessRuntime | BubblewrapRuntime]
 ) -> None:
-    runtime = runtime_class(tmp_path / "places")
+    runtime = runtime_class(tmp_path / "workspaces")
     source = GitCommit(repository, "HEAD", cache=tmp_path / "cache")
     one, two = await asyncio.gather(runtime.prepare(source), runtime.prepare(source))
     script = "echo changed > a.txt && rm big.bin && git status --short && git log --format=%s"
@@ -50,15 +50,15 @@ async def test_copies_are_private_and_git_works_in_them(
     assert (source.base() / "a.txt").read_text() == "original\n"
     await one.close()
     await two.close()
-    assert not os.listdir(tmp_path / "places")
+    assert not os.listdir(tmp_path / "workspaces")
 
 
 async def test_ten_copies_do_not_take_ten_times_the_space_where_overlays_work(repository: Path, tmp_path: Path) -> None:
-    runtime = ProcessRuntime(tmp_path / "places")
+    runtime = ProcessRuntime(tmp_path / "workspaces")
     source = GitCommit(repository, "HEAD", cache=tmp_path / "cache")
-    places = [await runtime.prepare(source) for _ in range(10)]
-    assert all((place.folder / "big.bin").stat().st_size == MEGABYTES << 20 for place in places)
-    copies = 0 if overlay_works(tmp_path / "places") else 2 * 10  # the file, and git's object of it
-    assert used(tmp_path / "places") <= (copies + 1) * MEGABYTES << 20
-    for place in places:
-        await place.close()
+    workspaces = [await runtime.prepare(source) for _ in range(10)]
+    assert all((workspace.folder / "big.bin").stat().st_size == MEGABYTES << 20 for workspace in workspaces)
+    copies = 0 if overlay_works(tmp_path / "workspaces") else 2 * 10  # the file, and git's object of it
+    assert used(tmp_path / "workspaces") <= (copies + 1) * MEGABYTES << 20
+    for workspace in workspaces:
+        await workspace.close()

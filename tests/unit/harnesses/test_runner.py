@@ -32,7 +32,7 @@ from rolltap.harnesses.evaluators.session_completed import SessionCompleted
 from rolltap.harnesses.lifecycle import Assignment, Progress, Slots, Stage
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
-from rolltap.harnesses.runtimes.process import ProcessPlace, ProcessRuntime
+from rolltap.harnesses.runtimes.process import ProcessRuntime, ProcessWorkspace
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.harnesses.sources import Files
 from rolltap.types import Task
@@ -54,7 +54,7 @@ class Shell:
         return Command(("/bin/sh", "-c", self.command), env={"KEY": job.endpoint.key, "TASK": job.instruction})
 
 
-def places_in(base: Path) -> list[Path]:
+def workspaces_in(base: Path) -> list[Path]:
     return list(base.iterdir())
 
 
@@ -88,7 +88,7 @@ async def test_mini_swe_agent_runs_tasks_in_threads_and_is_rewarded(server: Stub
     assert all(len(calls) == 2 and calls[0]["model"] == "tiny" for calls in server.calls.values())
     assert len(server.calls) == 4
     assert server.closed == set(server.sessions.values())
-    assert not places_in(tmp_path), "places are torn down"
+    assert not workspaces_in(tmp_path), "workspaces are torn down"
 
 
 async def test_mini_swe_agent_endings_become_statuses(server: Stub, tmp_path: Path) -> None:
@@ -168,21 +168,21 @@ async def test_a_reward_of_an_unknown_scope_fails_the_rollout(server: Stub, tmp_
 
 
 class Flaky(ProcessRuntime):
-    """Its first `failures` places are lost while the agent runs."""
+    """Its first `failures` workspaces are lost while the agent runs."""
 
     def __init__(self, base: Path, failures: int) -> None:
         super().__init__(base)
         object.__setattr__(self, "failures", itertools.count(failures, -1))
 
-    async def prepare(self, source: Source) -> ProcessPlace:
-        place = await super().prepare(source)
+    async def prepare(self, source: Source) -> ProcessWorkspace:
+        workspace = await super().prepare(source)
         if next(self.failures) > 0:  # type: ignore[attr-defined]
 
             async def lost(*_: object, **__: object):
                 raise RuntimeFailed("the node went away")
 
-            place.run = lost  # type: ignore[method-assign]
-        return place
+            workspace.run = lost  # type: ignore[method-assign]
+        return workspace
 
 
 @pytest.mark.parametrize(("failures", "status", "attempts"), [(2, "succeeded", 3), (3, "failed", 3)])
@@ -195,7 +195,7 @@ async def test_a_lost_place_is_tried_again_with_a_new_key(
     (body,) = server.finished.values()
     assert (body["status"], body["attempt"]) == (status, attempts)
     assert len(server.sessions) == attempts
-    assert not places_in(tmp_path)
+    assert not workspaces_in(tmp_path)
 
 
 async def test_a_setup_that_raises_or_hangs_ends_its_rollout_only(server: Stub, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ async def test_a_setup_that_hangs_once_is_tried_again(server: Stub, tmp_path: Pa
             client, [job], policy="p", n=1, progress=lambda step: step.summary and release.set()
         )
     assert group.rollouts[0].status == "succeeded"
-    assert not places_in(tmp_path)
+    assert not workspaces_in(tmp_path)
 
 
 async def test_what_nobody_expected_fails_its_rollout_and_no_other(server: Stub, tmp_path: Path) -> None:
@@ -269,16 +269,16 @@ async def test_what_nobody_expected_fails_its_rollout_and_no_other(server: Stub,
     assert {(rollout.status, rollout.reason) for rollout in broken.rollouts} == {
         ("failed", "internal_error: RuntimeError: the recipe is broken")
     }
-    assert not places_in(tmp_path)
+    assert not workspaces_in(tmp_path)
 
 
 def test_a_command_need_not_read_what_it_is_given(tmp_path: Path) -> None:
     async def run() -> list[Exit]:
-        place = await ProcessRuntime(tmp_path).prepare(Files({}))
+        workspace = await ProcessRuntime(tmp_path).prepare(Files({}))
         prompt = "x" * 1_000_000
         commands = [Command(("true",), stdin=prompt), Command(("wc", "-c"), stdin=prompt), Command(("cat",))]
-        exits = [await place.run(command, Limits(), 20) for command in commands]
-        await place.close()
+        exits = [await workspace.run(command, Limits(), 20) for command in commands]
+        await workspace.close()
         return exits
 
     for runner in (asyncio.run, uvloop.run):  # Ray's actors and the server run on uvloop
@@ -305,7 +305,7 @@ async def test_cancelling_ends_every_rollout_as_cancelled(server: Stub, tmp_path
         with pytest.raises(asyncio.CancelledError):
             await work
     assert [body["status"] for body in server.finished.values()] == ["cancelled"] * 3
-    assert not places_in(tmp_path)
+    assert not workspaces_in(tmp_path)
 
 
 async def test_a_rollout_that_is_ended_elsewhere_is_left_alone(server: Stub, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ async def test_a_rollout_that_is_ended_elsewhere_is_left_alone(server: Stub, tmp
 class Meeting:
     """An evaluator and a harness that can only end together: the test hangs if one stage blocks the other."""
 
-    name, package, dialect, quirks, wants_fresh_place = "meeting", None, "openai_chat", (), False
+    name, package, dialect, quirks, needs_clean_workspace = "meeting", None, "openai_chat", (), False
 
     def __init__(self) -> None:
         self.second_agent_ran = threading.Event()
