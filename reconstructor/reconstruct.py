@@ -21,7 +21,7 @@ from rolltap.reconstructor.breaks import breaks_of
 from rolltap.reconstructor.classify import classify
 from rolltap.reconstructor.forest import Node, TokenForest
 from rolltap.reconstructor.rules import MaskReason, Rules
-from rolltap.reconstructor.segments import SpanPair, build_segment, span_pair
+from rolltap.reconstructor.segments import build_segment, span_pair
 from rolltap.reconstructor.strategies import KeptCalls, SegmentPlan, Strategy, strategy_named
 from rolltap.types import Break, BreakReason, Call, Segment, Trajectory
 
@@ -37,39 +37,24 @@ def reconstruct(calls: Iterable[Call], *, strategy: str | Strategy = "tree", rul
     for call in sorted(calls, key=lambda call: call.id):
         forest.add(call)
     chosen = strategy_named(strategy) if isinstance(strategy, str) else strategy
-    return assemble(forest, chosen, rules or Rules(), {})
+    return _assemble(forest, chosen, rules or Rules())
 
 
-SegmentKey = tuple[tuple[str, ...], int, tuple[MaskReason, ...], int]
-"""What a segment is made of: the ids of its calls, the first that it owns, their reasons, its first turn's index."""
-
-
-def assemble(forest: TokenForest, strategy: Strategy, rules: Rules, built: dict[SegmentKey, Segment]) -> Trajectory:
-    """The trajectory of a forest. Segments in `built` are used again; it is left holding the current ones."""
+def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajectory:
+    """The trajectory of a forest: classify, cut into plans, build one segment a plan."""
     kept = classify(forest, rules)
     breaks = breaks_of(forest)
     plans = sorted(strategy.plans(kept), key=lambda plan: plan.path[plan.own].id)
     _check(plans, kept)
     indices = _turn_indices(forest, breaks)
     spans = {node.id: span_pair(node, indices[node.id], kept.reasons[node.id]) for node in kept.nodes}
-    current: dict[SegmentKey, Segment] = {}
-    for plan in plans:
-        key = _key(plan, kept, spans)
-        current[key] = built.get(key) or build_segment(plan, spans)
-    built.clear()
-    built.update(current)
-    segments = tuple(current.values())
+    segments = tuple(build_segment(plan, spans) for plan in plans)
     return Trajectory(
         session_id=forest.nodes[0].call.session_id if forest.nodes else "",
         segments=segments,
         breaks=tuple(breaks.values()),
         counts=_counts(forest, kept, breaks, segments),
     )
-
-
-def _key(plan: SegmentPlan, kept: KeptCalls, spans: Mapping[str, SpanPair]) -> SegmentKey:
-    reasons = tuple(kept.reasons[node.id] for node in plan.path)
-    return tuple(node.id for node in plan.path), plan.own, reasons, spans[plan.path[0].id].context.index
 
 
 def _check(plans: Sequence[SegmentPlan], kept: KeptCalls) -> None:

@@ -24,7 +24,6 @@ class MaskReason(StrEnum):
     ABORTED = "aborted"
     ENGINE_ERROR = "engine_error"
     REFUSED = "refused"
-    SUPERSEDED = "superseded"
     TOKENS_MISSING = "tokens_missing"  # no token ids: passed through as text, or nothing was sampled
     UNDELIVERED = "undelivered"
     LOGPROBS_MISSING = "logprobs_missing"
@@ -55,7 +54,6 @@ _OUTCOMES = {
     Outcome.ABORTED: MaskReason.ABORTED,
     Outcome.ENGINE_ERROR: MaskReason.ENGINE_ERROR,
     Outcome.REFUSED: MaskReason.REFUSED,
-    Outcome.SUPERSEDED: MaskReason.SUPERSEDED,
 }
 _KINDS = {
     CallKind.AUXILIARY: MaskReason.AUXILIARY,

@@ -67,13 +67,12 @@ def bench_reconstruct(report: dict[str, Any]) -> str:
         f"| {one['name']} | {one['calls']:,} | {one['tokens']:,} | {1e3 * one['seconds']:.1f} | {one['tokens_per_s'] / 1e6:.1f} | {one['goal']} |"
         for one in report["figures"]
     )
-    log, running = report["log"], report["running"]
+    log = report["log"]
     return (
         "| session | calls | tokens of its rows | ms | million tokens/s | goal |\n|---|---|---|---|---|---|\n"
         f"{rows}\n\n"
         f"A log of {log['calls']:,} calls into Parquet: {log['seconds']:.0f} s, peak {log['peak_mb_half_way']} MB half way "
-        f"and {log['peak_mb_at_the_end']} MB at the end. One more call of a running session: "
-        f"{running['add_ms_at_call_20']:.2f} ms at call 20, {running['add_ms_at_call_190']:.2f} ms at call 190. "
+        f"and {log['peak_mb_at_the_end']} MB at the end. "
         f"(One core, Python {report['python']}, {report['time'][:10]}.)"
     )
 

@@ -33,7 +33,6 @@ class Outcome(StrEnum):
     ABORTED = "aborted"  # the client went away, or the process died before the call was complete
     ENGINE_ERROR = "engine_error"
     REFUSED = "refused"  # the request was never sent to an engine
-    SUPERSEDED = "superseded"  # a retry replaced it before it ended
 
 
 class Finish(StrEnum):

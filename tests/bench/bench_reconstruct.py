@@ -36,7 +36,6 @@ from rolltap.cli.export import Job, run_export
 from rolltap.proxy.conversation.chat import Message, Text
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import Query
-from rolltap.reconstructor.incremental import RunningSession
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
 from rolltap.types import Call, Finish, Outcome, Session, Trajectory, VersionSpan
@@ -207,22 +206,7 @@ async def whole_log(rng: np.random.Generator, folder: Path, calls: int, console:
     }
 
 
-def running(rng: np.random.Generator) -> dict[str, float]:
-    """The cost of one more call of a running session, early and late, in milliseconds."""
-    calls = session(rng, 200, 300, 100)
-    live = RunningSession()
-    costs = []
-    for call in calls:
-        start = time.process_time()
-        live.add([call])
-        costs.append(time.process_time() - start)
-    return {
-        "add_ms_at_call_20": statistics.median(costs[10:30]) * 1e3,
-        "add_ms_at_call_190": statistics.median(costs[180:]) * 1e3,
-    }
-
-
-def shown(figures: list[Figure], streamed: dict[str, Any], grown: dict[str, float]) -> Table:
+def shown(figures: list[Figure], streamed: dict[str, Any]) -> Table:
     table = Table("case", "calls", "tokens in rows", "read", "CPU ms", "M tokens/s", "goal", "met")
     for figure in figures:
         met = "" if figure.met is None else "yes" if figure.met else "NO"
@@ -236,8 +220,6 @@ def shown(figures: list[Figure], streamed: dict[str, Any], grown: dict[str, floa
         f"{streamed['seconds'] * 1e3:,.0f}", f"{streamed['tokens'] / streamed['seconds'] / 1e6:.2f}", "flat memory",
         "yes" if streamed["peak_mb_at_the_end"] < 1.1 * streamed["peak_mb_half_way"] else "NO",
     )  # fmt: skip
-    cost = f"{grown['add_ms_at_call_20']:.2f} ms at call 20, {grown['add_ms_at_call_190']:.2f} ms at call 190"
-    table.add_row(f"one more call of a running session: {cost}", "", "", "", "", "", "", "")
     return table
 
 
@@ -260,8 +242,7 @@ def main() -> None:
             measured("2,000 calls, 500 branches, no hints", branching(rng, 2000, 500, hint=False), "< 1 s", quick),
         ]
         streamed = asyncio.run(whole_log(rng, folder, args.calls, console))
-    grown = running(rng)
-    console.print(shown(figures, streamed, grown))
+    console.print(shown(figures, streamed))
     report = {
         "rolltap": __version__,
         "seed": args.seed,
@@ -271,7 +252,6 @@ def main() -> None:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "figures": [{**asdict(figure), "tokens_per_s": figure.rate} for figure in figures],
         "log": streamed,
-        "running": grown,
     }
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(report, indent=2))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.reconstructor.incremental import RunningSession
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import SWITCHABLE, Rules
 from rolltap.reconstructor.strategies import STRATEGIES
@@ -123,15 +122,6 @@ def test_order_and_duplicates_change_nothing(calls, strategy, data):
     again = data.draw(st.lists(st.sampled_from(calls), max_size=4))
     shuffled = data.draw(st.permutations([*calls, *again]))
     assert pack(reconstruct(shuffled, strategy=strategy)) == plain
-
-
-@given(sessions(), names, st.data())
-def test_a_running_session_is_at_every_moment_what_a_whole_reconstruction_gives(calls, strategy, data):
-    running = RunningSession(strategy=strategy)
-    order = data.draw(st.permutations(calls))
-    for count, call in enumerate(order, 1):
-        running.add([call])
-        assert pack(running.trajectory()) == pack(reconstruct(order[:count], strategy=strategy))
 
 
 @given(sessions())

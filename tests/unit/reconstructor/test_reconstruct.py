@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from rolltap.errors import AlignmentError, ConfigError, RecordCorrupt
-from rolltap.reconstructor.incremental import RunningSession
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of, total
 from rolltap.reconstructor.rules import MaskReason, Rules
@@ -115,7 +114,6 @@ def test_a_retry_continued_in_other_tokens_counts_as_continued():
     [
         ({"outcome": Outcome.ABORTED}, "aborted"),
         ({"outcome": Outcome.ENGINE_ERROR}, "engine_error"),
-        ({"outcome": Outcome.SUPERSEDED}, "superseded"),
         ({"delivered": False}, "undelivered"),
     ],
 )
@@ -274,17 +272,6 @@ def test_a_strategy_is_held_to_its_contract():
 def test_unknown_names_list_the_known_ones(wrong, message: str):
     with pytest.raises(ConfigError, match=message):
         wrong()
-
-
-def test_a_running_session_keeps_the_segments_that_did_not_change():
-    main, side = make_call(0, [1], [2]), make_call(1, [9], [8], agent="explorer")
-    running = RunningSession()
-    running.add([main, side])
-    before = running.trajectory().segments
-    running.add([make_call(2, after(main, 3), [4])])
-    now = running.trajectory().segments
-    assert now[1] is before[1]
-    assert masked(now[0]) == "1 [2] 3 [4]"
 
 
 def test_reports_add_up():
