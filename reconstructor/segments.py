@@ -57,7 +57,7 @@ def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair]) -> Segment:
         loss_mask=loss_mask,
         logprobs=logprobs,
         versions=versions,
-        spans=context + tuple(spans[node.id].owned for node in own),
+        turns=context + tuple(spans[node.id].owned for node in own),
         agent=main.agent,
         kind=main.kind,
         extras=_extras(trained, length),

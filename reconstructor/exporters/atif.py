@@ -37,7 +37,7 @@ class Atif:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
-            told = [segment for segment in item.rows if all(turn.call_id in item.texts for turn in segment.spans)]
+            told = [segment for segment in item.rows if all(turn.call_id in item.texts for turn in segment.turns)]
             if not told:
                 yield Skipped("no tokens that may be trained")
                 continue
@@ -56,9 +56,9 @@ class Atif:
                 yield Row(document, texts=[document])
 
     def _document(self, item: ExportItem, segment: Segment, suffix: str) -> dict[str, Any]:
-        last = item.texts[segment.spans[-1].call_id]
+        last = item.texts[segment.turns[-1].call_id]
         steps = [{"step_id": number, **step} for number, step in enumerate(_steps(item, segment), 1)]
-        calls = [item.calls[turn.call_id] for turn in segment.spans if turn.trained]
+        calls = [item.calls[turn.call_id] for turn in segment.turns if turn.trained]
         agent: dict[str, Any] = {
             "name": item.harness or "unknown",
             "version": self.agent_version,
@@ -87,7 +87,7 @@ def _steps(item: ExportItem, segment: Segment) -> Iterator[dict[str, Any]]:
     known = 0
     agent: dict[str, Any] | None = None
     held: list[dict[str, Any]] = []
-    for turn in segment.spans:
+    for turn in segment.turns:
         text = item.texts[turn.call_id]
         for message in text.messages[known:]:
             if message["role"] == "tool" and agent is not None:

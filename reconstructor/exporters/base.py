@@ -129,9 +129,9 @@ class Exporter(Protocol):
 
 def last_span(segment: Segment) -> CallSpan:
     """The segment's last trained turn; its last one where none is trained."""
-    trained = [turn for turn in segment.spans if turn.trained]
-    return (trained or segment.spans)[-1]
+    trained = [turn for turn in segment.turns if turn.trained]
+    return (trained or segment.turns)[-1]
 
 
 def trained_spans(segment: Segment) -> list[CallSpan]:
-    return [turn for turn in segment.spans if turn.trained]
+    return [turn for turn in segment.turns if turn.trained]

@@ -60,7 +60,7 @@ def rewarded(item: ExportItem) -> tuple[float, Conversation] | Skipped:
 def opening(item: ExportItem, conversation: Conversation) -> Sequence[Message]:
     """The messages before the first reply of a conversation."""
     if conversation.segment is not None:
-        first = item.texts.get(conversation.segment.spans[0].call_id)
+        first = item.texts.get(conversation.segment.turns[0].call_id)
         return first.messages if first is not None else ()
     messages = conversation.text.conversation
     first_reply = next(index for index, message in enumerate(messages) if message["role"] == "assistant")

@@ -66,8 +66,8 @@ class Trajectories:
 
 
 def _row(item: ExportItem, segment: Segment, index: int, breaks: Mapping[str, Break]) -> Row:
-    last = item.texts.get(segment.spans[-1].call_id)
-    found = breaks.get(segment.spans[0].call_id)
+    last = item.texts.get(segment.turns[-1].call_id)
+    found = breaks.get(segment.turns[0].call_id)
     versions = segment.versions[segment.loss_mask]
     values: dict[str, Any] = {
         **item.labels(),
@@ -85,7 +85,7 @@ def _row(item: ExportItem, segment: Segment, index: int, breaks: Mapping[str, Br
         "versions": segment.versions,
         "oldest_version": int(versions.min()) if len(versions) else None,
         "newest_version": int(versions.max()) if len(versions) else None,
-        "turns": [asdict(turn) for turn in segment.spans],
+        "turns": [asdict(turn) for turn in segment.turns],
         "extras": {name: array.tolist() for name, array in segment.extras.items()},
         "break": asdict(found) if found is not None else None,
         "rewards": list(_rewards(item)),

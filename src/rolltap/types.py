@@ -230,7 +230,7 @@ class Segment:
     loss_mask: Bool
     logprobs: Float32
     versions: Int32
-    spans: tuple[CallSpan, ...]
+    turns: tuple[CallSpan, ...]
     agent: str = ""
     kind: CallKind = CallKind.MAIN
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)

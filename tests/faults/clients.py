@@ -204,7 +204,7 @@ class Clients:
                 self.told.acked[leased.group.id] = lease.id
                 trajectories = [record.trajectory for record in leased.rollouts]
                 segments = [segment for trajectory in trajectories for segment in trajectory.segments]
-                self.told.trained += [one.call_id for segment in segments for one in segment.spans if one.trained]
+                self.told.trained += [one.call_id for segment in segments for one in segment.turns if one.trained]
         return status
 
     async def holds(self, lease: Lease) -> bool:

@@ -56,7 +56,7 @@ class TrainedVersions:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> TrainedVersions:
-        calls = tuple(turn.call_id for segment in trajectory.segments for turn in segment.spans if turn.trained)
+        calls = tuple(turn.call_id for segment in trajectory.segments for turn in segment.turns if turn.trained)
         versions = [segment.versions for segment in trajectory.segments if len(segment)]
         newest = max((int(one.max()) for one in versions), default=NO_VERSION)
         if newest == NO_VERSION:

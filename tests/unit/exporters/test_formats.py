@@ -54,7 +54,7 @@ def test_trajectories_hold_the_whole_record(container: Any, world: World, tmp_pa
         assert row["versions"] == segment.versions.tolist()
         assert (row["reward"], row["task_id"], row["kind"]) == (0.5, "t", segment.kind)
         turns = row["turns"] if container == "jsonl" else json.loads(row["turns"])
-        assert [turn["call_id"] for turn in turns] == [turn.call_id for turn in segment.spans]
+        assert [turn["call_id"] for turn in turns] == [turn.call_id for turn in segment.turns]
     trained = [token for row in rows for token, on in zip(row["token_ids"], row["loss_mask"], strict=True) if on]
     assert sorted(trained) == sorted(sampled(item))
 

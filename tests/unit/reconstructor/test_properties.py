@@ -45,7 +45,7 @@ def trained_tokens(trajectory: Trajectory) -> Counter[tuple[str, int, int, float
     found: Counter[tuple[str, int, int, float, int]] = Counter()
     for segment in trajectory.segments:
         covered = np.zeros(len(segment), bool)
-        for turn in segment.spans:
+        for turn in segment.turns:
             if not turn.trained:
                 continue
             covered[turn.start : turn.end] = True
@@ -99,11 +99,11 @@ def test_the_trained_tokens_are_the_sampled_tokens_of_the_trained_calls_once_eac
 def test_every_turn_stands_behind_the_prompt_that_the_engine_saw(calls, strategy):
     by_id = {call.id: call for call in calls}
     for segment in reconstruct(calls, strategy=strategy).segments:
-        for turn in segment.spans:
+        for turn in segment.turns:
             call = by_id[turn.call_id]
             assert segment.token_ids[: turn.start].tolist() == call.prompt_ids.tolist()
             assert segment.token_ids[turn.start : turn.end].tolist() == call.output_ids.tolist()
-        assert segment.spans[-1].end == len(segment)
+        assert segment.turns[-1].end == len(segment)
 
 
 @given(sessions())
@@ -111,7 +111,7 @@ def test_segments_follow_the_longest_proven_parent(calls):
     by_id = {call.id: call for call in calls}
     for segment in reconstruct(calls, strategy="tree").segments:
         parent: list[int] | None = None
-        for turn in segment.spans:
+        for turn in segment.turns:
             assert longest_proven_parent(calls, by_id[turn.call_id]) == parent
             parent = context(by_id[turn.call_id])
 

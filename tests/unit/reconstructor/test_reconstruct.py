@@ -37,7 +37,7 @@ def after(call: Call, *new: int) -> list[int]:
 
 def trained(trajectory: Trajectory) -> list[list[str]]:
     """By segment, the calls that carry loss."""
-    return [[turn.call_id for turn in segment.spans if turn.trained] for segment in trajectory.segments]
+    return [[turn.call_id for turn in segment.turns if turn.trained] for segment in trajectory.segments]
 
 
 def masked(segment: Segment) -> str:
@@ -53,7 +53,7 @@ def test_a_conversation_is_one_segment_with_loss_on_what_was_sampled():
     assert segment.logprobs[[2, 3, 5]].tolist() == [*first.logprobs, *second.logprobs]
     assert segment.versions.tolist() == [-1, -1, 0, 0, -1, 1]
     assert segment.prompt_length == 2
-    assert [(turn.start, turn.end, turn.index) for turn in segment.spans] == [(2, 4, 0), (5, 6, 1)]
+    assert [(turn.start, turn.end, turn.index) for turn in segment.turns] == [(2, 4, 0), (5, 6, 1)]
 
 
 def test_branches_train_their_trunk_once():
@@ -62,7 +62,7 @@ def test_branches_train_their_trunk_once():
     right = make_call(2, after(trunk, 5), [6, 6])
     tree = reconstruct([trunk, left, right])
     assert [masked(segment) for segment in tree.segments] == ["1 [2] 5 [6] [6]", "1 2 3 [4]"]
-    assert [turn.trained for turn in tree.segments[1].spans] == [False, True]
+    assert [turn.trained for turn in tree.segments[1].turns] == [False, True]
     assert trained(reconstruct([trunk, left, right], strategy="prefix")) == [[trunk.id, left.id], [right.id]]
     assert trained(reconstruct([trunk, left, right], strategy="per_call")) == [[trunk.id], [left.id], [right.id]]
 
@@ -182,7 +182,7 @@ def test_compaction_begins_a_segment_and_the_turns_count_on():
     trajectory = reconstruct([first, summary, resumed])
     assert trained(trajectory) == [["000000"], [], ["000002"]]
     assert [found.reason for found in trajectory.breaks] == [BreakReason.COMPACTION]
-    assert trajectory.segments[2].spans[0].index == 2
+    assert trajectory.segments[2].turns[0].index == 2
 
 
 def test_subagents_are_lineages_of_their_own():
@@ -195,7 +195,7 @@ def test_subagents_are_lineages_of_their_own():
         ("", "1 [2] 3 [4]"),
         ("explorer", "9 [8] 7 [6]"),
     ]
-    assert [turn.index for turn in trajectory.segments[1].spans] == [0, 1]
+    assert [turn.index for turn in trajectory.segments[1].turns] == [0, 1]
     assert [found.reason for found in trajectory.breaks] == [BreakReason.NEW_CONVERSATION]
 
 
@@ -306,4 +306,4 @@ def test_a_conversation_of_thousands_of_calls_is_no_recursion():
     for number in range(1, 3000):
         calls.append(make_call(number, after(calls[-1]), [2], parent_id=calls[-1].id))
     (segment,) = reconstruct(calls).segments
-    assert len(segment.spans) == 3000
+    assert len(segment.turns) == 3000
