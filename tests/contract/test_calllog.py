@@ -14,9 +14,9 @@ from rolltap.calllog.base import CallLog, CallRow, RequestParts
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import same_fact
 from rolltap.calllog.open import open_call_log
+from rolltap.calllog.process_registry import PostgresRegistry
 from rolltap.calllog.redis import IngestWriter
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.calllog.writers import SharedWriters
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, VersionSpan
@@ -196,8 +196,8 @@ async def sweeper(store: Store, log: CallLog) -> AsyncIterator[CallLog]:
         yield log
         return
     database, ingest = Database(store.url), store.ingest
-    through = (lambda writer: IngestWriter(ingest, writer)) if ingest else (lambda writer: writer)
-    peer = SqlCallLog(database, writers=SharedWriters(database, gone_s=-1.0), through=through)
+    wrap = (lambda writer: IngestWriter(ingest, writer)) if ingest else (lambda writer: writer)
+    peer = SqlCallLog(database, registry=PostgresRegistry(database, gone_s=-1.0), wrap=wrap)
     await peer.start()
     yield peer
     await peer.close()
@@ -340,7 +340,7 @@ async def test_several_proxies_write_one_session_on_postgres(postgres_url: str):
 
 async def test_a_proxys_orphans_are_aborted_by_its_peers_on_postgres(postgres_url: str):
     databases = [Database(postgres_url) for _ in range(2)]
-    crashed, peer = (SqlCallLog(one, writers=SharedWriters(one, beat_s=0.05, gone_s=0.5)) for one in databases)
+    crashed, peer = (SqlCallLog(one, registry=PostgresRegistry(one, beat_s=0.05, gone_s=0.5)) for one in databases)
     await crashed.start()
     await peer.start()
     session = a_session()

@@ -29,7 +29,7 @@ LATE = (
     "uvloop",
     "rolltap.calllog.postgres",
     "rolltap.calllog.redis",
-    "rolltap.calllog.spooling",
+    "rolltap.calllog.spool_writer",
     "rolltap.calllog.sqlite",
     "rolltap.cli.serve",
     "rolltap.proxy.app",

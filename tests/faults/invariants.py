@@ -54,9 +54,9 @@ async def check(url: str, told: Told, journal: Sequence[Mapping[str, Any]]) -> f
 async def _rows_once_there(log: CallLog, told: Told, journal: Sequence[Mapping[str, Any]]) -> dict[str, CallRow]:
     """All rows of the clients' sessions, once what must be there is there or the time is over.
 
-    That is every acknowledged call with its completion, and every call of the engine's journal with its intent. A living
-    proxy may still hold both outside the store: in its spool, or in the ingest stream. There they are as durable, but
-    this reader can't see them.
+    That is every acknowledged call with its completion, and every call of the engine's journal with its intent. A
+    living proxy may still hold both outside the store: in its spool, or in the ingest stream. There they are as
+    durable, but this reader can't see them.
     """
     deadline = time.monotonic() + RECOVERS_WITHIN_S
     asked = {entry["id"] for entry in _of_sessions(told, journal)}

@@ -14,7 +14,7 @@ from rolltap.calllog.base import CallIntent, Condition
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.spool import Spool
-from rolltap.calllog.spooling import SpoolingWriter
+from rolltap.calllog.spool_writer import SpoolWriter
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.types import Outcome
@@ -71,7 +71,7 @@ async def test_a_process_that_ends_during_the_outage_leaves_its_calls_to_the_nex
 
 async def test_the_ends_of_open_calls_find_room_when_new_ones_are_refused(private_postgres: Any, tmp_path: Path):
     spool = Spool(tmp_path / "spool", 300_000)
-    log = SqlCallLog(Database(private_postgres.url()), through=lambda direct: SpoolingWriter(direct, spool))
+    log = SqlCallLog(Database(private_postgres.url()), wrap=lambda direct: SpoolWriter(direct, spool))
     await log.start()
     session = a_session()
     await log.open_session(session)

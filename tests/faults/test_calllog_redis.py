@@ -164,7 +164,7 @@ async def test_what_a_dead_proxy_left_in_the_stream_is_drained_by_the_next(postg
 async def test_peers_take_over_what_a_proxy_took_and_never_wrote(postgres_url: str, private_redis: Any):
     stuck = IngestWriter(private_redis.url, AwayStore())
     database = Database(postgres_url)
-    log = SqlCallLog(database, through=lambda store: IngestWriter(private_redis.url, store, claim_s=0.2))
+    log = SqlCallLog(database, wrap=lambda store: IngestWriter(private_redis.url, store, claim_s=0.2))
     await log.start()
     await stuck.start()
     session = a_session()

@@ -50,11 +50,11 @@ async def test_an_intent_that_is_durable_outside_the_store_is_waited_for_and_a_l
 ):
     url, writers = f"sqlite:///{tmp_path}/log.db", []
 
-    def through(store: GroupWriter) -> GroupWriter:
+    def wrap(store: GroupWriter) -> GroupWriter:
         writers.append(HeldWriter(store))
         return writers[0]
 
-    log = SqlCallLog(Database(url), through=through)
+    log = SqlCallLog(Database(url), wrap=wrap)
     await log.start()
     session = a_session()
     intent = an_intent(session)

@@ -69,7 +69,7 @@ class Connection(Protocol):
         ...
 
 
-class Door(Protocol):
+class Backend(Protocol):
     """One kind of database behind `Database`."""
 
     dialect: sa.Dialect
@@ -91,19 +91,19 @@ class Door(Protocol):
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]: ...
 
 
-def _sqlite(url: sa.URL, writable: bool) -> Door:
-    from rolltap.calllog.sqlite import SqliteDoor
+def _sqlite(url: sa.URL, writable: bool) -> Backend:
+    from rolltap.calllog.sqlite import SqliteBackend
 
-    return SqliteDoor(url, writable=writable)
-
-
-def _postgres(url: sa.URL, writable: bool) -> Door:
-    from rolltap.calllog.postgres import PostgresDoor
-
-    return PostgresDoor(url, writable=writable)
+    return SqliteBackend(url, writable=writable)
 
 
-DOORS: Mapping[str, Callable[[sa.URL, bool], Door]] = {"sqlite": _sqlite, "postgresql": _postgres}
+def _postgres(url: sa.URL, writable: bool) -> Backend:
+    from rolltap.calllog.postgres import PostgresBackend
+
+    return PostgresBackend(url, writable=writable)
+
+
+BACKENDS: Mapping[str, Callable[[sa.URL, bool], Backend]] = {"sqlite": _sqlite, "postgresql": _postgres}
 
 
 class Database:
@@ -113,56 +113,56 @@ class Database:
         self.url = parse_url(url)
         self.name = self.url.render_as_string(hide_password=True)
         self.writable = writable
-        self._door = DOORS[self.url.drivername](self.url, writable)
+        self._backend = BACKENDS[self.url.drivername](self.url, writable)
 
     @property
     def dialect(self) -> sa.Dialect:
         """For rendering statements ahead of time."""
-        return self._door.dialect
+        return self._backend.dialect
 
     @property
     def dialect_name(self) -> str:
         """`sqlite` or `postgresql`."""
-        return self._door.dialect.name
+        return self._backend.dialect.name
 
     async def start(self, metadata: sa.MetaData | None = None) -> None:
         """Connects and makes the tables of `metadata` that are missing. Closes itself if that fails."""
         try:
-            await self._door.start()
+            await self._backend.start()
             if metadata is not None and self.writable:
-                await self._door.transact(lambda connection: _create(connection, metadata), Durability.POWER)
+                await self._backend.transact(lambda connection: _create(connection, metadata), Durability.POWER)
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
-        await self._door.close()
+        await self._backend.close()
 
     @asynccontextmanager
     async def write(self, durability: Durability = Durability.POWER) -> AsyncIterator[Connection]:
         """A transaction; on SQLite the only one at that time."""
         self._check_writable()
-        async with self._door.write(durability) as connection:
+        async with self._backend.write(durability) as connection:
             yield connection
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Connection]:
         """A snapshot to read from."""
-        async with self._door.read() as connection:
+        async with self._backend.read() as connection:
             yield connection
 
     async def transact(self, work: Work[T], durability: Durability = Durability.POWER) -> T:
         """Runs `work` in a transaction of its own and commits."""
         self._check_writable()
-        return await self._door.transact(work, durability)
+        return await self._backend.transact(work, durability)
 
     async def query(self, work: Work[T]) -> T:
         """Runs `work` on a snapshot."""
-        return await self._door.query(work)
+        return await self._backend.query(work)
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """The rows of one statement, which is its own snapshot: on Postgres one round trip instead of three."""
-        return await self._door.select(statement)
+        return await self._backend.select(statement)
 
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]:
         """Runs the inserts in a transaction of their own, past SQLAlchemy; how many rows of each were new or replaced.
@@ -170,11 +170,11 @@ class Database:
         On Postgres that is one round trip, and half of the processor time of `transact`.
         """
         self._check_writable()
-        return await self._door.insert(rows, durability)
+        return await self._backend.insert(rows, durability)
 
     async def now(self) -> float:
         """The database's clock, in seconds since the epoch. In a transaction, ask its connection instead."""
-        async with self._door.read() as connection:
+        async with self._backend.read() as connection:
             return await connection.now()
 
     def _check_writable(self) -> None:
@@ -188,8 +188,8 @@ def parse_url(url: str) -> sa.URL:
         parsed = sa.make_url(url)
     except exc.ArgumentError:
         raise ConfigError(f"store.url: {url!r} is not a URL; use sqlite:///PATH or postgresql://...") from None
-    if parsed.drivername not in DOORS:
-        raise ConfigError(f"store.url: no database of kind {parsed.drivername!r}; known: {', '.join(DOORS)}")
+    if parsed.drivername not in BACKENDS:
+        raise ConfigError(f"store.url: no database of kind {parsed.drivername!r}; known: {', '.join(BACKENDS)}")
     return parsed
 
 

@@ -37,15 +37,15 @@ def _memory(place: Place) -> CallLog:
 def _sql(place: Place) -> CallLog:
     from rolltap.calllog.database import Database
     from rolltap.calllog.spool import Spool
-    from rolltap.calllog.spooling import SpoolingWriter
+    from rolltap.calllog.spool_writer import SpoolWriter
     from rolltap.calllog.sql import SqlCallLog
 
-    def through(writer: GroupWriter) -> GroupWriter:
+    def wrap(writer: GroupWriter) -> GroupWriter:
         if place.ingest is not None:
             writer = _ingest(place.ingest, writer)
-        return SpoolingWriter(writer, Spool(place.spool, place.spool_bytes)) if place.spool is not None else writer
+        return SpoolWriter(writer, Spool(place.spool, place.spool_bytes)) if place.spool is not None else writer
 
-    return SqlCallLog(Database(place.url, writable=place.writable), through=through)
+    return SqlCallLog(Database(place.url, writable=place.writable), wrap=wrap)
 
 
 STORES: Mapping[str, Callable[[Place], CallLog]] = {"memory": _memory, "sqlite": _sql, "postgresql": _sql}

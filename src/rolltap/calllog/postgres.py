@@ -57,7 +57,7 @@ class AsyncpgConnection:
         return float(await self.scalar(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))))
 
 
-class PostgresDoor:
+class PostgresBackend:
     """See the module."""
 
     def __init__(self, url: sa.URL, *, writable: bool) -> None:

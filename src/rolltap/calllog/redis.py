@@ -27,8 +27,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from rolltap.calllog.commit import Entry
+from rolltap.calllog.fact_codec import pack_fact, unpack_fact
 from rolltap.calllog.facts import Fact, name_of
-from rolltap.calllog.packing import pack_fact, unpack_fact
 from rolltap.calllog.writing import GroupWriter, SpoolState
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable

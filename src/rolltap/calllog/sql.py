@@ -19,6 +19,7 @@ from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition,
 from rolltap.calllog.commit import GroupCommit
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import Delivery, Fact
+from rolltap.calllog.process_registry import ProcessRegistry, registry_of
 from rolltap.calllog.reading import (
     decode_calls,
     decode_request,
@@ -30,7 +31,6 @@ from rolltap.calllog.reading import (
 from rolltap.calllog.records import read_session, session_row
 from rolltap.calllog.schema import call_intents, sessions
 from rolltap.calllog.versions import bring_up_to_date
-from rolltap.calllog.writers import Writers, writers_of
 from rolltap.calllog.writing import MANY_BYTES, FactWriter, GroupWriter
 from rolltap.errors import NotFound, StoreUnavailable
 from rolltap.types import Call, Session
@@ -47,13 +47,13 @@ class SqlCallLog:
         self,
         database: Database,
         *,
-        writers: Writers | None = None,
-        through: Callable[[GroupWriter], GroupWriter] = lambda direct: direct,
+        registry: ProcessRegistry | None = None,
+        wrap: Callable[[GroupWriter], GroupWriter] = lambda direct: direct,
     ) -> None:
-        """`through` puts something (a spool, an ingest stream) before the writer of the tables."""
+        """`wrap` puts something (a spool, an ingest stream) before the writer of the tables."""
         self.database = database
-        self._writers = writers or writers_of(database)
-        self._writer = through(FactWriter(database, self._writers))
+        self._registry = registry or registry_of(database)
+        self._writer = wrap(FactWriter(database, self._registry))
         self._commits: GroupCommit[Fact] = GroupCommit(self._writer.write)
         self._seen: OrderedDict[str, Session] = OrderedDict()
 
@@ -71,13 +71,13 @@ class SqlCallLog:
             await self._writer.start()
             stack.pop_all()
         if self.database.writable:
-            self._writers.start()
+            self._registry.start()
         self._commits.start()
 
     async def close(self) -> None:
         await self._commits.close()
         await self._writer.close()
-        await self._writers.close()
+        await self._registry.close()
         await self.database.close()
 
     async def condition(self) -> Condition:
@@ -173,12 +173,12 @@ class SqlCallLog:
         return [read_session(tuple(row)) for row in await self.database.select(query)]
 
     async def append_intent(self, intent: CallIntent) -> None:
-        self._writers.opened(intent)
+        self._registry.opened(intent)
         await self._commits.append(intent)
 
     async def append_completion(self, completion: CallCompletion) -> None:
         await self._commits.append(completion)
-        self._writers.ended(completion.call_id)
+        self._registry.ended(completion.call_id)
 
     async def append_delivery(self, call_id: str, delivered: bool) -> None:
         await self._commits.append(Delivery(call_id, delivered), hurry=False)
@@ -210,4 +210,4 @@ class SqlCallLog:
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         await self._writer.settled()
-        return await self._writers.abort_orphans(live, at=at)
+        return await self._registry.abort_orphans(live, at=at)

@@ -92,7 +92,7 @@ class ThreadConnection:
         return time.time()
 
 
-class SqliteDoor:
+class SqliteBackend:
     """See the module."""
 
     def __init__(self, url: sa.URL, *, writable: bool) -> None:

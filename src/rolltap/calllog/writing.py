@@ -19,6 +19,7 @@ from rolltap.calllog.commit import Entry
 from rolltap.calllog.database import Database, Durability
 from rolltap.calllog.facts import Delivery, Fact, name_of
 from rolltap.calllog.insert import Insert
+from rolltap.calllog.process_registry import ProcessRegistry
 from rolltap.calllog.records import (
     Row,
     completion_row,
@@ -27,7 +28,6 @@ from rolltap.calllog.records import (
     same_row,
     session_row,
 )
-from rolltap.calllog.writers import Writers
 from rolltap.crash import crash_point
 from rolltap.errors import RecordCorrupt, StoreUnavailable
 from rolltap.types import Session
@@ -41,7 +41,7 @@ MANY_BYTES = 256 << 10
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class CommitBatch:
     """Encoded facts by table, the entries that they came from, and the large parts of their requests.
 
     `repeats` are entries with the key of another one of the group: they are for the next group.
@@ -108,9 +108,9 @@ class FactWriter:
     waiting = 0
     spool = None
 
-    def __init__(self, database: Database, writers: Writers) -> None:
+    def __init__(self, database: Database, registry: ProcessRegistry) -> None:
         self._database = database
-        self._writers = writers
+        self._registry = registry
         dialect = database.dialect
         facts = (schema.sessions, schema.call_intents, schema.call_completions, schema.deliveries)
         self._inserts = {table: Insert(table, dialect) for table in facts}
@@ -140,7 +140,7 @@ class FactWriter:
                     await self.write([entry])
             return
         crash_point("store.committed")
-        self._writers.announced(group.processes)
+        self._registry.announced(group.processes)
         now = time.monotonic()
         self._known_parts.update(dict.fromkeys(group.parts, now))
         while len(self._known_parts) > KNOWN_PARTS:
@@ -151,8 +151,8 @@ class FactWriter:
         if group.repeats:
             await self.write(group.repeats)
 
-    def _encode(self, entries: Sequence[Entry[Fact]]) -> Group:
-        group = Group()
+    def _encode(self, entries: Sequence[Entry[Fact]]) -> CommitBatch:
+        group = CommitBatch()
         for entry in entries:
             try:
                 self._encode_one(group, entry)
@@ -160,7 +160,7 @@ class FactWriter:
                 entry.failure = RecordCorrupt(f"{name_of(entry.value)} can't be stored: {error}")
         return group
 
-    def _encode_one(self, group: Group, entry: Entry[Fact]) -> None:
+    def _encode_one(self, group: CommitBatch, entry: Entry[Fact]) -> None:
         match entry.value:
             case CallIntent() as intent:
                 row, parts = intent_row(intent)
@@ -174,7 +174,7 @@ class FactWriter:
             case Session() as session:
                 group.add(schema.sessions, entry, session_row(session))
 
-    async def _commit(self, group: Group) -> dict[sa.Table, int]:
+    async def _commit(self, group: CommitBatch) -> dict[sa.Table, int]:
         """Writes the group in one transaction, a second time if the connection was lost: writing twice is harmless."""
         trusted = time.monotonic() - PART_TRUST_S
         fresh = [digest for digest in group.parts if self._known_parts.get(digest, -PART_TRUST_S) <= trusted]
@@ -185,22 +185,22 @@ class FactWriter:
         except StoreUnavailable:
             return await self._write_rows(rows, group)
 
-    async def _write_rows(self, rows: Mapping[sa.Table, Sequence[Row]], group: Group) -> dict[sa.Table, int]:
+    async def _write_rows(self, rows: Mapping[sa.Table, Sequence[Row]], group: CommitBatch) -> dict[sa.Table, int]:
         """How many rows of each table were new or took the place of another."""
-        if self._writers.knows(group.processes):
+        if self._registry.knows(group.processes):
             inserts = {self._inserts[table]: some for table, some in rows.items()}
             counts = await self._database.insert(inserts, group.durability)
             return dict(zip(rows, counts, strict=True))
 
         def work(connection: sa.Connection) -> dict[sa.Table, int]:
-            self._writers.announce(connection, group.processes)
+            self._registry.announce(connection, group.processes)
             inserted = {table: self._inserts[table].run(connection, some) for table, some in rows.items()}
             crash_point("store.transaction")
             return inserted
 
         return await self._database.transact(work, group.durability)
 
-    async def _compare(self, table: sa.Table, group: Group) -> None:
+    async def _compare(self, table: sa.Table, group: CommitBatch) -> None:
         """Fails the entries whose row differs from the one that was there."""
         key = next(iter(table.primary_key))
         rows = group.rows[table]

@@ -96,11 +96,11 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """Writes sessions into a file, row for row, for another store or for keeping."""
-    from rolltap.calllog import moving
+    from rolltap.calllog import transfer
 
-    async def run(show: Callable[[int, int], None]) -> moving.Moved:
+    async def run(show: Callable[[int, int], None]) -> transfer.Moved:
         async with _opened(store or settings_store(config), writable=False) as database:
-            return await moving.export_sessions(database, out, only=session or (), show=show)
+            return await transfer.export_sessions(database, out, only=session or (), show=show)
 
     with _progress("sessions") as show:
         moved = asyncio.run(run(show))
@@ -116,16 +116,16 @@ def import_(
     config: ConfigOption = None,
 ) -> None:
     """Takes exported sessions into a store. What is there already stays; what clashes is refused."""
-    from rolltap.calllog import moving
+    from rolltap.calllog import transfer
 
-    async def run() -> list[moving.Moved]:
+    async def run() -> list[transfer.Moved]:
         async with _opened(store or settings_store(config), writable=True) as database:
             with console.status("importing") as status:
 
                 def show(path: Path) -> Callable[[int], None]:
                     return lambda done: status.update(f"{path}: {done:,} sessions")
 
-                return [await moving.import_sessions(database, path, show=show(path)) for path in files]
+                return [await transfer.import_sessions(database, path, show=show(path)) for path in files]
 
     for path, moved in zip(files, asyncio.run(run()), strict=True):
         known = f", {moved.sessions - moved.new:,} of them there already" if moved.new < moved.sessions else ""

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from rolltap.calllog import prune as retention
 from rolltap.calllog.base import RequestParts
-from rolltap.calllog.moving import export_sessions, import_sessions
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import Pruned, Reason, exported_in, judge, prune
 from rolltap.calllog.schema import parts, prunings
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.calllog.verify import verify
 from rolltap.cli.main import app
 from rolltap.ledger.claims import LeaseRequest

@@ -11,7 +11,7 @@ import pytest
 from rolltap.calllog.commit import Entry
 from rolltap.calllog.facts import Delivery, Fact
 from rolltap.calllog.spool import OPEN_SHARE, START, Spool
-from rolltap.calllog.spooling import SpoolingWriter
+from rolltap.calllog.spool_writer import SpoolWriter
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 
 from .making import a_completion, an_intent
@@ -128,14 +128,14 @@ async def store() -> Store:
 
 
 @pytest.fixture
-async def writer(store: Store, path: Path) -> AsyncIterator[SpoolingWriter]:
-    writer = SpoolingWriter(store, Spool(path, LIMIT), probe_s=0.01)
+async def writer(store: Store, path: Path) -> AsyncIterator[SpoolWriter]:
+    writer = SpoolWriter(store, Spool(path, LIMIT), probe_s=0.01)
     await writer.start()
     yield writer
     await writer.close()
 
 
-async def write(writer: SpoolingWriter, *call_ids: str) -> list[Entry[Fact]]:
+async def write(writer: SpoolWriter, *call_ids: str) -> list[Entry[Fact]]:
     entries: list[Entry[Fact]] = [Entry(Delivery(call_id, True)) for call_id in call_ids]
     await writer.write(entries)
     return entries
@@ -145,14 +145,14 @@ def names(store: Store) -> list[str]:
     return [fact.call_id for fact in store.facts if isinstance(fact, Delivery)]
 
 
-async def test_nothing_is_spooled_while_the_store_is_there(store: Store, writer: SpoolingWriter):
+async def test_nothing_is_spooled_while_the_store_is_there(store: Store, writer: SpoolWriter):
     await write(writer, "a", "b")
     assert names(store) == ["a", "b"]
     assert writer.waiting == 0
     await writer.settled()
 
 
-async def test_the_spool_takes_over_and_is_drained_in_order(store: Store, writer: SpoolingWriter):
+async def test_the_spool_takes_over_and_is_drained_in_order(store: Store, writer: SpoolWriter):
     await write(writer, "a")
     store.away = True
     for call_id in "bcd":
@@ -170,7 +170,7 @@ async def test_the_spool_takes_over_and_is_drained_in_order(store: Store, writer
 
 
 async def test_a_full_spool_refuses_new_calls_and_still_takes_the_ends_of_open_ones(store: Store, path: Path):
-    writer = SpoolingWriter(store, Spool(path, LIMIT), probe_s=60)
+    writer = SpoolWriter(store, Spool(path, LIMIT), probe_s=60)
     await writer.start()
     store.away = True
     taken = 0
@@ -191,19 +191,19 @@ async def test_a_full_spool_refuses_new_calls_and_still_takes_the_ends_of_open_o
 
 async def test_what_a_killed_process_spooled_goes_to_the_store_at_the_next_start(store: Store, path: Path):
     spool = opened(path)
-    killed = SpoolingWriter(store, spool, probe_s=60)
+    killed = SpoolWriter(store, spool, probe_s=60)
     store.away = True
     await write(killed, "a", "b")
     spool.close()
     store.away = False
-    writer = SpoolingWriter(store, Spool(path, LIMIT))
+    writer = SpoolWriter(store, Spool(path, LIMIT))
     await writer.start()
     assert names(store) == ["a", "b"]
     await writer.close()
 
 
 async def test_what_the_store_refuses_from_the_spool_is_kept_and_reported(
-    store: Store, writer: SpoolingWriter, path: Path, caplog: pytest.LogCaptureFixture
+    store: Store, writer: SpoolWriter, path: Path, caplog: pytest.LogCaptureFixture
 ):
     store.away = True
     await write(writer, "good", "bad", "fine")
@@ -224,7 +224,7 @@ def damage(path: Path, word: bytes) -> None:
 
 
 async def test_a_spool_that_the_disk_damages_is_kept_and_reported(
-    store: Store, writer: SpoolingWriter, path: Path, caplog: pytest.LogCaptureFixture
+    store: Store, writer: SpoolWriter, path: Path, caplog: pytest.LogCaptureFixture
 ):
     store.away = True
     await write(writer, "good", "damaged", "lost")
@@ -244,7 +244,7 @@ class HangingStore(Store):
 
 
 async def test_a_store_that_hangs_is_away(path: Path):
-    writer = SpoolingWriter(HangingStore(), Spool(path, LIMIT), stall_s=0.02)
+    writer = SpoolWriter(HangingStore(), Spool(path, LIMIT), stall_s=0.02)
     await writer.start()
     (entry,) = await write(writer, "a")
     assert entry.failure is None

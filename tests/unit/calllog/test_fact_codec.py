@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
+from rolltap.calllog.fact_codec import pack_fact, unpack_fact
 from rolltap.calllog.facts import Delivery, Fact, same_fact
-from rolltap.calllog.packing import pack_fact, unpack_fact
 from rolltap.errors import RecordCorrupt
 from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, Session, VersionSpan
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 
 from rolltap.calllog.base import CallIntent
 from rolltap.calllog.commit import Entry
+from rolltap.calllog.fact_codec import pack_fact, unpack_fact
 from rolltap.calllog.facts import Fact, name_of
-from rolltap.calllog.packing import pack_fact, unpack_fact
 from rolltap.calllog.spool import RETRY_AFTER_S, START, Spool
 from rolltap.calllog.sqlite import Worker
 from rolltap.calllog.writing import GroupWriter, SpoolState
@@ -42,7 +42,7 @@ CALL_BYTES = 65_536
 """A spool with less room than this for new calls is called full, though a small one may still find a place."""
 
 
-class SpoolingWriter:
+class SpoolWriter:
     """See the module."""
 
     def __init__(self, store: GroupWriter, spool: Spool, *, probe_s: float = PROBE_S, stall_s: float = STALL_S) -> None:

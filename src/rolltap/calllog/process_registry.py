@@ -35,7 +35,7 @@ GONE_S = 30.0
 MARGIN_S = 600.0
 
 
-class Writers:
+class ProcessRegistry:
     """The processes that write to a log, this one among them. Subclasses know the database's clock, and who is gone."""
 
     clock: str
@@ -156,14 +156,14 @@ def _abort(connection: sa.Connection, process: str, complete_to: str, at: float)
     return Insert(call_completions, connection.dialect).run(connection, rows) if rows else 0
 
 
-class OnlyWriter(Writers):
+class SqliteRegistry(ProcessRegistry):
     """SQLite."""
 
     clock = "CAST(strftime('%s', 'now') AS REAL)"
     gone = "SELECT id, complete_to FROM processes"
 
 
-class SharedWriters(Writers):
+class PostgresRegistry(ProcessRegistry):
     """Postgres."""
 
     clock = "extract(epoch FROM clock_timestamp())"
@@ -173,5 +173,5 @@ class SharedWriters(Writers):
     )
 
 
-def writers_of(database: Database) -> Writers:
-    return SharedWriters(database) if database.dialect_name == "postgresql" else OnlyWriter(database)
+def registry_of(database: Database) -> ProcessRegistry:
+    return PostgresRegistry(database) if database.dialect_name == "postgresql" else SqliteRegistry(database)

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from rolltap.calllog.archive import ArchiveWriter, read_archive
 from rolltap.calllog.base import RequestParts
 from rolltap.calllog.facts import same_fact
-from rolltap.calllog.moving import export_sessions, import_sessions
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, prunings, sessions
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
 from rolltap.types import Break, BreakReason, Flaw, VersionSpan
 
