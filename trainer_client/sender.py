@@ -28,7 +28,7 @@ from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.protocol import Broadcast, Bucket, PauseMode
 from rolltap.trainer_client.settings import PushSettings
 from rolltap.trainer_client.weights import updating
-from rolltap.weight_group import Meeting, WeightGroup, dtype_of
+from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
 
 log = logging.getLogger("rolltap.trainer")
 
@@ -74,7 +74,7 @@ class Sender:
         buckets = tuple(_buckets(weights))
         ranks = client.ranks(policy)
         order = Order(
-            Meeting("127.0.0.1", self._settings.port, group, 1 + ranks, self._backend, self._settings.timeout_s),
+            Rendezvous("127.0.0.1", self._settings.port, group, 1 + ranks, self._backend, self._settings.timeout_s),
             str(self._device),
             buckets,
         )
@@ -102,18 +102,18 @@ class Sender:
             raise TrainerError("the process that sends weights has died") from None
         line = stdout.readline()
         if not line:
-            raise TrainerError(f"the process that sends weights could not open port {order.meeting.port}")
+            raise TrainerError(f"the process that sends weights could not open port {order.rendezvous.port}")
         return int(line)
 
     def _broadcast(self, order: Order, port: int) -> Broadcast:
-        meeting = order.meeting
+        rendezvous = order.rendezvous
         return Broadcast(
             self._settings.address,
             port,
-            meeting.name,
-            meeting.world_size,
-            meeting.backend,
-            meeting.timeout_s,
+            rendezvous.name,
+            rendezvous.world_size,
+            rendezvous.backend,
+            rendezvous.timeout_s,
             order.buckets,
         )
 
@@ -135,7 +135,7 @@ class Sender:
 class Order:
     """What the process is to send: the bytes of the buckets' tensors follow, without anything between them."""
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     device: str
     buckets: tuple[Bucket, ...]
 
@@ -186,14 +186,16 @@ def main() -> None:
 def _order_of(line: bytes) -> Order:
     said = json.loads(line)
     buckets = tuple(Bucket(**bucket) for bucket in said["buckets"])
-    return Order(Meeting(**said["meeting"]), said["device"], buckets)
+    return Order(Rendezvous(**said["rendezvous"]), said["device"], buckets)
 
 
 def _carry_out(order: Order, source: BinaryIO, answers: TextIO) -> None:
-    meeting = order.meeting
-    store = TCPStore(meeting.address, meeting.port, is_master=True, timeout=meeting.patience, wait_for_workers=False)
+    rendezvous = order.rendezvous
+    store = TCPStore(
+        rendezvous.address, rendezvous.port, is_master=True, timeout=rendezvous.timeout, wait_for_workers=False
+    )
     print(store.port, file=answers, flush=True)
-    with WeightGroup(meeting, 0, store) as group:
+    with WeightGroup(rendezvous, 0, store) as group:
         for bucket in order.buckets:
             for dtype, shape in zip(bucket.dtypes, bucket.shapes, strict=True):
                 group.broadcast(_read(source, dtype_of(dtype), shape).to(order.device))

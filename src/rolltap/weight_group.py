@@ -1,10 +1,10 @@
-"""The process group of one push: the trainer is rank 0 and sends, every rank of an engine receives.
+"""The process group of one weight push: the trainer is rank 0 and sends, every engine rank receives.
 
-A group is `torch.distributed`'s, made as SGLang makes the one of `/init_weights_update_group` (its
-`init_custom_process_group`), so that its servers can join: the store of a `tcp://` rendezvous under the group's name.
-It stands beside whatever groups a process has already. Both ends need the same minor version of torch.
+It is a group of `torch.distributed`, made the way SGLang makes the group of `/init_weights_update_group`
+(`init_custom_process_group`), so that its servers can join: a `tcp://` store with the group's name as prefix. It does
+not touch the groups that a process already has. Both ends need the same minor version of torch.
 
-gloo ends a process that is sent another number of bytes than it expects: what is sent must be what was announced.
+gloo kills a process that receives another number of bytes than it expects: send exactly what was announced.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from torch.distributed import distributed_c10d as c10d
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where a group meets: the trainer's `address` and `port`, the group's `name`, all its ranks (`world_size`),
-    torch's `backend` (gloo, nccl), and how long a rank waits for the others, in seconds."""
+class Rendezvous:
+    """Where a group meets: the trainer's `address` and `port`, and the group's `name`.
+
+    `world_size` counts all ranks, `backend` is torch's (gloo, nccl), `timeout_s` limits the wait for the other ranks.
+    """
 
     address: str
     port: int
@@ -33,31 +35,31 @@ class Meeting:
     timeout_s: float
 
     @property
-    def patience(self) -> timedelta:
+    def timeout(self) -> timedelta:
         return timedelta(seconds=self.timeout_s)
 
 
 class WeightGroup:
-    """This process's place in the group, as `rank`; a context manager. Making it waits for the others.
+    """This process's membership of the group as `rank`; a context manager. The constructor waits for the other ranks.
 
-    Raises torch's `DistError` or `RuntimeError` where they don't come, or are lost.
+    Raises torch's `DistError` or `RuntimeError` if a rank does not come, or is lost.
     """
 
-    def __init__(self, meeting: Meeting, rank: int, store: Store | None = None) -> None:
+    def __init__(self, rendezvous: Rendezvous, rank: int, store: Store | None = None) -> None:
         if store is None:
-            store = TCPStore(meeting.address, meeting.port, is_master=False, timeout=meeting.patience)
-        store.set_timeout(meeting.patience)
+            store = TCPStore(rendezvous.address, rendezvous.port, is_master=False, timeout=rendezvous.timeout)
+        store.set_timeout(rendezvous.timeout)
         make: Callable[..., Any] = c10d._new_process_group_helper
         self._group, _ = make(
-            meeting.world_size,
+            rendezvous.world_size,
             rank,
             [],
-            c10d.Backend(meeting.backend),
-            PrefixStore(meeting.name, store),
-            group_name=meeting.name,
-            timeout=meeting.patience,
+            c10d.Backend(rendezvous.backend),
+            PrefixStore(rendezvous.name, store),
+            group_name=rendezvous.name,
+            timeout=rendezvous.timeout,
         )
-        c10d._world.pg_group_ranks[self._group] = {place: place for place in range(meeting.world_size)}
+        c10d._world.pg_group_ranks[self._group] = {place: place for place in range(rendezvous.world_size)}
 
     def __enter__(self) -> WeightGroup:
         return self
@@ -66,7 +68,7 @@ class WeightGroup:
         self.close()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Rank 0's `tensor` (contiguous) becomes everybody's; done when this returns."""
+        """Copies rank 0's `tensor` (contiguous) into every rank's; complete when this returns."""
         self._group.broadcast(tensor, 0).wait()
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
@@ -77,7 +79,7 @@ class WeightGroup:
 
 def dtype_of(name: str) -> torch.dtype:
     """The dtype that torch calls `name` ("float32"); `ValueError` if there is none."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is not a dtype")
-    return found
+    return dtype

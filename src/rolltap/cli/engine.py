@@ -19,8 +19,8 @@ def run(model: Path | None, script: Path | None, host: str, port: int) -> None:
         from rolltap.engine.server import main
     except ImportError as error:
         raise ConfigError("the embedded engine needs torch: pip install 'rolltap[train]'") from error
-    from rolltap.engine.settings import EngineSettings
+    from rolltap.engine.settings import ModelServerSettings
     from rolltap.engine.tiny import FOLDER
 
     folder = model or FOLDER
-    main(EngineSettings(folder, "tiny" if model is None else "", host, port))
+    main(ModelServerSettings(folder, "tiny" if model is None else "", host, port))

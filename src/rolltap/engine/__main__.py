@@ -9,22 +9,22 @@ from typing import Annotated
 import typer
 
 from rolltap.engine.server import main
-from rolltap.engine.settings import EngineSettings
+from rolltap.engine.settings import ModelServerSettings
 from rolltap.errors import ConfigError
 
 
 def run(
     model: Annotated[Path, typer.Option(help="A Hugging Face folder: config.json, tokenizer.json, *.safetensors.")],
-    name: Annotated[str, typer.Option(help="What requests call the model; the folder's name if empty.")] = "",
+    name: Annotated[str, typer.Option(help="Model name that requests use; empty: the folder's name.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one, printed on the first line.")] = 8100,
-    slots: Annotated[int, typer.Option(help="Requests sampled together.")] = 32,
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free port. The first line of output is the URL.")] = 8100,
+    slots: Annotated[int, typer.Option(help="Number of requests sampled together.")] = 32,
     threads: Annotated[int, typer.Option(help="Torch threads.")] = 1,
-    context: Annotated[int, typer.Option(help="Longest sequence in tokens; 0 is the model's limit.")] = 0,
+    context: Annotated[int, typer.Option(help="Longest sequence in tokens; 0: the model's limit.")] = 0,
 ) -> None:
     """Serves a model by token ids."""
     try:
-        main(EngineSettings(model, name, host, port, slots, threads, context))
+        main(ModelServerSettings(model, name, host, port, slots, threads, context))
     except ConfigError as error:
         sys.exit(f"rolltap engine: {error}")
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from rolltap.engine.sampling import Sampling
-from rolltap.engine.scheduler import Delta
+from rolltap.engine.requests import TokenDelta
+from rolltap.engine.sampling import SamplingOptions
 from rolltap.errors import ContextOverflow, InvalidRequest
 
 MAX_CHOICES = 64
@@ -41,9 +41,9 @@ class Draw(Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool = False
     skip_special_tokens: bool = True  # about text only
 
-    def sampling(self, max_tokens: int, choice: int) -> Sampling:
+    def sampling(self, max_tokens: int, choice: int) -> SamplingOptions:
         """The sampling of one of the `n` choices; each has its own seed."""
-        return Sampling(
+        return SamplingOptions(
             max_tokens=max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -222,7 +222,7 @@ def usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
     }
 
 
-def generate_choice(index: int, delta: Delta, with_logprobs: bool) -> dict[str, Any]:
+def generate_choice(index: int, delta: TokenDelta, with_logprobs: bool) -> dict[str, Any]:
     """A choice, or a streamed piece of one, of `/inference/v1/generate`."""
     content = [
         {"token_id": token, "logprob": logprob, "rank": None, "top_logprobs": _alternatives(delta, position)}
@@ -239,7 +239,7 @@ def generate_choice(index: int, delta: Delta, with_logprobs: bool) -> dict[str, 
 
 
 def completion_choice(
-    request: CompletionRequest, index: int, delta: Delta, text: str, with_prompt: bool
+    request: CompletionRequest, index: int, delta: TokenDelta, text: str, with_prompt: bool
 ) -> dict[str, Any]:
     """A choice, or a streamed piece of one, of `/v1/completions`."""
     names = [f"token_id:{token}" for token in delta.token_ids]
@@ -262,5 +262,5 @@ def completion_choice(
     return choice
 
 
-def _alternatives(delta: Delta, position: int) -> list[dict[str, Any]]:
+def _alternatives(delta: TokenDelta, position: int) -> list[dict[str, Any]]:
     return [{"token_id": t, "logprob": value} for t, value in delta.tops[position]] if delta.tops else []

@@ -17,7 +17,7 @@ LOGPROBS_MODE = "processed_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingOptions:
     """How one request is sampled. `top_k` 0 is off; `stop_ids` are in addition to the model's own end tokens."""
 
     max_tokens: int
@@ -35,7 +35,7 @@ class Sampling:
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
-def process(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def processed_logprobs(logits_BV: Tensor, samplings: Sequence[SamplingOptions]) -> Tensor:
     """The log-probs [B,V] that each row is drawn from, -inf where truncated."""
     temperatures = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
     logprobs_BV = torch.log_softmax(logits_BV / temperatures[:, None], dim=-1)
@@ -45,7 +45,7 @@ def process(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return logprobs_BV
 
 
-def draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
+def draw_tokens(logprobs_BV: Tensor, samplings: Sequence[SamplingOptions], uniforms: Sequence[float]) -> Tensor:
     """One token id a row [B], by inverting the cumulative distribution at `uniforms` in [0, 1).
 
     A row depends on its own uniform only, so a seeded request does not depend on its neighbours in the batch.
@@ -57,7 +57,7 @@ def draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[
     return torch.where(greedy_B, logprobs_BV.argmax(-1), ids_B)
 
 
-def _truncate(logprobs_V: Tensor, sampling: Sampling) -> Tensor:
+def _truncate(logprobs_V: Tensor, sampling: SamplingOptions) -> Tensor:
     """Keeps what all of top-k, top-p and min-p keep, normalised; always at least the likeliest token."""
     ordered_V, order_V = logprobs_V.sort(descending=True)
     probabilities_V = ordered_V.exp()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class ModelServerSettings:
     """How one engine process runs.
 
-    `model` is a Hugging Face folder (`config.json`, `*.safetensors`), `name` what requests call it (the folder's name
-    if empty), `port` 0 any free one, `slots` how many requests are sampled together, `threads` torch's, and `context`
-    the longest sequence (the model's own limit if 0).
+    `model` is a Hugging Face folder (`config.json`, `*.safetensors`). `name` is the name that requests use (empty: the
+    folder's name). `port` 0 takes any free port. `slots` is how many requests are sampled together, `threads` the
+    number of torch threads, `context` the longest sequence in tokens (0: the model's own limit).
     """
 
     model: Path

@@ -17,7 +17,7 @@ from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[report
     WeightTransferEngineFactory,
 )
 
-from rolltap.weight_group import Meeting, WeightGroup, dtype_of
+from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
 
 NAME = "rolltap"
 
@@ -57,7 +57,7 @@ class GroupWeightTransferEngine(base.WeightTransferEngine):
         parallel = self.parallel_config
         rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
         self._place = torch.device("cpu") if init_info.backend == "gloo" else self.device
-        meeting = Meeting(
+        rendezvous = Rendezvous(
             init_info.master_address,
             init_info.master_port,
             init_info.group_name,
@@ -65,7 +65,7 @@ class GroupWeightTransferEngine(base.WeightTransferEngine):
             init_info.backend,
             init_info.timeout_s,
         )
-        self._group = WeightGroup(meeting, rank)
+        self._group = WeightGroup(rendezvous, rank)
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportMissingImports]

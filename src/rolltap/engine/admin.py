@@ -1,0 +1,132 @@
+"""The engine's routes that do not sample: what it is, how it does, pausing, and its weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from rolltap.engine.protocol import AbortRequest, RpcRequest, VersionRequest, decode
+from rolltap.engine.responses import json_response
+from rolltap.engine.sampling import LOGPROBS_MODE
+from rolltap.engine.scheduler import EngineLoop, PauseMode
+from rolltap.engine.settings import ModelServerSettings
+from rolltap.errors import ConfigError, EngineUnavailable, InvalidRequest
+
+
+class AdminRoutes:
+    """vLLM's development routes over one engine loop."""
+
+    def __init__(self, settings: ModelServerSettings, loop: EngineLoop) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._started_at = int(time.time())
+
+    def routes(self) -> list[Route]:
+        get: dict[str, Any] = {
+            "/health": self.health,
+            "/v1/models": self.models,
+            "/metrics": self.metrics,
+            "/server_info": self.server_info,
+            "/is_paused": self.is_paused,
+            "/weight_info": self.weight_info,
+            "/get_world_size": self.get_world_size,
+        }
+        post: dict[str, Any] = {
+            "/inference/v1/abort_requests": self.abort_requests,
+            "/abort_requests": self.abort_requests,
+            "/pause": self.pause,
+            "/resume": self.resume,
+            "/collective_rpc": self.collective_rpc,
+            "/update_weight_version": self.update_weight_version,
+        }
+        return [
+            *(Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in post.items()),
+        ]
+
+    async def health(self, http: HttpRequest) -> Response:
+        failure = self._loop.failure
+        if failure is not None:
+            raise EngineUnavailable(f"the engine's loop failed: {failure!r}; restart the engine")
+        return Response()
+
+    async def models(self, http: HttpRequest) -> Response:
+        entry = {
+            "id": self._settings.served_name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "rolltap",
+            "root": str(self._settings.model),
+            "parent": None,
+            "max_model_len": self._loop.context,
+        }
+        return json_response({"object": "list", "data": [entry]})
+
+    async def server_info(self, http: HttpRequest) -> Response:
+        info = {"engine": "rolltap", "logprobs_mode": LOGPROBS_MODE, "slots": self._settings.slots}
+        return json_response({**info, **asdict(self._loop.model.config)})
+
+    async def weight_info(self, http: HttpRequest) -> Response:
+        return json_response({"weight_version": self._loop.version, "logprobs_mode": LOGPROBS_MODE})
+
+    async def get_world_size(self, http: HttpRequest) -> Response:
+        return json_response({"world_size": 1})
+
+    async def metrics(self, http: HttpRequest) -> Response:
+        """Prometheus text with vLLM's names."""
+        active, waiting = self._loop.load
+        counts = self._loop.counts
+        values = {
+            "num_requests_running": active,
+            "num_requests_waiting": waiting,
+            "prompt_tokens_total": counts["prompt_tokens"],
+            "generation_tokens_total": counts["generation_tokens"],
+            "prefix_cache_queries_total": counts["prompt_tokens"],
+            "prefix_cache_hits_total": counts["prefix_hits"],
+        }
+        lines = [f"vllm:{name} {value}" for name, value in values.items()]
+        for name, value in counts.items():
+            if name.startswith("finished:"):
+                reason = name.removeprefix("finished:")
+                lines.append(f'vllm:request_success_total{{finished_reason="{reason}"}} {value}')
+        return PlainTextResponse("\n".join(lines) + "\n")
+
+    async def pause(self, http: HttpRequest) -> Response:
+        mode: Any = http.query_params.get("mode", "abort")
+        if mode not in get_args(PauseMode):
+            raise InvalidRequest(f"mode is {mode!r}; it must be one of {get_args(PauseMode)}", param="mode")
+        await asyncio.wrap_future(self._loop.pause(mode))
+        return json_response({"status": "paused"})
+
+    async def resume(self, http: HttpRequest) -> Response:
+        await asyncio.wrap_future(self._loop.resume())
+        return json_response({"status": "resumed"})
+
+    async def is_paused(self, http: HttpRequest) -> Response:
+        return json_response({"is_paused": self._loop.paused})
+
+    async def collective_rpc(self, http: HttpRequest) -> Response:
+        """Loads weights from a folder. A folder that can't be used is a 400, and the weights in use stay."""
+        request = decode(await http.body(), RpcRequest)
+        try:
+            await asyncio.wrap_future(self._loop.reload(Path(request.kwargs.weights_path)))
+        except ConfigError as error:
+            raise InvalidRequest(f"{error}; the weights in use stay", param="kwargs.weights_path") from error
+        return json_response({"results": [None]})
+
+    async def update_weight_version(self, http: HttpRequest) -> Response:
+        request = decode(await http.body(), VersionRequest)
+        await asyncio.wrap_future(self._loop.set_version(request.new_version))
+        return json_response({"success": True, "new_version": request.new_version})
+
+    async def abort_requests(self, http: HttpRequest) -> Response:
+        request = decode(await http.body(), AbortRequest)
+        count = await asyncio.wrap_future(self._loop.abort(request.request_ids or None))
+        return json_response({"status": "aborted", "aborted": count})

@@ -1,0 +1,109 @@
+"""What the engine loop is asked to sample, and what it sends back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rolltap.engine.sampling import SamplingOptions
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """Output tokens `[start, end)` were sampled from the weights named `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """The next sampled tokens of a request.
+
+    `logprobs` has one value per id. `tops` has the likeliest candidates of each id as (id, log-prob), if they were
+    asked for. The last delta has `finish`, and `spans` that tile the whole output, from its first token.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    tops: tuple[tuple[tuple[int, float], ...], ...] = ()
+    finish: FinishReason | None = None
+    stop_reason: int | None = None
+    spans: tuple[WeightSpan, ...] = ()
+    cached_tokens: int = 0
+
+    def __add__(self, later: TokenDelta) -> TokenDelta:
+        return TokenDelta(
+            self.token_ids + later.token_ids,
+            self.logprobs + later.logprobs,
+            self.tops + later.tops,
+            later.finish,
+            later.stop_reason,
+            later.spans,
+            max(self.cached_tokens, later.cached_tokens),
+        )
+
+
+Sink = Callable[[TokenDelta], None]
+Outbox = list[tuple[Sink, TokenDelta]]
+"""The deltas of one step, each with the sink that it is for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingRequest:
+    """What to sample and where to send it: a delta per step with `stream`, else one delta with everything."""
+
+    id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingOptions
+    sink: Sink
+    stream: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class ActiveRequest:
+    """A request in a slot. Of its `length` tokens (prompt and output) the cache holds the first `cached`.
+
+    `reused` is the number of prompt tokens that the slot already held when the request took it.
+    """
+
+    request: SamplingRequest
+    slot: int
+    length: int
+    cached: int
+    reused: int
+    rng: random.Random
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    sent: int = 0
+
+    @property
+    def pending(self) -> int:
+        """How many tokens still have to be computed before the next one can be sampled, the last one included."""
+        return self.length - self.cached
+
+    def take_delta(self, finish: FinishReason | None = None, stop_reason: int | None = None) -> TokenDelta:
+        """The tokens sampled since the last call."""
+        start, self.sent = self.sent, len(self.ids)
+        return TokenDelta(
+            tuple(self.ids[start:]),
+            tuple(self.logprobs[start:]),
+            tuple(self.tops[start:]),
+            finish,
+            stop_reason,
+            tuple(_weight_spans(self.versions)) if finish else (),
+            self.reused,
+        )
+
+
+def _weight_spans(versions: Sequence[str]) -> list[WeightSpan]:
+    starts = [i for i in range(len(versions)) if i == 0 or versions[i] != versions[i - 1]]
+    ends = [*starts[1:], len(versions)]
+    return [WeightSpan(versions[start], start, end) for start, end in zip(starts, ends, strict=True)]
