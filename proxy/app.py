@@ -30,7 +30,7 @@ from rolltap.proxy.continuation.plan import Continuation, Lineages
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.dialects.probes import probe_routes
 from rolltap.proxy.engines import CHAT_ENGINES, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine
@@ -218,7 +218,7 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     access = Access(live, capture, policies, keyring, unnamed=_is_loopback(settings.listen.host))
     relay = Relay(access, capture, recorder, settings.limits)
     planes = {
-        "agent": agent_app(DIALECTS, gateway, relay, settings.limits, probe_routes("", SESSION_PREFIX)),
+        "agent": agent_app(known_dialects(), gateway, relay, settings.limits, probe_routes("", SESSION_PREFIX)),
         "trainer": trainer_app(services, keyring),
         "admin": admin_app(services, keyring),
     }

@@ -13,7 +13,7 @@ from rolltap.errors import ContextOverflow, InvalidRequest, NotFound, Unauthenti
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import Continuation, Lineages, PromptPlan, Step, weight
 from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob
-from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines.base import ChatCall, ChatEngine, Engine, EngineFacts, SampleRequest
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import PolicySettings
@@ -29,7 +29,7 @@ SAMPLE = 8
 
 def refused(chat: ChatRequest, field: str, why: str) -> InvalidRequest:
     """A refusal that names the field, `field` in `openai_chat`, as the request's dialect does."""
-    name = DIALECTS[chat.dialect].field_names.get(field, field)
+    name = known_dialects()[chat.dialect].field_names.get(field, field)
     return InvalidRequest(f"{name}: {why}", param=name)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+
+from rolltap.errors import ConfigError
+from rolltap.plugins import known_names, lookup
 from rolltap.proxy.dialects.anthropic import Anthropic
 from rolltap.proxy.dialects.base import Dialect
 from rolltap.proxy.dialects.gemini import Gemini
@@ -16,3 +21,12 @@ DIALECTS: dict[str, Dialect] = {
     Gemini.name: Gemini(),
     OpenAICompletions.name: OpenAICompletions(),
 }
+
+ENTRY_POINTS = "rolltap.dialects"
+
+
+@cache
+def known_dialects() -> Mapping[str, Dialect]:
+    """Every dialect by name: ours, then those that installed packages register. A registered object is an instance."""
+    names = [*DIALECTS, *(name for name in known_names(DIALECTS, ENTRY_POINTS) if name not in DIALECTS)]
+    return {name: lookup("dialect", name, DIALECTS, ENTRY_POINTS, ConfigError) for name in names}

@@ -21,31 +21,24 @@ from typing import Any
 from rolltap.errors import RolltapError
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
-    Image,
     Message,
-    Part,
-    Reasoning,
     ReplyEnded,
     ReplyStarted,
     Sampling,
-    Text,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from rolltap.proxy.dialects import anthropic_wire as wire
+from rolltap.proxy.dialects.anthropic_messages import parse_entry, parse_system
+from rolltap.proxy.dialects.anthropic_reader import MessagesReader
 from rolltap.proxy.dialects.anthropic_reply import MessagesWriter, anthropic_error, message_body
-from rolltap.proxy.dialects.arguments import text_of
-from rolltap.proxy.dialects.base import Route, WireReply, WireRequest
+from rolltap.proxy.dialects.base import ClientEnvironment, Dialect, Route, WireReply, WireRequest
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.history import Linker, unknown_tool
-from rolltap.proxy.dialects.items import ItemCache
-from rolltap.proxy.dialects.openai_common import model_list
-from rolltap.proxy.dialects.reading import MAX_TOOLS, check_depth, check_image, cut, decode, invalid
-from rolltap.proxy.dialects.writing import bearer, encode
-
-BILLING_HEADER = "x-anthropic-billing-header:"
-EMPTY_TEXT = "[System: Empty message content sanitised to satisfy protocol]"
+from rolltap.proxy.dialects.item_cache import ItemCache
+from rolltap.proxy.dialects.json_reply import encode
+from rolltap.proxy.dialects.json_request import MAX_TOOLS, check_depth, cut, decode, invalid
+from rolltap.proxy.dialects.openai_common import bearer
 
 DROPPED_TOOLS = ("web_search_", "web_fetch_")
 TOOL_SEARCH = "tool_search_tool_"
@@ -63,15 +56,7 @@ class ToolSet:
         return [tool.name for tool in self.tools] + list(self.deferred)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An entry of `messages` as canonical messages. With `references`, it must be read with the deferred tools."""
-
-    messages: tuple[Message, ...]
-    references: bool = False
-
-
-class Anthropic:
+class Anthropic(Dialect):
     """The dialect of Claude Code."""
 
     name = "anthropic"
@@ -81,6 +66,9 @@ class Anthropic:
         Route("POST", "/v1/messages", "generate"),
         Route("POST", "/v1/messages/count_tokens", "count_tokens"),
     )
+    stream_url = "/v1/messages"
+    client_environment = ClientEnvironment("ANTHROPIC_BASE_URL", "", "ANTHROPIC_API_KEY")
+    reply_reader = MessagesReader
 
     def __init__(self) -> None:
         self._entries = ItemCache(lambda raw: parse_entry(raw, {}))
@@ -135,111 +123,8 @@ class Anthropic:
     def token_count(self, tokens: int) -> bytes:
         return encode({"input_tokens": tokens})
 
-    def models(self, names: Sequence[str], only: str | None) -> bytes:
-        return model_list(names, only)
-
     def error(self, error: RolltapError) -> WireReply:
         return anthropic_error(error)
-
-
-def parse_system(raw: bytes) -> Message | None:
-    """The whole of `system`, without the billing header; None where nothing is left."""
-    content = decode(raw, str | list[wire.TextBlock], "system")  # type: ignore[arg-type]
-    texts = [content] if isinstance(content, str) else [block.text for block in content]
-    parts = tuple(Text(text) for text in texts if text and not text.startswith(BILLING_HEADER))
-    return Message("system", parts) if parts else None
-
-
-def parse_entry(raw: bytes, deferred: Mapping[str, Tool]) -> Entry:
-    """An entry of `messages`; references to `deferred` tools become their definitions."""
-    entry = decode(raw, wire.WireMessage)
-    blocks = [wire.TextBlock(entry.content)] if isinstance(entry.content, str) else entry.content
-    if entry.role == "assistant":
-        return Entry((_assistant(blocks),))
-    messages: list[Message] = []
-    parts: list[Part] = []
-    references = False
-    for index, block in enumerate(blocks):
-        where = f"content[{index}]"
-        if isinstance(block, wire.ToolResultBlock) and entry.role == "user":
-            if parts:
-                messages.append(Message("user", tuple(parts)))
-                parts = []
-            references = references or _refers(block)
-            messages.append(_tool_result(block, where, deferred))
-        else:
-            parts += _user_part(block, where, entry.role)
-    if parts or not messages:
-        messages.append(Message(entry.role, tuple(parts)))
-    return Entry(tuple(messages), references)
-
-
-def _assistant(blocks: Sequence[wire.Block]) -> Message:
-    parts: list[Part] = []
-    calls: list[ToolCall] = []
-    for index, block in enumerate(blocks):
-        match block:
-            case wire.TextBlock(text):
-                if text and text != EMPTY_TEXT:
-                    parts.append(Text(text))
-            case wire.ThinkingBlock(thinking, signature):
-                parts.append(Reasoning(thinking, signature or None))
-            case wire.RedactedThinkingBlock(data):
-                parts.append(Reasoning("", data))
-            case wire.ToolUseBlock():
-                calls.append(ToolCall(block.id, block.name, text_of(block.input, f"content[{index}].input")))
-            case _:
-                raise invalid(f"content[{index}].type", "an assistant message takes text, thinking and tool_use")
-    return Message("assistant", tuple(parts), tuple(calls))
-
-
-def _user_part(block: wire.Block, where: str, role: str) -> list[Part]:
-    match block:
-        case wire.TextBlock(text):
-            return [Text(text)] if text else []
-        case wire.ImageBlock() if role == "user":
-            return [_image(block, where)]
-        case wire.DocumentBlock(source=source) if role == "user":
-            return [Text(source.data)]
-    raise invalid(f"{where}.type", f"a {role} message does not take this block")
-
-
-def _tool_result(block: wire.ToolResultBlock, where: str, deferred: Mapping[str, Tool]) -> Message:
-    content = [wire.TextBlock(block.content)] if isinstance(block.content, str) else block.content or []
-    parts: list[Part] = []
-    for index, part in enumerate(content):
-        match part:
-            case wire.TextBlock(text):
-                parts += [Text(text)] if text else []
-            case wire.DocumentBlock(source=source):
-                parts.append(Text(source.data))
-            case wire.ImageBlock():
-                parts.append(_image(part, f"{where}.content[{index}]"))
-            case wire.ToolReferenceBlock(tool_name):
-                parts.append(Text(_definition(tool_name, deferred)))
-    return Message("tool", tuple(parts), tool_call_id=block.tool_use_id, is_error=bool(block.is_error))
-
-
-def _refers(block: wire.ToolResultBlock) -> bool:
-    content = block.content
-    return isinstance(content, list) and any(isinstance(part, wire.ToolReferenceBlock) for part in content)
-
-
-def _definition(name: str, deferred: Mapping[str, Tool]) -> str:
-    """A deferred tool as the model reads it; of one that is not deferred, its name."""
-    tool = deferred.get(name)
-    if tool is None:
-        return name
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return encode({"type": "function", "function": function}).decode()
-
-
-def _image(block: wire.ImageBlock, where: str) -> Image:
-    match block.source:
-        case wire.Base64Source(media_type, data):
-            return Image(check_image(f"data:{media_type};base64,{data}", f"{where}.source.data"))
-        case wire.UrlSource(url):
-            return Image(check_image(url, f"{where}.source.url"))
 
 
 def parse_tools(raw: bytes) -> ToolSet:

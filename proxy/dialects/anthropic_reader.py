@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from rolltap.proxy.conversation.chat import Choice, Usage
-from rolltap.proxy.dialects.anthropic import parse_entry
-from rolltap.proxy.dialects.reply_reader import as_turn
+from rolltap.proxy.dialects.anthropic_messages import parse_entry
+from rolltap.proxy.dialects.reply_reader import make_choice
 
 READ = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
 """Blocks of an assistant's turn that the dialect knows; those of the vendor's own tools are left out."""
@@ -92,7 +92,7 @@ class MessagesReader:
         blocks = [self._block(index) for index in sorted(self._blocks)]
         known = [block for block in blocks if block.get("type") in READ]
         entry = parse_entry(msgspec.json.encode({"role": "assistant", "content": known}), {})
-        return as_turn(entry.messages[0], FINISHES.get(self._stop or "", "stop"))
+        return make_choice(entry.messages[0], FINISHES.get(self._stop or "", "stop"))
 
     def _grow(self, index: int, delta: _Delta) -> None:
         block = self._blocks.setdefault(index, {"type": "text", "text": ""})

@@ -29,7 +29,7 @@ from rolltap.proxy.conversation.partial_json import whole_members
 from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
 from rolltap.proxy.dialects.arguments import object_of
 from rolltap.proxy.dialects.base import WireReply
-from rolltap.proxy.dialects.writing import EVENT_STREAM, encode, error_reply, event_frame
+from rolltap.proxy.dialects.json_reply import EVENT_STREAM, encode, error_reply, event_frame
 
 PING = event_frame("ping", {"type": "ping"})
 STOP = event_frame("message_stop", {"type": "message_stop"})

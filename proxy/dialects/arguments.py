@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from rolltap.proxy.dialects.anthropic_wire import UnparsedInput, UnparsedWrapper
-from rolltap.proxy.dialects.reading import MAX_DEPTH, invalid
+from rolltap.proxy.dialects.json_request import MAX_DEPTH, invalid
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _WRAPPER = b'"__unparsedToolInput"'

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rolltap.proxy.conversation.chat import Message
-from rolltap.proxy.dialects.items import DERIVED_BYTES, Kept, message_bytes
+from rolltap.proxy.dialects.item_cache import DERIVED_BYTES, Kept, message_bytes
 
 
 @dataclass(slots=True)

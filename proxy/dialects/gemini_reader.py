@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from rolltap.proxy.conversation.chat import Choice, Usage
-from rolltap.proxy.dialects.gemini import parse_content
-from rolltap.proxy.dialects.reply_reader import as_turn
+from rolltap.proxy.dialects.gemini_contents import parse_content
+from rolltap.proxy.dialects.reply_reader import make_choice
 
 
 class _Content(msgspec.Struct):
@@ -56,7 +56,7 @@ class GeminiReader:
 
     def choice(self) -> Choice:
         (message,) = parse_content(msgspec.json.encode({"role": "model", "parts": self._parts}))
-        return as_turn(message, "length" if self._finish == "MAX_TOKENS" else "stop")
+        return make_choice(message, "length" if self._finish == "MAX_TOKENS" else "stop")
 
     def _take(self, body: _Body) -> None:
         if body.error is not None:

@@ -33,7 +33,7 @@ from rolltap.proxy.conversation.chat import (
 from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
 from rolltap.proxy.dialects.arguments import object_of
 from rolltap.proxy.dialects.base import WireReply
-from rolltap.proxy.dialects.writing import DEFAULT_RETRY_S, EVENT_STREAM, data_frame, encode, error_reply
+from rolltap.proxy.dialects.json_reply import DEFAULT_RETRY_S, EVENT_STREAM, data_frame, encode, error_reply
 
 _STATUSES = {
     401: "UNAUTHENTICATED",

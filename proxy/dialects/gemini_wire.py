@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from rolltap.errors import InvalidRequest
+from rolltap.proxy.dialects.json_request import check_depth, decode
 from rolltap.proxy.dialects.openai_chat_wire import MAX_STOPS, MAX_TOP_LOGPROBS, Count, Name, Penalty, StopText
-from rolltap.proxy.dialects.reading import check_depth, decode
 
 T = TypeVar("T")
 

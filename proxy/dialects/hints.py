@@ -24,7 +24,7 @@ import msgspec
 
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.conversation.chat import Hints
-from rolltap.proxy.dialects.reading import decode
+from rolltap.proxy.dialects.json_request import decode
 
 _CONVERSATION = (
     "session-id",

@@ -14,8 +14,8 @@ import msgspec
 
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.conversation.chat import Message
-from rolltap.proxy.dialects.items import DERIVED_BYTES, Kept, message_bytes
-from rolltap.proxy.dialects.reading import invalid
+from rolltap.proxy.dialects.item_cache import DERIVED_BYTES, Kept, message_bytes
+from rolltap.proxy.dialects.json_request import invalid
 
 HISTORIES = 16
 """Linked histories that are remembered, of those that are long and yet of at most `DERIVED_BYTES`."""

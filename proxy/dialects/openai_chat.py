@@ -6,46 +6,42 @@ from assistant messages and written in replies, as DeepSeek, vLLM and SGLang do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rolltap.errors import RolltapError
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
-    Image,
-    Message,
-    Part,
-    Reasoning,
     ReplyEnded,
     ReplyStarted,
     Sampling,
-    Text,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from rolltap.proxy.dialects import openai_chat_wire as wire
-from rolltap.proxy.dialects.arguments import check_arguments
-from rolltap.proxy.dialects.base import Route, WireReply, WireRequest
+from rolltap.proxy.dialects.base import Dialect, Route, WireReply, WireRequest
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.history import Linker, unknown_tool
-from rolltap.proxy.dialects.items import ItemCache
+from rolltap.proxy.dialects.item_cache import ItemCache
+from rolltap.proxy.dialects.json_request import MAX_TOOLS, check_depth, cut, decode, invalid
+from rolltap.proxy.dialects.openai_chat_messages import parse_message
+from rolltap.proxy.dialects.openai_chat_reader import ChatReader
 from rolltap.proxy.dialects.openai_chat_reply import ChatWriter, completion
-from rolltap.proxy.dialects.openai_common import model_list, openai_error, openai_key
-from rolltap.proxy.dialects.reading import MAX_TOOLS, check_depth, check_image, cut, decode, invalid
+from rolltap.proxy.dialects.openai_common import openai_error, openai_key
 
 
-class OpenAIChat:
+class OpenAIChat(Dialect):
     """The dialect of most harnesses."""
 
     name = "openai_chat"
     items_field = "messages"
-    field_names: Mapping[str, str] = {}
     routes: Sequence[Route] = (
         Route("POST", "/v1/chat/completions", "generate"),
         Route("GET", "/v1/models", "models"),
         Route("GET", "/v1/models/{model:path}", "model"),
     )
+    stream_url = "/v1/chat/completions"
+    reply_reader = ChatReader
 
     def __init__(self) -> None:
         self._messages = ItemCache(parse_message)
@@ -83,64 +79,8 @@ class OpenAIChat:
     def reply(self, request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
         return completion(request, started, ended)
 
-    def token_count(self, tokens: int) -> bytes:
-        raise NotImplementedError("Chat Completions has no token counting, and no route that leads here")
-
-    def models(self, names: Sequence[str], only: str | None) -> bytes:
-        return model_list(names, only)
-
     def error(self, error: RolltapError) -> WireReply:
         return openai_error(error)
-
-
-def parse_message(raw: bytes) -> Message:
-    """An entry of `messages`."""
-    entry = decode(raw, wire.WireMessage)
-    for field in ("function_call", "audio"):
-        if getattr(entry, field) is not None:
-            raise invalid(field, "this field is not supported; use tool_calls and text")
-    if entry.role == "tool":
-        call_id = entry.tool_call_id or entry.id
-        if not call_id:
-            raise invalid("tool_call_id", "this field is required in a tool message")
-        return Message("tool", _parts(entry), tool_call_id=call_id, name=entry.name)
-    if entry.role != "assistant":
-        if entry.content is None:
-            raise invalid("content", f"this field is required in a {entry.role} message")
-        return Message(entry.role, _parts(entry), name=entry.name)
-    parts = _parts(entry)
-    if thinking := entry.reasoning_content or entry.reasoning:
-        parts = (Reasoning(thinking), *parts)
-    if entry.refusal and entry.content is None:
-        parts = (*parts, Text(entry.refusal))
-    calls = tuple(_tool_call(call, f"tool_calls[{index}]") for index, call in enumerate(entry.tool_calls or ()))
-    return Message("assistant", parts, calls, name=entry.name)
-
-
-def _parts(entry: wire.WireMessage) -> tuple[Part, ...]:
-    if isinstance(entry.content, str):
-        return (Text(entry.content),) if entry.content else ()
-    out: list[Part] = []
-    for index, part in enumerate(entry.content or ()):
-        match part:
-            case wire.TextPart(text=text) | wire.RefusalPart(refusal=text):
-                out.append(Text(text))
-            case wire.ImagePart(image_url=image):
-                if entry.role not in ("user", "tool"):
-                    raise invalid(f"content[{index}].type", f"a {entry.role} message takes no images")
-                out.append(Image(check_image(image.url, f"content[{index}].image_url.url"), image.detail))
-    return tuple(out)
-
-
-def _tool_call(call: wire.WireToolCall, where: str) -> ToolCall:
-    if call.type == "custom":
-        if call.custom is None:
-            raise invalid(f"{where}.custom", "this field is required")
-        return ToolCall(call.id, call.custom.name, call.custom.input, "custom")
-    if call.function is None:
-        raise invalid(f"{where}.function", "this field is required")
-    arguments = check_arguments(call.function.arguments, f"{where}.function.arguments")
-    return ToolCall(call.id, call.function.name, arguments)
 
 
 def parse_tools(raw: bytes) -> tuple[Tool, ...]:

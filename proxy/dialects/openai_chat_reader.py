@@ -8,8 +8,8 @@ import msgspec
 
 from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.conversation.openai_usage import OpenAIUsage
-from rolltap.proxy.dialects.openai_chat import parse_message
-from rolltap.proxy.dialects.reply_reader import as_turn
+from rolltap.proxy.dialects.openai_chat_messages import parse_message
+from rolltap.proxy.dialects.reply_reader import make_choice
 
 DONE = b"[DONE]"
 FINISHES = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
@@ -80,7 +80,7 @@ class ChatReader:
     def choice(self) -> Choice:
         calls = [self._calls[index] for index in sorted(self._calls)]
         entry = {"role": "assistant", "content": None, **self._message, **({"tool_calls": calls} if calls else {})}
-        return as_turn(parse_message(msgspec.json.encode(entry)), FINISHES.get(self._finish, "stop"))
+        return make_choice(parse_message(msgspec.json.encode(entry)), FINISHES.get(self._finish, "stop"))
 
     def _take(self, body: _Body) -> None:
         if body.error is not None:

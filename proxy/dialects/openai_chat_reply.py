@@ -22,7 +22,7 @@ from rolltap.proxy.conversation.chat import (
     Usage,
 )
 from rolltap.proxy.dialects import openai_chat_wire as wire
-from rolltap.proxy.dialects.writing import COMMENT, EVENT_STREAM, data_frame, encode
+from rolltap.proxy.dialects.json_reply import COMMENT, EVENT_STREAM, data_frame, encode
 
 DONE = b"data: [DONE]\n\n"
 

@@ -1,15 +1,12 @@
-"""What OpenAI's protocols share: the model list and the shape of errors.
-
-`GET /v1/models` is one path in three protocols, so its answer holds OpenAI's fields, Anthropic's and Google's.
-"""
+"""What OpenAI's protocols share: where the API key is, and the shape of errors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rolltap.errors import ContextOverflow, NotFound, RolltapError
 from rolltap.proxy.dialects.base import WireReply
-from rolltap.proxy.dialects.writing import bearer, encode, error_reply
+from rolltap.proxy.dialects.json_reply import error_reply
 
 _TYPES = {
     401: "authentication_error",
@@ -19,23 +16,10 @@ _TYPES = {
 }
 
 
-def model_list(names: Sequence[str], only: str | None) -> bytes:
-    """`GET /v1/models`, or the one model called `only`."""
-    if only is not None and only not in names:
-        raise NotFound(f"the model {only!r} is not served here; served: {', '.join(names)}", param="model")
-    if only is not None:
-        return encode(_model(only))
-    data = [_model(name) for name in names]
-    ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
-    return encode({"object": "list", "data": data, "has_more": False, **ends, "models": data})
-
-
-def _model(name: str) -> dict[str, object]:
-    openai = {"id": name, "object": "model", "created": 0, "owned_by": "rolltap"}
-    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
-    methods = ["generateContent", "streamGenerateContent", "countTokens"]
-    gemini = {"name": f"models/{name}", "displayName": name, "version": "1", "supportedGenerationMethods": methods}
-    return {**openai, **anthropic, **gemini}
+def bearer(headers: Mapping[str, str]) -> str | None:
+    """The token of `Authorization: Bearer`."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
 
 
 def openai_key(headers: Mapping[str, str]) -> str | None:

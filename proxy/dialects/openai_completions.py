@@ -25,8 +25,11 @@ from rolltap.proxy.conversation.chat import (
     TextDelta,
     TokenLogprob,
 )
-from rolltap.proxy.dialects.base import Route, WireReply, WireRequest
+from rolltap.proxy.dialects.base import Dialect, Route, WireReply, WireRequest
 from rolltap.proxy.dialects.hints import read_hints
+from rolltap.proxy.dialects.json_reply import COMMENT, EVENT_STREAM, data_frame, encode
+from rolltap.proxy.dialects.json_request import cut, decode, entries, invalid
+from rolltap.proxy.dialects.openai_chat_reader import ChatReader
 from rolltap.proxy.dialects.openai_chat_reply import DONE, usage_out
 from rolltap.proxy.dialects.openai_chat_wire import (
     MAX_CHOICES,
@@ -37,9 +40,7 @@ from rolltap.proxy.dialects.openai_chat_wire import (
     StreamOptions,
     UsageOut,
 )
-from rolltap.proxy.dialects.openai_common import model_list, openai_error, openai_key
-from rolltap.proxy.dialects.reading import cut, decode, entries, invalid
-from rolltap.proxy.dialects.writing import COMMENT, EVENT_STREAM, data_frame, encode
+from rolltap.proxy.dialects.openai_common import openai_error, openai_key
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for requests that name none."""
@@ -92,13 +93,15 @@ class Completion(Struct):
     usage: UsageOut | None = None
 
 
-class OpenAICompletions:
+class OpenAICompletions(Dialect):
     """The dialect of old scripts."""
 
     name = "openai_completions"
     items_field = "prompt"
     field_names: Mapping[str, str] = {"messages": "prompt"}
     routes: Sequence[Route] = (Route("POST", "/v1/completions", "generate"),)
+    stream_url = "/v1/completions"
+    reply_reader = ChatReader
 
     def key(self, request: WireRequest) -> str | None:
         return openai_key(request.headers)
@@ -140,12 +143,6 @@ class OpenAICompletions:
         choices = [_choice(choice, choice.message.text) for choice in ended.choices]
         usage = usage_out(ended.usage)
         return encode(Completion(_id(started), started.created, request.model, choices, usage=usage))
-
-    def token_count(self, tokens: int) -> bytes:
-        raise NotImplementedError("Completions has no route that counts tokens")
-
-    def models(self, names: Sequence[str], only: str | None) -> bytes:
-        return model_list(names, only)
 
     def error(self, error: RolltapError) -> WireReply:
         return openai_error(error)

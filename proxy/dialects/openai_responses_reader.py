@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from rolltap.proxy.conversation.chat import Choice, Text, Usage
-from rolltap.proxy.dialects.openai_responses import TEXT as TEXT_RANK
-from rolltap.proxy.dialects.openai_responses import Piece, join_pieces, parse_item
-from rolltap.proxy.dialects.reply_reader import as_turn
+from rolltap.proxy.dialects.openai_responses_items import TEXT as TEXT_RANK
+from rolltap.proxy.dialects.openai_responses_items import Piece, join_pieces, parse_item
+from rolltap.proxy.dialects.reply_reader import make_choice
 
 READ = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})
 """Items of an assistant's turn that the dialect knows; those of the vendor's own tools are left out."""
@@ -91,7 +91,7 @@ class ResponsesReader:
                 pieces.append(piece)
         if self._open:
             pieces.append(Piece(TEXT_RANK, (Text(self._open),)))
-        return as_turn(join_pieces(tuple(pieces)), "length" if self._status == "incomplete" else "stop")
+        return make_choice(join_pieces(tuple(pieces)), "length" if self._status == "incomplete" else "stop")
 
     def _take(self, response: _Response) -> None:
         self._status, self._open = response.status, ""

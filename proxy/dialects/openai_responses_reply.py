@@ -26,9 +26,9 @@ from rolltap.proxy.conversation.chat import (
 )
 from rolltap.proxy.dialects import openai_responses_wire as wire
 from rolltap.proxy.dialects.arguments import is_object
+from rolltap.proxy.dialects.json_reply import EVENT_STREAM, encode, event_frame
 from rolltap.proxy.dialects.openai_chat_reply import logprobs_out
 from rolltap.proxy.dialects.openai_chat_wire import TokenLogprobOut
-from rolltap.proxy.dialects.writing import EVENT_STREAM, encode, event_frame
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rolltap.proxy.conversation.chat import Tool, ToolChoice
 from rolltap.proxy.dialects import openai_responses_wire as wire
 from rolltap.proxy.dialects.history import unknown_tool
-from rolltap.proxy.dialects.reading import MAX_TOOLS, check_depth, invalid
+from rolltap.proxy.dialects.json_request import MAX_TOOLS, check_depth, invalid
 
 DEFAULT_NAMESPACE = "functions"
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from rolltap.proxy.dialects.writing import JSON_TYPE, encode
+from rolltap.proxy.dialects.json_reply import JSON_TYPE, encode
 
 
 @dataclass(frozen=True, slots=True)

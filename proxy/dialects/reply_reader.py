@@ -1,8 +1,4 @@
-"""Reading a vendor's reply in a dialect's own wire format, for the record of a passthrough call.
-
-A reader takes a dialect's bodies and events and gives the assistant message as the dialect will parse it when the
-harness sends it back: that is how the next call finds this one.
-"""
+"""Reading a vendor's reply in a dialect's own wire format, for the record of a passthrough call."""
 
 from __future__ import annotations
 
@@ -12,10 +8,11 @@ from rolltap.proxy.conversation.chat import Choice, Message, Usage
 
 
 class ReplyReader(Protocol):
-    """One reply. Its methods may raise `msgspec.MsgspecError` and `InvalidRequest` for what they can't read.
+    """Reads one reply.
 
-    `closing`: clients may take what was read for the reply's end. `ended`: nothing is missing. `error` is what the
-    vendor said within a reply that began well. `usage` is None where it told none.
+    `closing`: clients may take what was read for the reply's end. `ended`: nothing is missing. `error`: the vendor's
+    error within a reply that began well. `usage`: None where the vendor gave none. All methods may raise
+    `msgspec.MsgspecError` and `InvalidRequest` for a reply that they can't read.
     """
 
     closing: bool
@@ -32,16 +29,16 @@ class ReplyReader(Protocol):
         ...
 
     def choice(self) -> Choice:
-        """The turn so far, the first one where there are several."""
+        """The message so far; of several choices the first.
+
+        The dialect parses the same message when the harness sends the reply back: that is how the next call finds
+        this one.
+        """
         ...
 
 
-class MakeReader(Protocol):
-    def __call__(self) -> ReplyReader: ...
-
-
-def as_turn(message: Message, finish: str) -> Choice:
-    """A choice whose finish is `tool_calls` where it has any and was not cut off."""
+def make_choice(message: Message, finish: str) -> Choice:
+    """A choice; its finish is `tool_calls` where the message has any and was not cut off."""
     if message.tool_calls and finish == "stop":
         finish = "tool_calls"
     return Choice(message, finish)  # type: ignore[arg-type]

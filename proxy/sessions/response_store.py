@@ -9,9 +9,7 @@ from rolltap.errors import NotFound
 from rolltap.proxy.call.policies import Policies, PolicyRuntime
 from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
 from rolltap.proxy.conversation.chat import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
-from rolltap.proxy.dialects.base import Dialect, WireRequest
-from rolltap.proxy.dialects.reading import rebuild
-from rolltap.proxy.dialects.recall import Recorded, recall
+from rolltap.proxy.dialects.base import Dialect, RecordedCall
 from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.types import Finish, Outcome
 
@@ -32,16 +30,16 @@ class Recalls:
     async def fill(self, dialect: Dialect, live: LiveSession, chat: ChatRequest) -> ChatRequest:
         """The request with its whole history; `InvalidRequest` if it names an unknown reply."""
 
-        async def lookup(handle: str) -> Recorded | None:
+        async def find(handle: str) -> RecordedCall | None:
             call_id = self._handles.read(handle)
             if call_id is not None and call_id not in live.forest.completed:  # perhaps another replica's
                 live.forest.load(await self._log.rows(live.session.id, known=live.forest.completed))
             node = live.forest.nodes.get(call_id) if call_id else None
             if node is None or node.reply is None:
                 return None
-            return Recorded(await self._request(dialect, node.call_id), node.reply)
+            return RecordedCall(await self._request(dialect, node.call_id), node.reply)
 
-        return await recall(chat, lookup)
+        return await dialect.recall(chat, find)
 
     async def reply(
         self, dialect: Dialect, live: LiveSession, handle: str
@@ -77,5 +75,4 @@ class Recalls:
     async def _request(self, dialect: Dialect, call_id: str) -> ChatRequest:
         """The call's request, parsed again."""
         kept = await self._log.request(call_id)
-        body = rebuild(dialect.items_field, kept.head, kept.items, kept.fixed)
-        return dialect.parse(WireRequest("", {}, {}, {}, body))
+        return dialect.parse_recorded(kept.head, kept.items, kept.fixed)

@@ -1,15 +1,14 @@
 """What every dialect promises, over the registry: one conversation, one reply, one set of errors.
 
-The golden files hold a request of each dialect that says the same (`conversation.<dialect>.json`) and what is written
-for one scripted reply (`reply.<dialect>.json`, `stream.<dialect>.sse`). After a deliberate change of a wire form,
-`UPDATE_GOLDEN=1 pytest tests/contract/test_dialects.py` writes them anew, to be read in the diff.
+The golden files hold a request of each dialect that says the same (`conversation.<dialect>.json`, written by hand) and
+what is written for one scripted reply (`reply.<dialect>.json`, `stream.<dialect>.sse`). `UPDATE_GOLDEN=1 pytest
+tests/contract/test_dialects.py` writes the latter for a new dialect, or after a deliberate change of a wire form, to be
+read in the diff. The files of another package's dialect are in `golden/` beside its module.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -49,12 +48,15 @@ from rolltap.proxy.conversation.chat import (
     ToolCallStarted,
     Usage,
 )
-from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects import DIALECTS, known_dialects
 from rolltap.proxy.dialects.base import Dialect, WireRequest
-from rolltap.proxy.dialects.reading import rebuild
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "dialects"
-CHAT = ["openai_chat", "openai_responses", "anthropic", "gemini"]
+from .dialect_world import check_golden, conversation, stream_request
+
+PROMPTS_ONLY = {"openai_completions"}
+"""Dialects that have no history: their conversation is its first question."""
+
+CHAT = [name for name in known_dialects() if name not in PROMPTS_ONLY]
 
 CALL_ID = "01jd0000000000000001"
 HANDLE = f"call_{CALL_ID}zzabcdefghjkmn"
@@ -87,17 +89,13 @@ EVENTS: list[ReplyEvent] = [
 ]
 
 
-def request(name: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> WireRequest:
-    """A request of the dialect, as the agent plane hands it over."""
-    body = body if body is not None else (GOLDEN / f"conversation.{name}.json").read_bytes()
-    if name == "gemini":
-        path = "/v1beta/models/gardener:streamGenerateContent"
-        return WireRequest(path, {"model": "gardener"}, {"alt": "sse"}, headers or {}, body)
-    return WireRequest(DIALECTS[name].routes[0].path, {}, {}, headers or {}, body)
+def request(name: str, body: bytes | None = None) -> WireRequest:
+    """A request of the dialect: the golden conversation, or another body."""
+    return stream_request(name, conversation(name) if body is None else body)
 
 
 def parsed(name: str) -> ChatRequest:
-    return DIALECTS[name].parse(request(name))
+    return known_dialects()[name].parse(request(name))
 
 
 def meaning(message: Message) -> tuple[Any, ...]:
@@ -113,9 +111,9 @@ def meaning(message: Message) -> tuple[Any, ...]:
     )
 
 
-@pytest.fixture(params=list(DIALECTS))
+@pytest.fixture(params=known_dialects())
 def dialect(request: pytest.FixtureRequest) -> Dialect:
-    return DIALECTS[request.param]
+    return known_dialects()[request.param]
 
 
 @pytest.mark.parametrize("name", CHAT)
@@ -130,8 +128,16 @@ def test_the_same_conversation_is_the_same_messages_in_every_dialect(name: str) 
     assert other.sampling.max_tokens == 256
 
 
+@pytest.mark.parametrize("name", CHAT)
+def test_what_the_client_echoes_names_the_recorded_call(name: str) -> None:
+    turn = next(message for message in parsed(name).messages if message.role == "assistant")
+    handles = [turn.handle, *(part.handle for part in turn.parts if isinstance(part, Reasoning))]
+    echoed = [*handles, *(call.id for call in turn.tool_calls)]
+    assert any("call_01jd0000000000000000" in (handle or "") for handle in echoed)
+
+
 @pytest.mark.parametrize("name", ["openai_responses", "anthropic", "gemini"])
-def test_what_the_client_echoes_comes_back_as_a_handle(name: str) -> None:
+def test_a_turn_without_tool_calls_has_a_handle_too(name: str) -> None:
     turn = next(message for message in parsed(name).messages if message.role == "assistant")
     handles = [turn.handle, *(part.handle for part in turn.parts if isinstance(part, Reasoning))]
     assert any("call_01jd0000000000000000zzabcdefghjkmn" in (handle or "") for handle in handles)
@@ -157,28 +163,23 @@ def test_a_repeated_history_is_the_same_objects(name: str) -> None:
 
 def test_a_recorded_request_can_be_read_again(dialect: Dialect) -> None:
     chat = dialect.parse(request(dialect.name))
-    again = dialect.parse(request(dialect.name, rebuild(dialect.items_field, chat.head, chat.items, chat.fixed)))
+    again = dialect.parse_recorded(chat.head, chat.items, chat.fixed)
+    assert again.model == chat.model
     assert again.messages == chat.messages
     assert again.tools == chat.tools
     assert again.sampling == chat.sampling
 
 
-def golden(path: Path, data: bytes) -> None:
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_bytes(data)
-    assert data == path.read_bytes()
-
-
 def test_a_whole_reply_is_the_golden_one(dialect: Dialect) -> None:
     body = dialect.reply(dialect.parse(request(dialect.name)), STARTED, ENDED)
     pretty = json.dumps(json.loads(body), indent=1, ensure_ascii=False).encode() + b"\n"
-    golden(GOLDEN / f"reply.{dialect.name}.json", pretty)
+    check_golden(dialect.name, f"reply.{dialect.name}.json", pretty)
 
 
 def test_a_streamed_reply_is_the_golden_one(dialect: Dialect) -> None:
     writer = dialect.writer(dialect.parse(request(dialect.name)))
     assert writer.content_type.startswith("text/event-stream")
-    golden(GOLDEN / f"stream.{dialect.name}.sse", b"".join(writer.write(event) for event in EVENTS))
+    check_golden(dialect.name, f"stream.{dialect.name}.sse", b"".join(writer.write(event) for event in EVENTS))
 
 
 def test_nothing_that_ends_a_stream_comes_before_its_end(dialect: Dialect) -> None:
@@ -233,7 +234,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: getattr(value, "code", value))
-def test_errors_have_the_dialects_shape(dialect: Dialect, error: RolltapError, status: int) -> None:
+def test_an_error_has_its_status_and_says_what_is_wrong(dialect: Dialect, error: RolltapError, status: int) -> None:
     reply = dialect.error(error)
     body = json.loads(reply.body)["error"]
     assert reply.status == status
@@ -246,10 +247,17 @@ def test_errors_have_the_dialects_shape(dialect: Dialect, error: RolltapError, s
         assert body["message"] == error.message
     if status == 429:
         assert int(reply.headers["retry-after"]) >= (error.retry_after or 1)
-    if dialect.name == "anthropic":
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: getattr(value, "code", value))
+def test_errors_have_the_vendors_shape(name: str, error: RolltapError, status: int) -> None:
+    reply = DIALECTS[name].error(error)
+    body = json.loads(reply.body)["error"]
+    if name == "anthropic":
         assert json.loads(reply.body)["type"] == "error"
         assert body["type"].endswith("error") or body["type"] == "request_too_large"
-    elif dialect.name == "gemini":
+    elif name == "gemini":
         assert body["code"] == status
         assert body["status"].isupper()
     else:
@@ -296,15 +304,15 @@ def test_models_are_listed_and_found(dialect: Dialect) -> None:
 
 
 def test_routes_do_not_collide() -> None:
-    routes = [(route.method, route.path) for dialect in DIALECTS.values() for route in dialect.routes]
+    routes = [(route.method, route.path) for dialect in known_dialects().values() for route in dialect.routes]
     assert len(set(routes)) == len(routes)
 
 
 def test_the_key_is_read_from_where_the_protocol_puts_it() -> None:
     def key(name: str, headers: dict[str, str], query: dict[str, str] | None = None) -> str | None:
-        return DIALECTS[name].key(WireRequest("/", {}, query or {}, headers, b""))
+        return known_dialects()[name].key(WireRequest("/", {}, query or {}, headers, b""))
 
-    for name in DIALECTS:
+    for name in known_dialects():
         assert key(name, {"authorization": "Bearer sk-1"}) == "sk-1"
         assert key(name, {"authorization": "Basic sk-1"}) is None
         assert key(name, {}) is None

@@ -25,9 +25,9 @@ from rolltap.proxy.call.sources.vendor_access import Access, Grant
 from rolltap.proxy.call.turn_cap import check_turn
 from rolltap.proxy.continuation.forest import Node
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Text
+from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.dialects.base import Action, Dialect, WireRequest
 from rolltap.proxy.dialects.hints import read_hints
-from rolltap.proxy.dialects.readers import READERS
 from rolltap.proxy.engines.http import said
 from rolltap.proxy.engines.passthrough import NativeReply, NativeRequest
 from rolltap.proxy.sessions.capture import Capture
@@ -144,7 +144,9 @@ class Relay:
         except BaseException:
             live.forest.complete(node, NO_TOKENS, None, Outcome.ABORTED)
             raise
-        return RelayedCall(grant, live, call, Reading(READERS[chat.dialect]()))
+        make_reader = known_dialects()[chat.dialect].reply_reader
+        assert make_reader is not None  # Access grants no other dialect
+        return RelayedCall(grant, live, call, Reading(make_reader()))
 
     async def _carry(self, call: RelayedCall, request: NativeRequest, exchange: Exchange) -> None:
         """Relays, records, and only then lets the reply end."""

@@ -47,7 +47,7 @@ class Access:
 
     async def grant(self, dialect: Dialect, wire: WireRequest) -> Grant | None:
         """Where the request is relayed to; None if it is not to be."""
-        key = dialect.key(wire) if self._vendors else None
+        key = dialect.key(wire) if self._vendors and dialect.reply_reader is not None else None
         if key is None:
             return None
         protocol = protocol_of(dialect.name, wire.headers)

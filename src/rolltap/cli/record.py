@@ -16,9 +16,7 @@ from rolltap.calllog.facts import extend_items
 from rolltap.errors import RequestError
 from rolltap.ledger.archive import all_groups
 from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Text, Tool
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.dialects.reading import rebuild
+from rolltap.proxy.dialects import known_dialects
 from rolltap.reconstructor.exporters.base import CallText, ExportItem
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
@@ -103,12 +101,11 @@ def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
 
 def _parsed(row: CallRow, items: tuple[bytes, ...]) -> ChatRequest | None:
     intent = row.intent
-    dialect = DIALECTS.get(intent.dialect)
+    dialect = known_dialects().get(intent.dialect)
     if dialect is None:
         return None
     try:
-        body = rebuild(dialect.items_field, intent.request.head, items, intent.request.fixed)
-        return dialect.parse(WireRequest("", {}, {}, {}, body))
+        return dialect.parse_recorded(intent.request.head, items, intent.request.fixed)
     except RequestError:
         return None
 

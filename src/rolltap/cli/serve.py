@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap.errors import ConfigError
-from rolltap.settings import DIALECTS, EngineSettings, Settings, hide_password, load_settings
+from rolltap.settings import Settings, hide_password, load_settings
 
 VENDORS: dict[str, dict[str, Any]] = {
     "anthropic": {"url": "https://api.anthropic.com", "dialects": ("anthropic",)},
@@ -91,21 +90,14 @@ def exports(settings: Settings, url: str) -> list[str]:
 
     Where calls go to a vendor under the user's own key, that key stays where it is.
     """
+    from rolltap.proxy.dialects import known_dialects
+
     key = settings.keys.project
     own = [engine for engine in settings.engines.values() if engine.kind == "passthrough" and not engine.api_key]
-    lines = [
-        _export(own, names, url, key)
-        for names in (
-            ("openai_responses", "OPENAI_BASE_URL", "/v1", "OPENAI_API_KEY"),
-            ("anthropic", "ANTHROPIC_BASE_URL", "", "ANTHROPIC_API_KEY"),
-            ("gemini", "GOOGLE_GEMINI_BASE_URL", "", "GEMINI_API_KEY"),
-        )
-    ]
+    lines: list[str] = []
+    for dialect in known_dialects().values():
+        if (client := dialect.client_environment) is not None:
+            line = f"export {client.base_url}={url}{client.path}"
+            relayed = any(not engine.dialects or dialect.name in engine.dialects for engine in own)
+            lines.append(line if relayed else f"{line} {client.key}={key}")
     return [*lines, f"codex -c openai_base_url={url}/v1  # Codex reads no OPENAI_BASE_URL"]
-
-
-def _export(own: Sequence[EngineSettings], names: tuple[str, str, str, str], url: str, key: str) -> str:
-    dialect, base, path, key_name = names
-    line = f"export {base}={url}{path}"
-    relayed = any(dialect in (engine.dialects or DIALECTS) for engine in own)
-    return line if relayed else f"{line} {key_name}={key}"

@@ -12,7 +12,7 @@ import pytest
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.dialects.items import LIST_BYTES, LONG, ItemCache
+from rolltap.proxy.dialects.item_cache import LIST_BYTES, LONG, ItemCache
 
 
 def test_the_cache_keeps_the_latest_bytes_within_its_limit() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,11 @@ from hypothesis import strategies as st
 
 from rolltap.errors import RequestError
 from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import Dialect, WireRequest
+from rolltap.proxy.dialects.base import Dialect
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "dialects"
-BODIES: dict[str, Any] = {
-    name: json.loads((GOLDEN / f"conversation.{name}.json").read_text("utf-8")) for name in DIALECTS
-}
+from ...contract.dialect_world import conversation_fields, stream_request
+
+BODIES: dict[str, Any] = {name: conversation_fields(name) for name in DIALECTS}
 AT_ONCE = 0.1
 """Seconds of its thread's processor time in which a request must be read or refused."""
 
@@ -38,12 +36,6 @@ JUNK = st.one_of(
 )
 
 
-def wire(name: str, body: bytes) -> WireRequest:
-    path = "/v1beta/models/m:streamGenerateContent" if name == "gemini" else DIALECTS[name].routes[0].path
-    params = {"model": "m"} if name == "gemini" else {}
-    return WireRequest(path, params, {"alt": "sse"}, {}, body)
-
-
 def refused_or_read(dialect: Dialect, body: bytes) -> RequestError | None:
     """The refusal, if there is one; any other exception fails the test. The best time of three counts.
 
@@ -59,7 +51,7 @@ def refused_or_read(dialect: Dialect, body: bytes) -> RequestError | None:
 
 def refusal(dialect: Dialect, body: bytes) -> RequestError | None:
     try:
-        dialect.parse(wire(dialect.name, body))
+        dialect.parse(stream_request(dialect.name, body))
     except RequestError as error:
         reply = dialect.error(error)
         assert 400 <= reply.status < 500
@@ -144,7 +136,7 @@ def test_every_place_of_a_conversation_survives_junk(name: str) -> None:
         refused_or_read(DIALECTS[name], marked.encode().replace(b'"@@"', surrogate))
 
 
-@pytest.mark.parametrize("name", [name for name in DIALECTS if name != "openai_completions"])
+@pytest.mark.parametrize("name", list(DIALECTS))
 def test_a_large_body_of_junk_is_refused_at_once(name: str) -> None:
     body = b'{"model":"m","messages":[' + b'{"role":"user","content":"x"},' * 300_000 + b"}"
     assert refused_or_read(DIALECTS[name], body) is not None

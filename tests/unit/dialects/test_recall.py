@@ -9,13 +9,14 @@ import pytest
 
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.conversation.chat import Message, Text, ToolCall
-from rolltap.proxy.dialects.recall import Lookup, Recorded, recall
+from rolltap.proxy.dialects.base import FindCall, RecordedCall
+from rolltap.proxy.dialects.openai_responses_recall import recall
 
 LOOK = ToolCall("call_1", "look", "{}")
 
 
-def lookup(records: Mapping[str, Recorded]) -> Lookup:
-    async def find(handle: str) -> Recorded | None:
+def lookup(records: Mapping[str, RecordedCall]) -> FindCall:
+    async def find(handle: str) -> RecordedCall | None:
         return records.get(handle)
 
     return find
@@ -35,8 +36,8 @@ async def test_a_chain_of_replies_is_the_whole_history(parse: Any) -> None:
         instructions="New rules.",
     )
     records = {
-        "resp_1": Recorded(first, Message("assistant", (Text("uno"),))),
-        "resp_2": Recorded(second, Message("assistant", (Text("dos"),), (LOOK,))),
+        "resp_1": RecordedCall(first, Message("assistant", (Text("uno"),))),
+        "resp_2": RecordedCall(second, Message("assistant", (Text("dos"),), (LOOK,))),
     }
     whole = await recall(third, lookup(records))
     assert shape(whole.messages) == [
@@ -60,7 +61,7 @@ async def test_references_are_replaced_by_the_replies_they_name(parse: Any) -> N
     ]
     reply = Message("assistant", (Text("uno"),), (LOOK,))
     chat = parse("openai_responses", input=items)
-    whole = await recall(chat, lookup({"rs_1": Recorded(chat, reply)}))
+    whole = await recall(chat, lookup({"rs_1": RecordedCall(chat, reply)}))
     assert whole.messages[1] is reply
     assert shape(whole.messages) == [("user", "look"), ("assistant", "uno"), ("tool", "soil")]
 
@@ -86,16 +87,16 @@ async def test_an_unknown_name_is_refused(parse: Any, fields: dict[str, Any], pa
 async def test_a_result_must_answer_a_recorded_call(parse: Any) -> None:
     result = {"type": "function_call_output", "call_id": "call_9", "output": "soil"}
     chat = parse("openai_responses", input=[result], previous_response_id="resp_1")
-    records = {"resp_1": Recorded(parse("openai_responses"), Message("assistant", (Text("uno"),)))}
+    records = {"resp_1": RecordedCall(parse("openai_responses"), Message("assistant", (Text("uno"),)))}
     with pytest.raises(InvalidRequest, match="call_9"):
         await recall(chat, lookup(records))
 
 
 async def test_a_long_chain_needs_no_recursion(parse: Any) -> None:
     reply = Message("assistant", (Text("ok"),))
-    records: dict[str, Recorded] = {"resp_0": Recorded(parse("openai_responses"), reply)}
+    records: dict[str, RecordedCall] = {"resp_0": RecordedCall(parse("openai_responses"), reply)}
     link: Any = parse("openai_responses", previous_response_id="resp_0")
     for index in range(1, 3000):
-        records[f"resp_{index}"] = Recorded(link, reply)
+        records[f"resp_{index}"] = RecordedCall(link, reply)
         link = parse("openai_responses", previous_response_id=f"resp_{index}")
     assert len((await recall(link, lookup(records))).messages) == 6001

@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.dialects.arguments import object_of, text_of
 from rolltap.proxy.dialects.hints import read_hints
+from rolltap.proxy.dialects.json_reply import encode
+from rolltap.proxy.dialects.json_request import MAX_DEPTH, check_depth
 from rolltap.proxy.dialects.probes import probe_routes
-from rolltap.proxy.dialects.reading import MAX_DEPTH, check_depth
-from rolltap.proxy.dialects.writing import encode
 
 
 @pytest.mark.parametrize(

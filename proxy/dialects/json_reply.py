@@ -35,9 +35,3 @@ def error_reply(error: RolltapError, payload: Any, headers: Mapping[str, str] | 
     if isinstance(error, RateLimited | EngineUnavailable | StoreUnavailable) or error.retry_after is not None:
         out["retry-after"] = str(math.ceil(error.retry_after or DEFAULT_RETRY_S))
     return WireReply(error.status, encode(payload), out)
-
-
-def bearer(headers: Mapping[str, str]) -> str | None:
-    """The token of `Authorization: Bearer`."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() or None if scheme.lower() == "bearer" else None

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.conversation.chat import Image, Message
-from rolltap.proxy.dialects.reading import entries, within
+from rolltap.proxy.dialects.json_request import entries, within
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

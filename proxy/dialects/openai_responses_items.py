@@ -1,0 +1,105 @@
+"""OpenAI Responses: `instructions` and entries of `input` as canonical messages.
+
+An assistant turn comes as several items (reasoning, message, calls), each parsed to a `Piece`; `join_pieces` makes one
+message of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rolltap.proxy.conversation.chat import (
+    Image,
+    Message,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+)
+from rolltap.proxy.dialects import openai_responses_wire as wire
+from rolltap.proxy.dialects.arguments import check_arguments
+from rolltap.proxy.dialects.json_request import check_image, decode, invalid
+from rolltap.proxy.dialects.openai_responses_tools import ToolSet, parse_tools, tool_name
+
+REASONING, TEXT, CALL = range(3)
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """An item of an assistant turn, which comes as reasoning, text and calls; text may follow a call."""
+
+    rank: int
+    parts: tuple[Part, ...] = ()
+    call: ToolCall | None = None
+    handle: str | None = None
+    recall: bool = False
+
+
+ParsedItem = Message | Piece | ToolSet
+
+
+def parse_instructions(raw: bytes) -> Message:
+    return Message("system", (Text(decode(raw, str, "instructions")),))
+
+
+def parse_item(raw: bytes) -> ParsedItem:
+    """An entry of `input`."""
+    kind: Any = wire.Item if decode(raw, wire.ItemKind).type is not None else wire.MessageItem
+    match decode(raw, kind):
+        case wire.MessageItem() as item if item.role == "assistant":
+            return Piece(TEXT, _parts(item.content, "content", images=False), handle=item.id)
+        case wire.MessageItem() as item:
+            return Message(item.role, _parts(item.content, "content", images=item.role == "user"))
+        case wire.ReasoningItem() as item:
+            shown = item.content or item.summary
+            text = "\n\n".join(part.text for part in shown)
+            return Piece(REASONING, (Reasoning(text, item.encrypted_content or item.id),), handle=item.id)
+        case wire.FunctionCallItem() as item:
+            arguments = check_arguments(item.arguments, "arguments")
+            return Piece(CALL, call=ToolCall(item.call_id, tool_name(item.namespace, item.name), arguments))
+        case wire.CustomCallItem() as item:
+            call = ToolCall(item.call_id, tool_name(item.namespace, item.name), item.input, "custom")
+            return Piece(CALL, call=call)
+        case wire.FunctionOutputItem() | wire.CustomOutputItem() as item:
+            return Message("tool", _parts(item.output, "output"), tool_call_id=item.call_id)
+        case wire.AdditionalToolsItem() as item:
+            return parse_tools(item.tools, "tools")
+        case wire.AgentMessageItem() as item:
+            return Message("user", _parts(item.content, "content"))
+        case wire.ItemReference() as item:
+            rank = {"rs": REASONING, "msg": TEXT}.get(item.id.partition("_")[0], CALL)
+            return Piece(rank, handle=item.id, recall=True)
+    raise invalid("type", "this item is not supported")
+
+
+def _parts(content: str | list[wire.ContentPart], where: str, *, images: bool = True) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (Text(content),) if content else ()
+    out: list[Part] = []
+    for index, part in enumerate(content):
+        match part:
+            case wire.InputText(text) | wire.OutputText(text) | wire.PlainText(text) | wire.Refusal(text):
+                out.append(Text(text))
+            case wire.InputImage():
+                if not images:
+                    raise invalid(f"{where}[{index}].type", "this message takes no images")
+                if part.file_id is not None or part.image_url is None:
+                    raise invalid(f"{where}[{index}].image_url", "this field is required; file_id is not supported")
+                out.append(Image(check_image(part.image_url, f"{where}[{index}].image_url"), part.detail))
+    return tuple(out)
+
+
+def follows(before: Piece, piece: Piece) -> bool:
+    """Whether `piece` continues the turn of `before`: reasoning begins one, text may stand after a call."""
+    return piece.rank > before.rank or (before.rank == CALL and piece.rank != REASONING)
+
+
+def join_pieces(turn: tuple[Piece, ...]) -> Message:
+    """An assistant turn out of its items."""
+    handle = next((piece.handle for piece in turn if piece.handle), None)
+    if any(piece.recall for piece in turn):
+        return Message("assistant", handle=handle, recall=True)
+    parts = tuple(part for piece in turn for part in piece.parts)
+    calls = tuple(piece.call for piece in turn if piece.call is not None)
+    return Message("assistant", parts, calls, handle=handle)
