@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.output import Transcript
@@ -202,11 +202,33 @@ class Workspace(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """What a runtime is made with.
+
+    `base` is the folder of its workspaces (None: the system's temporary one); `bins` go before the system's PATH, and
+    `needs` are the folders that a sandbox must show, read-only; `image` is a container's.
+    """
+
+    base: Path | None = None
+    bins: tuple[Path, ...] = ()
+    needs: tuple[Path, ...] = ()
+    image: str = ""
+
+
 class Runtime(Protocol):
-    """Makes workspaces."""
+    """Makes workspaces. A runtime is one file with a class like this one and a line in `runtimes/registry.py`."""
+
+    launches: ClassVar[type[Launch]]
+    """What its workspaces run: commands or Python calls."""
 
     @property
     def name(self) -> str: ...
+
+    @classmethod
+    def create(cls, options: RuntimeOptions) -> Self:
+        """`TaskInvalid` if the task's options don't fit, `RuntimeFailed` if this machine can't have such workspaces."""
+        ...
 
     async def prepare(self, source: Source) -> Workspace:
         """A new workspace filled by `source`; `RuntimeFailed` if it can't be made."""

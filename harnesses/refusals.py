@@ -18,6 +18,12 @@ def choice(what: str, name: str, known: Mapping[str, T]) -> T:
     return known[name]
 
 
+def refuse_image(name: str, image: str) -> None:
+    """`TaskInvalid` if a task asks for an image in a runtime without containers."""
+    if image:
+        raise TaskInvalid(f"the runtime {name!r} has no images; use 'docker' or 'apptainer'", param="image")
+
+
 def refuse_resume(name: str, job: Job) -> None:
     """`TaskInvalid` if `job` asks harness `name` to continue an earlier conversation."""
     if job.resume:

@@ -1,4 +1,4 @@
-"""The harnesses that rolltap knows, by name."""
+"""The harnesses that a task or a person can name."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rolltap.harnesses.openhands import OpenHands
 from rolltap.harnesses.pi import Pi
 from rolltap.harnesses.qwen_agent import QwenAgent
 from rolltap.harnesses.qwen_code import QwenCode
-from rolltap.harnesses.refusals import choice
 from rolltap.harnesses.smolagents import SmolAgents
+from rolltap.plugins import known_names, lookup
 
 HARNESSES: Mapping[str, Harness] = {
     "codex": Codex(),
@@ -52,6 +52,14 @@ HARNESSES: Mapping[str, Harness] = {
 }
 
 
+ENTRY_POINTS = "rolltap.harnesses"
+
+
+def harness_names() -> list[str]:
+    """Ours in the order of the registry, then those of installed packages; without `command`."""
+    return [*HARNESSES, *(name for name in known_names({}, ENTRY_POINTS) if name not in HARNESSES)]
+
+
 def get_harness(name: str, *, dialect: str = "", argv: tuple[str, ...] = ()) -> Harness:
     """The harness `name`; for `command`, one that runs `argv`.
 
@@ -61,7 +69,7 @@ def get_harness(name: str, *, dialect: str = "", argv: tuple[str, ...] = ()) -> 
         if not argv:
             raise TaskInvalid("the harness 'command' needs the command to run", param="harness")
         return AnyCommand(argv)
-    harness = choice("harness", name, HARNESSES)
+    harness = lookup("harness", name, HARNESSES, ENTRY_POINTS, TaskInvalid)
     if not dialect or dialect == harness.dialect:
         return harness
     if not is_dataclass(harness):

@@ -24,6 +24,11 @@ def inside(path: str) -> PurePosixPath:
     return pure
 
 
+def located(base: Path, path: str) -> Path:
+    """An absolute path as it is; a relative one below `base`, which it may not leave."""
+    return Path(path) if Path(path).is_absolute() else base / inside(path)
+
+
 @dataclass(frozen=True, slots=True)
 class Empty:
     """An empty folder."""

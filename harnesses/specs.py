@@ -1,12 +1,11 @@
 """A task's `spec` as typed data: what it starts from, what runs it, and what scores it.
 
-This is the part of a `Task` that the ledger keeps without reading. It is checked when a task is submitted, so that an
-unknown harness or a path that leaves the task's folder is refused there.
+The ledger keeps the spec of a `Task` without reading it. It is checked when a task is submitted, so that an unknown
+harness or a path that leaves the task's folder is refused there.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,103 +14,22 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.base import Evaluator, Harness, Limits, Runtime, Source
+from rolltap.harnesses.base import Endpoint, Harness, Job, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.command import CommandCheck
-from rolltap.harnesses.evaluators.harbor import HarborCheck
-from rolltap.harnesses.evaluators.llm_judge import CRITERIA, LlmJudge
-from rolltap.harnesses.evaluators.pytest_check import PytestCheck
-from rolltap.harnesses.evaluators.python_check import PythonCheck
-from rolltap.harnesses.evaluators.session_completed import SessionCompleted
+from rolltap.harnesses.evaluators.base import EvaluatorSettings
+from rolltap.harnesses.evaluators.registry import parse_evaluator
 from rolltap.harnesses.install import find, own
 from rolltap.harnesses.lifecycle import Assignment
-from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
-from rolltap.harnesses.refusals import choice
 from rolltap.harnesses.registry import get_harness
-from rolltap.harnesses.runtimes.registry import AUTO, RUNTIMES, resolve
-from rolltap.harnesses.sources import Empty, Files, Folder, GitCommit, inside
+from rolltap.harnesses.runtimes.registry import check_runtime, runtime_for
+from rolltap.harnesses.sources import Empty, Files, Folder, GitCommit, located
 from rolltap.types import Task
 
-
-class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """A table with a `kind`; unknown keys are refused."""
-
-
-class CommandSpec(_Spec, tag="command", frozen=True):
-    """A shell command: its exit code, or the reward file it writes, is the reward."""
-
-    command: str
-    reward_file: str = ""
-
-    def build(self, base: Path, client: AdminClient) -> Evaluator:
-        return CommandCheck(self.command, self.reward_file)
-
-
-class PytestSpec(_Spec, tag="pytest", frozen=True):
-    """Tests that must pass, run in a fresh working copy."""
-
-    must_pass: tuple[str, ...]
-    keep_passing: tuple[str, ...] = ()
-    test_patch: str = ""
-    python: str = "python3"
-
-    def build(self, base: Path, client: AdminClient) -> Evaluator:
-        return PytestCheck(self.must_pass, self.keep_passing, self.test_patch, python=self.python)
-
-    @property
-    def needs(self) -> tuple[Path, ...]:
-        """The folders of an absolute `python` that a sandbox must show: its virtual environment, its interpreter's."""
-        if not Path(self.python).is_absolute():
-            return ()
-        prefixes = (path.parent.parent for path in (Path(self.python), Path(self.python).resolve()))
-        return tuple(dict.fromkeys(prefix for prefix in prefixes if _is_pythons(prefix)))
-
-
-class HarborSpec(_Spec, tag="harbor", frozen=True):
-    """A Harbor task's `tests` folder."""
-
-    tests: str
-    env: dict[str, str] = {}
-
-    def build(self, base: Path, client: AdminClient) -> Evaluator:
-        return HarborCheck(located(base, self.tests), self.env)
-
-
-class PythonSpec(_Spec, tag="python", frozen=True):
-    """`module:function` on the runner's path: gets the working copy, returns the reward."""
-
-    callable: str
-
-    def build(self, base: Path, client: AdminClient) -> Evaluator:
-        module, _, name = self.callable.partition(":")
-        try:
-            return PythonCheck(getattr(importlib.import_module(module), name))
-        except (ImportError, AttributeError, ValueError) as error:
-            raise TaskInvalid(f"no callable {self.callable!r} (module:function): {error}", param="evaluator") from error
-
-
-class CompletedSpec(_Spec, tag="session_completed", frozen=True):
-    """1.0 where the harness says that it finished."""
-
-    def build(self, base: Path, client: AdminClient) -> Evaluator:
-        return SessionCompleted()
-
-
-class JudgeSpec(_Spec, tag="llm_judge", frozen=True):
-    """A model of `policy` scores by `criteria`."""
-
-    policy: str
-    criteria: str = CRITERIA
-
-    def build(self, base: Path, client: AdminClient) -> Evaluator:
-        return LlmJudge(client, self.policy, self.criteria)
-
-
-EvaluatorSpec = CommandSpec | PytestSpec | HarborSpec | PythonSpec | CompletedSpec | JudgeSpec
+SAMPLE_JOB = Job(Endpoint("http://127.0.0.1:1/s/sample", "key", "model"), "sample", Path("/w"), Path("/h"))
 
 
 class LimitsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`base.Limits`, each optional."""
+    """`base.Limits`; what is left out has its default."""
 
     setup_s: float | None = None
     agent_s: float | None = None
@@ -122,19 +40,19 @@ class LimitsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     file_mb: int | None = None
 
     def build(self) -> Limits:
-        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-        if any(value < 0 for value in given.values()):
-            raise TaskInvalid(f"limits can't be negative: {given}", param="limits")
-        return replace(Limits(), **given)
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        if any(value < 0 for value in values.values()):
+            raise TaskInvalid(f"limits can't be negative: {values}", param="limits")
+        return replace(Limits(), **values)
 
 
 class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One of `files`, `folder` or `repository` with `commit` is what the task starts from; none of them: empty.
+    """The task starts from `files`, from `folder`, or from `repository` at `commit`; without any of them, from nothing.
 
     `harness`, `runtime` and `image` may be left to the command line. `argv` is for the harness `command`.
     """
 
-    evaluator: EvaluatorSpec
+    evaluator: EvaluatorSettings
     files: dict[str, str] | None = None
     folder: str | None = None
     repository: str | None = None
@@ -146,16 +64,16 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     image: str = ""
     limits: LimitsSpec = LimitsSpec()
 
-    def source_given(self) -> None:
-        """`TaskInvalid` where the task starts from several things, or from a path that leaves its folder."""
-        given = [name for name in ("files", "folder", "repository") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise TaskInvalid(f"a task starts from one of {', '.join(given)}, not from several", param=given[1])
+    def check_source(self) -> None:
+        """Raises `TaskInvalid` if the task names several sources, or a path that leaves its folder."""
+        sources = [name for name in ("files", "folder", "repository") if getattr(self, name) is not None]
+        if len(sources) > 1:
+            raise TaskInvalid(f"a task starts from one of {', '.join(sources)}, not from several", param=sources[1])
         if self.files is not None:
             Files(self.files)
 
     def source(self, base: Path) -> Source:
-        self.source_given()
+        self.check_source()
         if self.files is not None:
             return Files(self.files)
         if self.folder is not None:
@@ -164,10 +82,16 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             return GitCommit(located(base, self.repository), self.commit)
         return Empty()
 
+    def runtime_options(self, harness: Harness, defaults: Defaults) -> RuntimeOptions:
+        """Puts `harness` on PATH: our installation of its pinned release, else the user's own."""
+        installation = (find(harness.package) or own(harness.package)) if harness.package else None
+        bins, needs = (installation.bins, installation.needs) if installation else ((), ())
+        return RuntimeOptions(defaults.workspaces, bins, (*needs, *self.evaluator.needs), self.image)
+
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What stands for the keys that a task leaves out. `base` is what its relative paths are relative to."""
+    """What a task is run with where it leaves a key out. Its relative paths are relative to `base`."""
 
     base: Path = Path()
     harness: str = ""
@@ -179,14 +103,15 @@ class Defaults:
 
 def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
     """`TaskInvalid` names the key that is wrong."""
+    table = {"evaluator": None, **spec}
     try:
-        return msgspec.convert(dict(spec), TaskSpec)
+        return msgspec.convert(table, TaskSpec, dec_hook=lambda _, evaluator: parse_evaluator(evaluator))
     except msgspec.ValidationError as error:
         raise TaskInvalid(f"the task can't be used: {error}") from error
 
 
 def check(task: Task, policies: Collection[str]) -> None:
-    """`TaskInvalid` where no node could run the task: what `build` refuses, as far as it shows without its files.
+    """Raises `TaskInvalid` if no node could run the task, as far as that shows without a node's files.
 
     `policies` are those that are served.
     """
@@ -194,78 +119,50 @@ def check(task: Task, policies: Collection[str]) -> None:
     if not spec.harness:
         raise TaskInvalid(f"task {task.id} names no harness; add `harness` to its spec", param="harness")
     get_harness(spec.harness, dialect=spec.dialect, argv=spec.argv)
-    if spec.runtime not in ("", AUTO):
-        choice("runtime", spec.runtime, RUNTIMES)
-    if isinstance(spec.evaluator, JudgeSpec):
-        choice("policy", spec.evaluator.policy, dict.fromkeys(policies))
-    spec.source_given()
+    check_runtime(spec.runtime)
+    spec.evaluator.check(policies)
+    spec.check_source()
     spec.limits.build()
-    for path in (
-        spec.folder,
-        spec.repository,
-        spec.evaluator.tests if isinstance(spec.evaluator, HarborSpec) else None,
-    ):
+    for path in (spec.folder, spec.repository, *spec.evaluator.paths):
         if path is not None and not Path(path).is_absolute():
             raise TaskInvalid(f"task {task.id}: {path!r} is relative; nodes need absolute paths", param="folder")
 
 
-def placed(task: Task, defaults: Defaults) -> Task:
-    """`task` as it is submitted: relative paths made absolute, and what it leaves out filled in from `defaults`."""
+def resolve_paths(task: Task, defaults: Defaults) -> Task:
+    """`task` as it is submitted: with absolute paths, and the keys that it leaves out taken from `defaults`."""
     spec = parse_spec(task.spec)
-    argv = spec.argv or defaults.argv
-    changed = msgspec.structs.replace(
+    base = defaults.base
+    complete = msgspec.structs.replace(
         spec,
         harness=spec.harness or defaults.harness,
         dialect=spec.dialect or defaults.dialect,
-        argv=argv,
+        argv=spec.argv or defaults.argv,
         runtime=spec.runtime or defaults.runtime,
-        folder=_absolute(defaults.base, spec.folder),
-        repository=_absolute(defaults.base, spec.repository),
-        evaluator=(
-            msgspec.structs.replace(spec.evaluator, tests=str(located(defaults.base, spec.evaluator.tests).absolute()))
-            if isinstance(spec.evaluator, HarborSpec)
-            else spec.evaluator
-        ),
+        folder=spec.folder and str(located(base, spec.folder).absolute()),
+        repository=spec.repository and str(located(base, spec.repository).absolute()),
+        evaluator=spec.evaluator.resolve_paths(base),
     )
-    return replace(task, spec=msgspec.to_builtins(changed))
-
-
-def _absolute(base: Path, path: str | None) -> str | None:
-    return None if path is None else str(located(base, path).absolute())
+    return replace(task, spec=msgspec.to_builtins(complete))
 
 
 def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
-    """`task` with everything it is run with; `TaskInvalid` where that can't be."""
+    """Everything that `task` is run with on this machine; `TaskInvalid` if it can't be run here."""
     spec = parse_spec(task.spec)
     name = spec.harness or defaults.harness
     if not name:
         raise TaskInvalid(f"task {task.id} names no harness; add `harness`, or give --harness", param="harness")
     harness = get_harness(name, dialect=spec.dialect or defaults.dialect, argv=spec.argv or defaults.argv)
+    runtime = runtime_for(spec.runtime or defaults.runtime, launch_type(harness))
     return Assignment(
         task=task,
         source=spec.source(defaults.base),
         harness=harness,
-        runtime=make_runtime(spec, harness, defaults),
-        evaluator=spec.evaluator.build(defaults.base, client),
+        runtime=runtime.create(spec.runtime_options(harness, defaults)),
+        evaluator=spec.evaluator.build(client),
         limits=spec.limits.build(),
     )
 
 
-def make_runtime(spec: TaskSpec, harness: Harness, defaults: Defaults) -> Runtime:
-    """The task's runtime with `harness` on its PATH: our installation of its pinned release, else the user's own."""
-    name = spec.runtime or defaults.runtime
-    make = choice("runtime", resolve(name, python_call=isinstance(harness, MiniSweAgentInProcess)), RUNTIMES)
-    installation = (find(harness.package) or own(harness.package)) if harness.package else None
-    bins, needs = (installation.bins, installation.needs) if installation else ((), ())
-    tests = spec.evaluator.needs if isinstance(spec.evaluator, PytestSpec) else ()
-    return make(base=defaults.workspaces, bins=bins, needs=(*needs, *tests), image=spec.image)
-
-
-def _is_pythons(prefix: Path) -> bool:
-    """Whether the folder is a Python's own, and not one where other things lie, too."""
-    return prefix != Path("/") and ((prefix / "pyvenv.cfg").is_file() or any(prefix.glob("lib/python3*/os.py")))
-
-
-def located(base: Path, path: str) -> Path:
-    """An absolute path as given; a relative one below `base`, which it may not leave."""
-    return Path(path) if Path(path).is_absolute() else base / inside(path)
+def launch_type(harness: Harness) -> type[Launch]:
+    """Whether the harness is a command or a Python call. A launch has no side effect, so a sample answers it."""
+    return type(harness.launch(SAMPLE_JOB))

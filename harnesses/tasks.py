@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.specs import HarborSpec, LimitsSpec, PytestSpec, TaskSpec, parse_spec
+from rolltap.harnesses.evaluators.harbor import HarborCheck
+from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.specs import LimitsSpec, TaskSpec, parse_spec
 from rolltap.types import Task
 
 SWE_KEYS = {"instance_id", "base_commit", "problem_statement"}
@@ -69,8 +71,6 @@ def task_from(line: Any, repositories: Path | None = None) -> Task:
     if line.keys() >= SWE_KEYS:
         return swe_task(line, repositories)
     spec = {name: value for name, value in line.items() if name not in ("id", "instruction", "tags")}
-    if "evaluator" not in spec:
-        raise TaskInvalid('the task has no evaluator; {"kind": "session_completed"} is the simplest', param="evaluator")
     parsed = parse_spec(spec)
     parsed.source(Path())  # a path that leaves the task's folder is refused here
     tags = line.get("tags", [])
@@ -88,7 +88,7 @@ def swe_task(instance: Mapping[str, Any], repositories: Path | None) -> Task:
     if repositories is None:
         raise TaskInvalid(f"instance {instance['instance_id']} needs its repository {repository}: give --repositories")
     spec = TaskSpec(
-        evaluator=PytestSpec(
+        evaluator=PytestCheck(
             must_pass=_tests(instance, "FAIL_TO_PASS"),
             keep_passing=_tests(instance, "PASS_TO_PASS"),
             test_patch=instance.get("test_patch", ""),
@@ -128,7 +128,7 @@ def harbor_task(folder: Path) -> Task:
     image = environment.get("docker_image", "")
     files = folder / "environment"
     spec = TaskSpec(
-        evaluator=HarborSpec(
+        evaluator=HarborCheck(
             str((folder / "tests").resolve()), {k: str(v) for k, v in verifier.get("env", {}).items()}
         ),
         folder=str(files.resolve()) if files.is_dir() and not image else None,

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
+from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.output import last_line, read_output
 from rolltap.harnesses.sources import inside
 
 
-@dataclass(frozen=True, slots=True)
-class CommandCheck:
+class CommandCheck(EvaluatorTable, tag="command", frozen=True):
     """Runs `command` with bash in the working copy that the agent left.
 
-    With `reward_file` (below the working copy) its content is the reward, and a missing one is an error; without, exit
-    code 0 is 1.0 and any other 0.0.
+    With `reward_file` (below the working copy) its content is the reward, and a missing file is an error. Without it,
+    exit code 0 is 1.0 and any other 0.0.
     """
+
+    example = '{"kind": "command", "command": "test -f calc.py"}'
 
     command: str
     reward_file: str = ""
-    name: str = "command"
-    needs_clean_workspace: bool = False
 
     def __post_init__(self) -> None:
         if self.reward_file:
@@ -41,18 +40,18 @@ class CommandCheck:
             return Verdict((Score(float(exit_.code == 0)),), detail)
         if not _is_plain(workspace.folder, reward_path):
             raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
-        written = read_output(reward_path)
-        evidence.seen.add(self.reward_file, written)
-        return Verdict((Score(parse_reward(written)),), detail)
+        text = read_output(reward_path)
+        evidence.seen.add(self.reward_file, text)
+        return Verdict((Score(parse_reward(text)),), detail)
 
 
 def _is_plain(folder: Path, path: Path) -> bool:
-    """Whether `path` is a file in `folder` that no link leads to."""
+    """Whether `path` is a regular file below `folder`, with no link on the way."""
     return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
 
 
 def _clear(folder: Path, path: Path) -> None:
-    """Removes what the agent left where the reward is to be, and a link on the way that would lead elsewhere."""
+    """Removes a reward file that the agent wrote early, or a link on the way to it."""
     step = folder
     for part in path.relative_to(folder).parts:
         step = step / part

@@ -11,27 +11,38 @@ import asyncio
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.command import parse_reward
 from rolltap.harnesses.output import Transcript, last_line, read_output
+from rolltap.harnesses.sources import located
 
 
-@dataclass(frozen=True, slots=True)
-class HarborCheck:
-    """`tests` is the task's folder of that name."""
+class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
+    """`tests` is the task's folder of that name; `env` is added to the environment of `test.sh`."""
 
-    tests: Path
-    env: dict[str, str] = field(default_factory=dict)
-    name: str = "harbor"
-    needs_clean_workspace: bool = False
+    example = '{"kind": "harbor", "tests": "tests"}'
 
-    def __post_init__(self) -> None:
-        if not (self.tests / "test.sh").is_file():
+    tests: str
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def resolve_paths(self, base: Path) -> HarborCheck:
+        return msgspec.structs.replace(self, tests=str(located(base, self.tests).absolute()))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.tests,)
+
+    def build(self, client: AdminClient) -> HarborCheck:
+        if not (Path(self.tests) / "test.sh").is_file():
             raise TaskInvalid(f"{self.tests} holds no test.sh", param="tests")
+        return self
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         scratch = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="rollout-harbor-"))
@@ -48,18 +59,17 @@ class HarborCheck:
 
 
 def read_reward(folder: Path, output: str, seen: Transcript) -> tuple[float, dict[str, float]]:
-    """The reward that the verifier wrote, and its parts by name."""
-    text, table = folder / "reward.txt", folder / "reward.json"
-    if text.is_file() and not text.is_symlink():
-        written = read_output(text)
-        seen.add(text.name, written)
-        return parse_reward(written), {}
+    """The reward that the verifier wrote to `folder`, and its parts by name. Links are refused."""
+    number, table = folder / "reward.txt", folder / "reward.json"
+    if number.is_file() and not number.is_symlink():
+        text = read_output(number)
+        seen.add(number.name, text)
+        return parse_reward(text), {}
     if table.is_file() and not table.is_symlink():
-        written = read_output(table)
-        seen.add(table.name, written)
+        text = read_output(table)
+        seen.add(table.name, text)
         try:
-            given = json.loads(written)
-            parts = {str(name): parse_reward(str(value)) for name, value in given.items()}
+            parts = {str(name): parse_reward(str(value)) for name, value in json.loads(text).items()}
         except (ValueError, AttributeError) as error:
             raise EvaluatorFailed(f"reward.json is not an object of numbers: {error}") from error
         if parts:

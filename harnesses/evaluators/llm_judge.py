@@ -1,11 +1,13 @@
 """The `llm_judge` evaluator: a model reads what was asked and what was done, and gives a score.
 
-It asks through the proxy, in a session of its own that belongs to no rollout: its calls are recorded and never trained.
+It asks through the proxy, in a session of its own that belongs to no rollout. The session's tag `kind` is `judge`: by
+that tag the proxy records each of its calls as `CallKind.JUDGE`, which is never trained and in no dataset.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import aiohttp
@@ -14,6 +16,8 @@ from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Evidence, Score, Verdict
 from rolltap.harnesses.changes import Change, Kind, changes
 from rolltap.harnesses.client import AdminClient, OpenedSession
+from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.refusals import choice
 
 SHOWN_BYTES = 20_000
 PROMPT = """\
@@ -35,6 +39,21 @@ CRITERIA = "The task is done completely and correctly, and nothing else was chan
 SCORE = re.compile(r"^SCORE:\s*(\d+(?:\.\d+)?)\s*$", re.MULTILINE)
 
 
+class LlmJudgeTable(EvaluatorTable, tag="llm_judge", frozen=True):
+    """The model of `policy` scores by `criteria`."""
+
+    example = '{"kind": "llm_judge", "policy": "judge"}'
+
+    policy: str
+    criteria: str = CRITERIA
+
+    def check(self, policies: Collection[str]) -> None:
+        choice("policy", self.policy, dict.fromkeys(policies))
+
+    def build(self, client: AdminClient) -> LlmJudge:
+        return LlmJudge(client, self.policy, self.criteria)
+
+
 @dataclass(frozen=True, slots=True)
 class LlmJudge:
     """Asks the model of `policy`. The reward is the score over 10."""
@@ -47,11 +66,11 @@ class LlmJudge:
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         clean = await evidence.clean_workspace()
-        found = changes(clean.folder, evidence.workspace.folder)
+        changed = changes(clean.folder, evidence.workspace.folder)
         prompt = PROMPT.format(
             instruction=evidence.task.instruction,
             output=evidence.exit.output[-4000:],
-            files=_shown(evidence, found),
+            files=_shown(evidence, changed),
             criteria=self.criteria,
         )
         tags = {"kind": "judge", "rollout": evidence.rollout_id}
@@ -79,18 +98,18 @@ class LlmJudge:
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as http,
                 http.post(url, json=body, headers=headers) as reply,
             ):
-                told = await reply.json(content_type=None)
+                answer = await reply.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise EvaluatorFailed(f"the judge's call failed: {error or type(error).__name__}") from error
         if reply.status != 200:
-            raise EvaluatorFailed(f"the judge's call got {reply.status}: {told}")
-        return told["choices"][0]["message"].get("content") or ""
+            raise EvaluatorFailed(f"the judge's call got {reply.status}: {answer}")
+        return answer["choices"][0]["message"].get("content") or ""
 
 
-def _shown(evidence: Evidence, found: list[Change]) -> str:
+def _shown(evidence: Evidence, changed: list[Change]) -> str:
     """The changed files with their text, up to `SHOWN_BYTES` in all."""
     parts, left = [], SHOWN_BYTES
-    for change in found:
+    for change in changed:
         path = evidence.workspace.folder / change.path
         text = ""
         if change.kind is not Kind.DELETED and not path.is_symlink() and left > 0:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace
 from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
+from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.output import last_line
 
 REPORT = "junit.xml"
@@ -22,17 +22,27 @@ PATCH = "test.patch"
 """Both lie in the clean workspace's HOME, where the agent has laid no link."""
 
 
-@dataclass(frozen=True, slots=True)
-class PytestCheck:
+class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     """`must_pass` and `keep_passing` are pytest node ids; a bare file stands for all its tests. `python` runs them."""
+
+    example = '{"kind": "pytest", "must_pass": ["tests/test_calc.py"]}'
 
     must_pass: tuple[str, ...]
     keep_passing: tuple[str, ...] = ()
     test_patch: str = ""
-    protected: tuple[str, ...] = TEST_FILES
     python: str = "python3"
-    name: str = "pytest"
-    needs_clean_workspace: bool = True
+
+    @property
+    def needs_clean_workspace(self) -> bool:
+        return True
+
+    @property
+    def needs(self) -> tuple[Path, ...]:
+        """The folders of an absolute `python`: its virtual environment, its interpreter's."""
+        if not Path(self.python).is_absolute():
+            return ()
+        prefixes = (path.parent.parent for path in (Path(self.python), Path(self.python).resolve()))
+        return tuple(dict.fromkeys(prefix for prefix in prefixes if _is_python_prefix(prefix)))
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         clean = await evidence.clean_workspace()
@@ -60,7 +70,7 @@ class PytestCheck:
 
     def _carry(self, agent: Path, clean: Path):
         found = changes(clean, agent)
-        return found, apply_changes(found, agent, clean, self.protected)
+        return found, apply_changes(found, agent, clean, TEST_FILES)
 
     async def _apply_patch(self, workspace: Workspace, evidence: Evidence) -> None:
         launch = Command(
@@ -93,3 +103,8 @@ def _passed(test: str, results: dict[str, bool]) -> bool:
     """Whether `test` ran and passed; a file, class or unparametrised function stands for all below it."""
     below = [ok for node, ok in results.items() if node == test or node.startswith((f"{test}::", f"{test}["))]
     return bool(below) and all(below)
+
+
+def _is_python_prefix(folder: Path) -> bool:
+    """Whether `folder` belongs to one Python alone, so that showing it shows nothing else."""
+    return folder != Path("/") and ((folder / "pyvenv.cfg").is_file() or any(folder.glob("lib/python3*/os.py")))

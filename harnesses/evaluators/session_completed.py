@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rolltap.harnesses.base import Ending, Evidence, Score, Verdict
+from rolltap.harnesses.evaluators.base import EvaluatorTable
 
 
-@dataclass(frozen=True, slots=True)
-class SessionCompleted:
-    name: str = "session_completed"
-    needs_clean_workspace: bool = False
+class SessionCompleted(EvaluatorTable, tag="session_completed", frozen=True):
+    """Trusts the harness's own exit code, so it fits smoke tests and tasks whose rewards come from elsewhere."""
+
+    example = '{"kind": "session_completed"}'
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         done = evidence.exit.ending is Ending.DONE

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.base import Command, Limits, Source
+from rolltap.harnesses.base import Command, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.runtimes.container import HOME, WORKDIR, ContainerWorkspace, require_client, require_image
 from rolltap.harnesses.runtimes.folders import make_folders
 from rolltap.harnesses.runtimes.process import limited
@@ -43,6 +44,11 @@ class ApptainerRuntime:
     image: str
     base: Path | None = None
     name: str = "apptainer"
+    launches: ClassVar[type[Launch]] = Command
+
+    @classmethod
+    def create(cls, options: RuntimeOptions) -> Self:
+        return cls(options.image, options.base)
 
     def __post_init__(self) -> None:
         require_image("apptainer", self.image)

@@ -20,9 +20,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar, Self
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, Source
+from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
+from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, make_folders
 from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
 from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
@@ -142,6 +144,12 @@ class BubblewrapRuntime:
     bins: tuple[Path, ...] = ()
     shown: tuple[Path, ...] = ()
     name: str = "bubblewrap"
+    launches: ClassVar[type[Launch]] = Command
+
+    @classmethod
+    def create(cls, options: RuntimeOptions) -> Self:
+        refuse_image("bubblewrap", options.image)
+        return cls(options.base, options.bins, options.needs)
 
     def __post_init__(self) -> None:
         if shutil.which("bwrap") is None:

@@ -6,9 +6,10 @@ import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from rolltap.errors import RuntimeFailed
-from rolltap.harnesses.base import Command, Limits, Source
+from rolltap.harnesses.base import Command, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.runtimes.container import HOME, WORKDIR, ContainerWorkspace, require_client, require_image
 from rolltap.harnesses.runtimes.folders import Folders, make_folders
 
@@ -56,6 +57,11 @@ class DockerRuntime:
     base: Path | None = None
     network: str = "bridge"
     name: str = "docker"
+    launches: ClassVar[type[Launch]] = Command
+
+    @classmethod
+    def create(cls, options: RuntimeOptions) -> Self:
+        return cls(options.image, options.base)
 
     def __post_init__(self) -> None:
         require_image("docker", self.image)

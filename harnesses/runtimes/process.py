@@ -12,9 +12,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, Source
+from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
+from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, make_folders
 from rolltap.harnesses.runtimes.tree import MARK, run_tree
 
@@ -101,6 +103,12 @@ class ProcessRuntime:
     base: Path | None = None
     bins: tuple[Path, ...] = ()
     name: str = "process"
+    launches: ClassVar[type[Launch]] = Command
+
+    @classmethod
+    def create(cls, options: RuntimeOptions) -> Self:
+        refuse_image("process", options.image)
+        return cls(options.base, options.bins)
 
     async def prepare(self, source: Source) -> ProcessWorkspace:
         path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])

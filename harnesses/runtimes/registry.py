@@ -3,71 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.base import Runtime
+from rolltap.harnesses.base import Command, Launch, PythonCall, Runtime
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.apptainer import ApptainerRuntime
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.docker import DockerRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
+from rolltap.plugins import lookup
 
-AUTO = "auto"
-"""`bubblewrap` where it works, else `process`; `thread` for agents that are Python calls."""
-
-
-def resolve(name: str, *, python_call: bool) -> str:
-    """What `auto` (or nothing) stands for on this machine; any other name as it is."""
-    if name not in ("", AUTO):
-        return name
-    if python_call:
-        return "thread"
-    return "process" if bubblewrap.refusal() else "bubblewrap"
-
-
-class Make(Protocol):
-    """`bins` go on PATH, `needs` are the folders that hold them, `image` is for containers."""
-
-    def __call__(
-        self, *, base: Path | None, bins: tuple[Path, ...], needs: tuple[Path, ...], image: str
-    ) -> Runtime: ...
-
-
-def _without_image(name: str, image: str) -> None:
-    if image:
-        raise TaskInvalid(f"the runtime {name!r} has no images; use 'docker' or 'apptainer'", param="image")
-
-
-def _thread(*, base: Path | None, bins: tuple[Path, ...], needs: tuple[Path, ...], image: str) -> Runtime:
-    _without_image("thread", image)
-    return ThreadRuntime(base)
-
-
-def _process(*, base: Path | None, bins: tuple[Path, ...], needs: tuple[Path, ...], image: str) -> Runtime:
-    _without_image("process", image)
-    return ProcessRuntime(base, bins)
-
-
-def _bubblewrap(*, base: Path | None, bins: tuple[Path, ...], needs: tuple[Path, ...], image: str) -> Runtime:
-    _without_image("bubblewrap", image)
-    return BubblewrapRuntime(base, bins, needs)
-
-
-def _docker(*, base: Path | None, bins: tuple[Path, ...], needs: tuple[Path, ...], image: str) -> Runtime:
-    return DockerRuntime(image, base)
-
-
-def _apptainer(*, base: Path | None, bins: tuple[Path, ...], needs: tuple[Path, ...], image: str) -> Runtime:
-    return ApptainerRuntime(image, base)
-
-
-RUNTIMES: Mapping[str, Make] = {
-    "thread": _thread,
-    "process": _process,
-    "bubblewrap": _bubblewrap,
-    "docker": _docker,
-    "apptainer": _apptainer,
+RUNTIMES: Mapping[str, type[Runtime]] = {
+    "thread": ThreadRuntime,
+    "process": ProcessRuntime,
+    "bubblewrap": BubblewrapRuntime,
+    "docker": DockerRuntime,
+    "apptainer": ApptainerRuntime,
 }
+ENTRY_POINTS = "rolltap.runtimes"
+AUTO = "auto"
+"""The strongest runtime that needs no image: `bubblewrap` for commands, `thread` for Python calls."""
+
+
+def runtime_class(name: str) -> type[Runtime]:
+    return lookup("runtime", name, RUNTIMES, ENTRY_POINTS, TaskInvalid)
+
+
+def check_runtime(name: str) -> None:
+    """Raises `TaskInvalid` for a runtime that no node can know; "" is `auto`."""
+    if name not in ("", AUTO):
+        runtime_class(name)
+
+
+def runtime_for(name: str, launches: type[Launch]) -> type[Runtime]:
+    """The runtime `name`, or what `auto` is on this machine; `TaskInvalid` if it can't run such launches."""
+    if name in ("", AUTO):
+        if launches is PythonCall:
+            return ThreadRuntime
+        return ProcessRuntime if bubblewrap.refusal() else BubblewrapRuntime
+    runtime = runtime_class(name)
+    if runtime.launches is not launches:
+        kind, others = ("commands", "thread") if runtime.launches is Command else ("Python calls", "bubblewrap")
+        raise TaskInvalid(f"the runtime {name!r} runs {kind} only; use {others!r}", param="runtime")
+    return runtime

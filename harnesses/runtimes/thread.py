@@ -13,9 +13,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, Self
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.base import Ending, Endpoint, Exit, Launch, Limits, PythonCall, Source
+from rolltap.harnesses.base import Ending, Endpoint, Exit, Launch, Limits, PythonCall, RuntimeOptions, Source
+from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, make_folders
 
 GRACE_S = 5.0
@@ -66,7 +68,13 @@ class ThreadRuntime:
     base: Path | None = None
     threads: int = 64
     name: str = "thread"
+    launches: ClassVar[type[Launch]] = PythonCall
     _pool: ThreadPoolExecutor = field(init=False, repr=False)
+
+    @classmethod
+    def create(cls, options: RuntimeOptions) -> Self:
+        refuse_image("thread", options.image)
+        return cls(options.base)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_pool", ThreadPoolExecutor(self.threads, thread_name_prefix="rollout"))

@@ -16,7 +16,7 @@ from rolltap.cli.common import one_line_errors
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits
 from rolltap.harnesses.install import find, install, on_path
-from rolltap.harnesses.registry import HARNESSES, get_harness
+from rolltap.harnesses.registry import get_harness, harness_names
 
 app = typer.Typer(help="The harnesses that rolltap knows: list, show, install, env.", no_args_is_help=True)
 
@@ -28,7 +28,8 @@ DialectOption = Annotated[str, typer.Option(help="protocol, for harnesses that s
 def list_() -> None:
     """Every harness, the release that was tested, and what is installed here."""
     table = Table("harness", "protocol", "tested release", "installed")
-    for name, harness in HARNESSES.items():
+    for name in harness_names():
+        harness = get_harness(name)
         package = harness.package
         release = f"{package.name} {package.version}" if package else ""
         table.add_row(name, harness.dialect, release, installed(harness))

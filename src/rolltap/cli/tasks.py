@@ -25,7 +25,7 @@ from rolltap.harnesses.client import AdminClient, Casting
 from rolltap.harnesses.lifecycle import Progress as Step
 from rolltap.harnesses.lifecycle import Stage
 from rolltap.harnesses.node import NodeAgent, NodeSettings
-from rolltap.harnesses.specs import Defaults, build, check, placed
+from rolltap.harnesses.specs import Defaults, build, check, resolve_paths
 from rolltap.harnesses.tasks import read_tasks
 from rolltap.ids import new_id
 from rolltap.types import RolloutStatus
@@ -56,7 +56,7 @@ class Work:
 
 async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
     """Submits the file's tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
-    tasks = [placed(task, defaults) for task in read_tasks(work.path, work.repositories)]
+    tasks = [resolve_paths(task, defaults) for task in read_tasks(work.path, work.repositories)]
     async with AdminClient(plane.url, plane.key) as client:
         names = [policy["name"] for policy in (await client.get("/policies"))["policies"]]
         policy = casting(work.policy) or only(names)

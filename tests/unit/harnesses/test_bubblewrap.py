@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Ending, Endpoint, Exit, Limits
+from rolltap.harnesses.base import Command, Ending, Endpoint, Exit, Limits, PythonCall
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace, refusal
+from rolltap.harnesses.runtimes.docker import DockerRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.runtimes.registry import resolve
+from rolltap.harnesses.runtimes.registry import runtime_for
 from rolltap.harnesses.runtimes.relay import Target
+from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.harnesses.sources import Files
 
 LIMITS = Limits()
@@ -170,14 +172,16 @@ async def test_a_machine_that_refuses_user_namespaces_says_so(tmp_path: Path, mo
     await workspace.close()
     refusal.cache_clear()
     assert refusal() == "bwrap: No permissions to create new namespace"
-    assert resolve("auto", python_call=False) == "process"
+    assert runtime_for("auto", Command) is ProcessRuntime
     refusal.cache_clear()
 
 
 def test_the_sandbox_is_the_default_where_it_works() -> None:
-    assert resolve("", python_call=False) == ("process" if REFUSED else "bubblewrap")
-    assert resolve("", python_call=True) == "thread"
-    assert resolve("docker", python_call=False) == "docker"
+    assert runtime_for("", Command) is (ProcessRuntime if REFUSED else BubblewrapRuntime)
+    assert runtime_for("", PythonCall) is ThreadRuntime
+    assert runtime_for("docker", Command) is DockerRuntime
+    with pytest.raises(TaskInvalid, match="the runtime 'thread' runs Python calls only; use 'bubblewrap'"):
+        runtime_for("thread", Command)
 
 
 def test_the_address_inside() -> None:

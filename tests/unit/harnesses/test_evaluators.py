@@ -110,10 +110,10 @@ async def test_an_agent_that_edits_the_tests_gains_nothing_and_is_counted(runtim
 
 async def test_a_test_that_does_not_exist_or_is_skipped_has_not_passed(runtime: Runtime) -> None:
     source = {"test_x.py": "import pytest\n@pytest.mark.skip\ndef test_a(): pass\ndef test_b(): pass\n"}
-    check = PytestCheck(("test_x.py::test_a", "test_x.py::test_b"), python="python", protected=())
+    check = PytestCheck(("test_x.py::test_a", "test_x.py::test_b"), python="python")
     verdict = await judged(check, runtime, {}, source)
     assert (verdict.scores[0].value, verdict.detail["failed"]) == (0.0, ["test_x.py::test_a"])
-    whole = PytestCheck(("test_x.py",), python="python", protected=())
+    whole = PytestCheck(("test_x.py",), python="python")
     assert (await judged(whole, runtime, {}, {"test_x.py": "def test_b(): pass"})).scores[0].value == 1.0
 
 
@@ -186,11 +186,11 @@ async def test_links_that_an_agent_left_lead_no_evaluator_out(runtime: Runtime, 
     assert (outside / "reward.txt").read_text() == "1.0"
 
 
-def harbor_tests(folder: Path, script: str) -> Path:
+def harbor_tests(folder: Path, script: str) -> str:
     folder.mkdir()
     (folder / "test.sh").write_text(script)
     (folder / "expected.txt").write_text("a + b\n")
-    return folder
+    return str(folder)
 
 
 async def test_harbor_runs_test_sh_where_harbor_does(tmp_path: Path) -> None:
@@ -209,9 +209,9 @@ async def test_harbor_rewards_by_name_and_missing_ones(tmp_path: Path) -> None:
     with pytest.raises(EvaluatorFailed, match="no reward"):
         await judged(HarborCheck(harbor_tests(tmp_path / "b", "true")), runtime, {})
     with pytest.raises(TaskInvalid, match="can't show folders at /tests, /logs; use 'bubblewrap'"):
-        await judged(HarborCheck(tmp_path / "a"), ProcessRuntime(tmp_path / "workspaces"), {})
+        await judged(HarborCheck(str(tmp_path / "a")), ProcessRuntime(tmp_path / "workspaces"), {})
     with pytest.raises(TaskInvalid, match=r"no test\.sh"):
-        HarborCheck(tmp_path)
+        HarborCheck(str(tmp_path)).build(AdminClient("http://127.0.0.1:1", "k"))
 
 
 @pytest.fixture

@@ -1,0 +1,45 @@
+"""The evaluators that a task can name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.evaluators.base import EvaluatorSettings, EvaluatorTable
+from rolltap.harnesses.evaluators.command import CommandCheck
+from rolltap.harnesses.evaluators.harbor import HarborCheck
+from rolltap.harnesses.evaluators.llm_judge import LlmJudgeTable
+from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.evaluators.python_check import PythonTable
+from rolltap.harnesses.evaluators.session_completed import SessionCompleted
+from rolltap.plugins import lookup
+
+EVALUATORS: Mapping[str, type[EvaluatorTable]] = {
+    "command": CommandCheck,
+    "pytest": PytestCheck,
+    "harbor": HarborCheck,
+    "python": PythonTable,
+    "session_completed": SessionCompleted,
+    "llm_judge": LlmJudgeTable,
+}
+ENTRY_POINTS = "rolltap.evaluators"
+
+
+def evaluator_class(kind: str) -> type[EvaluatorTable]:
+    return lookup("evaluator", kind, EVALUATORS, ENTRY_POINTS, TaskInvalid)
+
+
+def parse_evaluator(table: Any) -> EvaluatorSettings:
+    """The settings of a task's `evaluator` table; `TaskInvalid` says which key is wrong."""
+    if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
+        message = f"the task needs an `evaluator` with a `kind`; {SessionCompleted.example} is the simplest"
+        raise TaskInvalid(message, param="evaluator")
+    settings = evaluator_class(table["kind"])
+    try:
+        return msgspec.convert(table, settings)
+    except msgspec.ValidationError as error:
+        message = f"the task's evaluator is wrong: {error}; for example {settings.example}"
+        raise TaskInvalid(message, param="evaluator") from error
