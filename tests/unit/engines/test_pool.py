@@ -16,7 +16,7 @@ from rolltap.errors import ConfigError, EngineError, EngineTimeout, EngineUnavai
 from rolltap.proxy.engines import open_engine
 from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest
 from rolltap.proxy.engines.pool import FAILURES, EnginePool
-from rolltap.proxy.engines.receivers import Transfer
+from rolltap.proxy.engines.receivers import Receiver, Transfer
 from rolltap.proxy.engines.retries import Retries
 from rolltap.settings import EngineSettings
 
@@ -123,8 +123,13 @@ async def sample(pool: EnginePool, session: str = "") -> list[SampleChunk]:
 
 async def until_all_serve(pool: EnginePool) -> None:
     async with asyncio.timeout(5):
-        await asyncio.gather(*pool._tasks)
+        await asyncio.gather(*pool.replicas._tasks)
     assert not any(replica.ejected for replica in pool.replicas)
+
+
+def receiver_of(pool: EnginePool) -> Receiver:
+    assert pool.receiver is not None
+    return pool.receiver
 
 
 def settings(url: str) -> EngineSettings:
@@ -164,7 +169,7 @@ async def test_the_broken_are_ejected_and_come_back_with_the_weights(pool: Engin
     for at in range(20):
         await sample(pool, f"s{at}")
     assert len(replicas[0].seen) == FAILURES
-    assert pool.replicas[0].ejected
+    assert pool.replicas.all[0].ejected
     await pool.pause("keep")
     await pool.load_weights("folder", 3, "policy")
     assert replicas[0].weights == []
@@ -207,14 +212,13 @@ def sent(version: int, ranks: int) -> Transfer:
 async def test_what_is_sent_goes_to_all_that_answer(pool: EnginePool, replicas: list[Told]):
     for replica in replicas:
         replica.receiver = ToldReceiver(replica, ranks=2)
-    assert pool.receiver is pool
-    assert await pool.ranks() == 6
+    assert await receiver_of(pool).ranks() == 6
     await pool.pause("drain")
-    await pool.join(sent(5, 6))
-    await pool.receive(sent(5, 6))
+    await receiver_of(pool).join(sent(5, 6))
+    await receiver_of(pool).receive(sent(5, 6))
     assert [replica.receiver.received for replica in replicas if replica.receiver] == [[(5, 1)], [(5, 3)], [(5, 5)]]
     with pytest.raises(EngineError, match="has 6 ranks now, not 5"):
-        await pool.join(sent(6, 5))
+        await receiver_of(pool).join(sent(6, 5))
 
 
 async def test_a_replica_that_was_away_is_back_with_the_next_push(pool: EnginePool, replicas: list[Told]):
@@ -223,16 +227,16 @@ async def test_a_replica_that_was_away_is_back_with_the_next_push(pool: EnginePo
     replicas[0].up = False
     for version in (5, 6):
         await pool.pause("keep")
-        ranks = await pool.ranks()
-        await pool.join(sent(version, ranks))
-        await pool.receive(sent(version, ranks))
+        ranks = await receiver_of(pool).ranks()
+        await receiver_of(pool).join(sent(version, ranks))
+        await receiver_of(pool).receive(sent(version, ranks))
         await pool.resume()
         if version == 5:
             assert [replica.ejected for replica in pool.replicas] == [True, False, False]
             replicas[0].up = True
             await asyncio.sleep(0.05)
-            assert pool.replicas[0].ejected, "it has the old weights"
-    assert not pool.replicas[0].ejected
+            assert pool.replicas.all[0].ejected, "it has the old weights"
+    assert not pool.replicas.all[0].ejected
     assert [replica.state for replica in replicas] == ["running"] * 3
 
 
@@ -267,19 +271,19 @@ async def test_of_two_transfers_at_once_the_first_receives_nothing(pool: EngineP
     for replica in replicas:
         replica.receiver = ToldReceiver(replica)
     first, second = sent(5, 3), dataclasses.replace(sent(6, 3), group="another")
-    await pool.join(first)
-    await pool.join(second)
+    await receiver_of(pool).join(first)
+    await receiver_of(pool).join(second)
     with pytest.raises(EngineError, match="is not in group 'group'"):
-        await pool.receive(first)
-    await pool.receive(second)
+        await receiver_of(pool).receive(first)
+    await receiver_of(pool).receive(second)
     assert [replica.receiver.received for replica in replicas if replica.receiver] == [[(6, 1)], [(6, 2)], [(6, 3)]]
 
 
 async def push(pool: EnginePool, version: int) -> None:
     await pool.pause("keep")
-    transfer = sent(version, await pool.ranks())
-    await pool.join(transfer)
-    await pool.receive(transfer)
+    transfer = sent(version, await receiver_of(pool).ranks())
+    await receiver_of(pool).join(transfer)
+    await receiver_of(pool).receive(transfer)
     await pool.resume()
 
 
@@ -295,8 +299,8 @@ async def test_a_replica_that_was_away_takes_a_folder_at_once(pool: EnginePool, 
     for replica in replicas:
         replica.receiver = ToldReceiver(replica)
     replicas[0].up = False
-    await pool.join(sent(5, 2))
-    await pool.receive(sent(5, 2))
+    await receiver_of(pool).join(sent(5, 2))
+    await receiver_of(pool).receive(sent(5, 2))
     await pool.load_weights("folder", 6)
     replicas[0].up = True
     await until_all_serve(pool)
@@ -309,9 +313,9 @@ async def test_the_first_that_breaks_off_cuts_the_others_short(pool: EnginePool,
         replica.receiver = receiver
         receiver.waits = replica is not replicas[1]
     receivers[1].failure = EngineError("no room")
-    await pool.join(sent(5, 3))
+    await receiver_of(pool).join(sent(5, 3))
     with pytest.raises(WeightsLost, match="wait for a whole push: no room"):
-        await asyncio.wait_for(pool.receive(sent(5, 3)), 5)
+        await asyncio.wait_for(receiver_of(pool).receive(sent(5, 3)), 5)
     assert not any(receiver.received for receiver in receivers)
 
 
