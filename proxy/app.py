@@ -32,7 +32,7 @@ from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.dialects.probes import probe_routes
-from rolltap.proxy.engines import CHAT_ENGINES, open_chat_engine, open_engine, open_vendor
+from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.proxy.planes import admin_app, trainer_app
@@ -241,7 +241,7 @@ def _policies(settings: Settings, handles: Handles, http: aiohttp.ClientSession)
     for name, engine in settings.engines.items():
         if engine.kind == "passthrough":
             vendors[name] = open_vendor(name, engine, http)
-        elif engine.kind in CHAT_ENGINES:
+        elif is_chat_engine(engine.kind):
             upstreams[name] = open_chat_engine(name, engine, http)
         else:
             engines[name] = open_engine(name, engine, http)

@@ -1,12 +1,14 @@
-"""The engine clients by kind. An engine is one line here."""
+"""The engine clients by kind. An engine is one line here; another package adds one by entry point."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
 
 import aiohttp
 
 from rolltap.errors import ConfigError
+from rolltap.plugins import known_names, lookup
 from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.llamacpp import LlamaCppEngine
 from rolltap.proxy.engines.openai_compatible import OpenAiCompatibleEngine
@@ -30,6 +32,8 @@ class MakeChatEngine(Protocol):
     ) -> ChatEngine: ...
 
 
+ENTRY_POINTS, CHAT_ENTRY_POINTS = "rolltap.engines", "rolltap.chat_engines"
+
 ENGINES: dict[str, MakeEngine] = {
     "vllm": VllmEngine,
     "rolltap": VllmEngine,
@@ -43,12 +47,17 @@ CHAT_ENGINES: dict[str, MakeChatEngine] = {
 
 ONCE = Retries(attempts=1)
 
+M = TypeVar("M")
+
+
+def is_chat_engine(kind: str) -> bool:
+    """Whether the kind is that of a chat upstream."""
+    return kind in known_names(CHAT_ENGINES, CHAT_ENTRY_POINTS)
+
 
 def open_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> Engine:
     """The client for an engine's settings, a pool where they name several replicas; `ConfigError` lists the kinds."""
-    if settings.kind not in ENGINES:
-        raise ConfigError(f"engines.{name}.kind: no engine kind {settings.kind!r}; known: {', '.join(ENGINES)}")
-    make = ENGINES[settings.kind]
+    make = _maker(name, settings.kind, ENGINES, ENTRY_POINTS)
     urls = [url.strip() for url in settings.url.split(",") if url.strip()]
     if len(urls) == 1:
         return make(name, settings, http, retries=DEFAULT_RETRIES)
@@ -60,11 +69,14 @@ def open_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession
 
 def open_chat_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> ChatEngine:
     """The client of a chat upstream (capture mode); `ConfigError` lists the known kinds."""
-    if settings.kind not in CHAT_ENGINES:
-        raise ConfigError(
-            f"engines.{name}.kind: {settings.kind!r} is no chat upstream; known: {', '.join(CHAT_ENGINES)}"
-        )
-    return CHAT_ENGINES[settings.kind](name, settings, http, retries=DEFAULT_RETRIES)
+    return _maker(name, settings.kind, CHAT_ENGINES, CHAT_ENTRY_POINTS)(name, settings, http, retries=DEFAULT_RETRIES)
+
+
+def _maker(name: str, kind: str, registry: Mapping[str, M], group: str) -> M:
+    if kind not in known_names(registry, group):
+        known = ", ".join(known_names(registry, group))
+        raise ConfigError(f"engines.{name}.kind: no engine kind {kind!r}; known: {known}")
+    return lookup("engine kind", kind, registry, group, ConfigError)
 
 
 def open_vendor(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> PassthroughUpstream:

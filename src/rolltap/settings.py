@@ -74,8 +74,10 @@ DIALECTS: tuple[DialectName, ...] = get_args(DialectName)
 class EngineSettings(Section):
     """A model server."""
 
-    kind: Literal["vllm", "rolltap", "sglang", "llamacpp", "openai_compatible", "passthrough"] = Field(
-        default="vllm", description="the server's wire"
+    kind: str = Field(
+        default="vllm",
+        description="the server's API: vllm, rolltap, sglang, llamacpp, openai_compatible, passthrough, or one that an "
+        "installed package adds",
     )
     url: str = Field(description="base URL; several replicas separated by commas")
     api_key: str = Field(default="", description="key that the server wants, if any")

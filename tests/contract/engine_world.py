@@ -11,8 +11,9 @@ import aiohttp
 
 from rolltap.engine.scripted import Reply, ScriptedEngine, Turn, logprob_of, say
 from rolltap.engine.tiny import FOLDER
-from rolltap.errors import EngineError
-from rolltap.proxy.engines import ENGINES
+from rolltap.errors import ConfigError, EngineError
+from rolltap.plugins import known_names, lookup
+from rolltap.proxy.engines import ENGINES, ENTRY_POINTS, MakeEngine
 from rolltap.proxy.engines.base import Engine, SampleChunk, SampleRequest
 from rolltap.proxy.engines.retries import Retries
 from rolltap.settings import EngineSettings
@@ -20,7 +21,20 @@ from rolltap.settings import EngineSettings
 STREAMING = {"vllm": "vllm", "vllm-completions": "vllm", "sglang": "sglang", "sglang-incremental": "sglang"}
 """The scripted server's wire, and the client's kind."""
 
-WIRES = {**STREAMING, "llamacpp": "llamacpp"}
+
+def maker(kind: str) -> MakeEngine:
+    return lookup("engine kind", kind, ENGINES, ENTRY_POINTS, ConfigError)
+
+
+def scripted_wire(kind: str) -> str:
+    """The wire of the scripted server that an engine of another package says it speaks."""
+    return maker(kind).scripted_wire  # type: ignore[attr-defined]
+
+
+OUTSIDE = [kind for kind in known_names(ENGINES, ENTRY_POINTS) if kind not in ENGINES]
+"""Engines of other packages."""
+
+WIRES = {**STREAMING, "llamacpp": "llamacpp", **{f"{kind}:{scripted_wire(kind)}": kind for kind in OUTSIDE}}
 EXPERTS = {"vllm-experts": "vllm", "sglang": "sglang", "sglang-incremental": "sglang"}
 
 PROMPT = [5, 6, 7, 8]
@@ -62,9 +76,9 @@ def starter(wire: str, http: aiohttp.ClientSession) -> Start:
     @asynccontextmanager
     async def started(*turns: Turn | str | Reply, context: int = 4096, mode: Any = "processed", **settings: Any):
         script: Any = turns[0] if callable(turns[0]) else say(*turns)  # type: ignore[arg-type]
-        async with ScriptedEngine(script, FOLDER, wire=wire, context=context, mode=mode) as server:
+        async with ScriptedEngine(script, FOLDER, wire=wire.rpartition(":")[2], context=context, mode=mode) as server:
             settled = EngineSettings(kind=kind, url=server.url, **settings)
-            client = ENGINES[kind]("main", settled, http, retries=Retries(first_wait_s=0))
+            client = maker(kind)("main", settled, http, retries=Retries(first_wait_s=0))
             yield World(server, client)
             await client.close()
 

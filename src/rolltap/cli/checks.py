@@ -10,7 +10,7 @@ import aiohttp
 
 from rolltap.calllog import open_call_log
 from rolltap.errors import ConfigError, EngineError, RateLimited, RolltapError
-from rolltap.proxy.engines import CHAT_ENGINES, open_chat_engine, open_engine, open_vendor
+from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import EngineSettings, Settings, hide_password
@@ -92,4 +92,4 @@ def _open(
 ) -> Engine | ChatEngine | PassthroughUpstream:
     if settings.kind == "passthrough":
         return open_vendor(name, settings, http)
-    return (open_chat_engine if settings.kind in CHAT_ENGINES else open_engine)(name, settings, http)
+    return (open_chat_engine if is_chat_engine(settings.kind) else open_engine)(name, settings, http)
