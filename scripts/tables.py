@@ -139,17 +139,13 @@ def bench_calllog(report: dict[str, Any]) -> str:
 
 
 def bench_proxy(report: dict[str, Any]) -> str:
-    rows = "\n".join(
-        f"| {one['store']} | {one['calls_per_s']:.0f} | {one['p50_ms']:.0f} / {one['p99_ms']:.0f} | {one['added_p50_ms']:.0f} / {one['added_p99_ms']:.0f} | {one['cpu_s_per_1000']:.2f} | "
-        + ("" if one["tax_percent"] is None else f"{one['tax_percent']:.0f}%")
-        + " |"
-        for one in report["stores"]
-    )
+    rows = "\n".join(f"| {one['name']} | {one['value']:,.2f} | {one['goal']} |" for one in report["measures"])
+    growth = report["growth"]
     return (
-        "| store | calls/s | p50 / p99 ms | added to `direct` | proxy CPU s / 1,000 calls | tax |\n|---|---|---|---|---|---|\n"
-        f"{rows}\n\n"
-        f"{report['clients']} harnesses at once, engine replies after {report['reply_ms']:g} ms, medians of {report['rounds']} rounds of {report['calls']:,} calls; "
-        f"engine, proxy, servers and load on the same cores. Goal: a tax of at most {report['goals']['tax_percent']}%.\n\n{_machine(report)}"
+        "| measure | figure | goal |\n|---|---|---|\n"
+        f"{rows}\n"
+        f"| growth of RSS over {growth['calls']:,} calls, MB | {growth['growth_mb']:.1f} | ≤ 5 |\n\n"
+        f"Medians of {report['rounds']} rounds; the tokenizer is `{report['tokenizer']}`'s.\n\n{_machine(report)}"
     )
 
 

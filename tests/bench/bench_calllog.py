@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import random
-import re
 import resource
 import signal
 import sqlite3
@@ -21,10 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +31,15 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap import __version__
-from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
+from rolltap.calllog.base import CallLog
 from rolltap.calllog.open import open_call_log
 from rolltap.ids import new_id
-from rolltap.types import Finish, Outcome, Session, VersionSpan
+from rolltap.types import Session
 
 from ..conftest import PostgresServer, RedisServer
+from .recorded_calls import LongSession, Sample
 
 REPORT = Path("reports") / "bench_calllog.json"
-VOCABULARY = 150_000
 ENGINE_S = 0.05
 GOALS = {
     "calls_per_s_sqlite": 5000,
@@ -51,74 +48,6 @@ GOALS = {
     "restart_s": 3.0,
     "lookup_ms": 2.0,
 }
-
-
-def real_text() -> str:
-    """The standard library's sources: text with the repetition that tool outputs have."""
-    folder = Path(os.__file__).parent
-    return "".join((folder / name).read_text(encoding="utf-8") for name in ("argparse.py", "typing.py", "inspect.py"))
-
-
-def tokens_of(text: str) -> np.ndarray:
-    """A word or sign a token; its id is a hash within a large vocabulary. About four characters a token."""
-    words = re.findall(r"\s?\w{1,7}|\s?[^\w\s]|\s+", text)
-    return np.array([zlib.crc32(word.encode()) % VOCABULARY for word in words], np.int32)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What calls are made of: `new` prompt tokens, `out` sampled ones, and the text of both."""
-
-    new: list[np.ndarray]
-    out: list[np.ndarray]
-    logprobs: list[np.ndarray]
-    texts: list[bytes]
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, new: int, out: int, count: int = 64) -> Sample:
-        text = real_text()
-        tokens = tokens_of(text)
-        starts = rng.integers(0, len(tokens) - new - out, count)
-        return cls(
-            [tokens[at : at + new] for at in starts],
-            [tokens[at + new : at + new + out] for at in starts],
-            [-rng.exponential(0.3, out).astype(np.float32) for _ in starts],
-            [text[4 * at : 4 * (at + new)].encode() for at in starts],
-        )
-
-    def intent(self, session: str, index: int) -> CallIntent:
-        index %= len(self.new)
-        return CallIntent(
-            id=new_id(),
-            session_id=session,
-            process="bench",
-            created_at=time.time(),
-            policy="policy",
-            dialect="openai_chat",
-            new_ids=self.new[index],
-            request=RequestParts(b'{"model":"policy","temperature":1.0,"stream":true}', (self.texts[index],)),
-            body_hash="0" * 64,
-            sampling_asked={"temperature": 1.0},
-            sampling_sent={"temperature": 1.0, "max_tokens": 4096, "model": "policy"},
-            lineage=bytes(80),
-        )
-
-    def completion(self, call_id: str, index: int) -> CallCompletion:
-        index %= len(self.out)
-        out = self.out[index]
-        return CallCompletion(
-            call_id=call_id,
-            finished_at=time.time(),
-            outcome=Outcome.COMPLETED,
-            finish=Finish.STOP,
-            output_ids=out,
-            logprobs=self.logprobs[index],
-            versions=(VersionSpan(1, 0, len(out)),),
-            message=self.texts[index][: 4 * len(out)],
-            usage={"prompt": 1000, "output": len(out)},
-            engine="main",
-            logprobs_mode="processed",
-        )
 
 
 @asynccontextmanager
@@ -200,58 +129,16 @@ async def tax(stores: Stores, sample: Sample, scale: float) -> list[dict[str, An
 
 
 async def size(folder: Path, seed: int) -> dict[str, Any]:
-    """A session of 50 turns that grows to 32k tokens, with tools and a system text, in SQLite and as JSON.
-
-    The JSON is what a gateway would log: each request as the harness sent it (its whole history), and each reply with
-    its prompt ids, output ids and log-probs.
-    """
-    rng = np.random.default_rng(seed)
-    text = real_text()
-    turns, tools = (
-        50,
-        [{"type": "function", "function": {"name": f"tool_{n}", "doc": text[n * 900 :][:900]}} for n in range(12)],
-    )
-    path = folder / "size.db"
+    """A session of 50 turns that grows to 32k tokens, with tools and a system text, in SQLite and as JSON."""
+    path, turns = folder / "size.db", 50
     log = open_call_log(f"sqlite:///{path}")
     await log.start()
     session = await a_session(log)
-    packed_tools, head = json.dumps(tools).encode(), b'{"model":"policy","temperature":1.0,"stream":true}'
-    messages: list[dict[str, Any]] = []
-    parent, context, items, raw, at = None, np.empty(0, np.int32), 0, 0, 20_000
-    for turn in range(turns):
-        asked, answered = (9000, 700) if turn == 0 else (1750 + int(rng.integers(500)), 500 + int(rng.integers(300)))
-        new_text, reply = text[at : at + asked], text[at + asked : at + asked + answered]
-        at += asked + answered
-        new, out = tokens_of(new_text), tokens_of(reply)
-        logprobs = -rng.exponential(0.3, len(out)).astype(np.float32)
-        messages.append({"role": "tool" if turn else "user", "content": new_text})
-        intent = CallIntent(
-            new_id(), session, "bench", time.time(), "policy", "openai_chat", new,
-            RequestParts(head, tuple(json.dumps(m).encode() for m in messages[items:]), items, {"tools": packed_tools}),
-            parent_id=parent, shared=len(context), lineage=rng.bytes(80),
-        )  # fmt: skip
-        await log.append_intent(intent)
-        items = len(messages)
-        prompt = np.concatenate([context, new])
-        message = {"role": "assistant", "content": reply}
-        await log.append_completion(
-            CallCompletion(
-                intent.id, time.time(), Outcome.COMPLETED, Finish.STOP, out, logprobs, (VersionSpan(1, 0, len(out)),),
-                message=json.dumps(message).encode(),
-            )
-        )  # fmt: skip
-        exchange = {
-            "request": {"model": "policy", "messages": messages, "tools": tools},
-            "response": message,
-            "prompt_ids": prompt.tolist(),
-            "output_ids": out.tolist(),
-            "logprobs": [round(float(value), 6) for value in logprobs],
-        }
-        raw += len(json.dumps(exchange))
-        messages.append(message)
-        parent, context = intent.id, np.concatenate([prompt, out])
+    long_session = LongSession(log, session, seed)
+    for _ in range(turns):
+        await long_session.add_turn()
     rows = await log.rows(session)
-    assert rows[-1].prompt_ids.tolist() + rows[-1].call().output_ids.tolist() == context.tolist()
+    assert rows[-1].prompt_ids.tolist() + rows[-1].call().output_ids.tolist() == long_session.context.tolist()
     await log.close()
     with sqlite3.connect(path) as database:
         database.execute("VACUUM")
@@ -260,10 +147,10 @@ async def size(folder: Path, seed: int) -> dict[str, Any]:
     empty = 4096 * 16
     return {
         "turns": turns,
-        "tokens": len(context),
-        "json_bytes": raw,
+        "tokens": len(long_session.context),
+        "json_bytes": long_session.json_bytes,
         "stored_bytes": stored,
-        "times_smaller": raw / stored,
+        "times_smaller": long_session.json_bytes / stored,
         "stored_bytes_without_empty_pages": stored - empty,
     }
 
