@@ -249,7 +249,7 @@ def report_of(figured: Figured, growth: Mapping[str, float], arguments: argparse
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "cores": os.cpu_count(),
-        "load_average_before": os.getloadavg()[0],
+        "load_average_before": arguments.load_average,
         "time": time.time(),
         "rounds": arguments.rounds,
         "tokenizer": arguments.tokenizer.name,
@@ -288,6 +288,7 @@ def main() -> None:
     arguments = parser.parse_args()
     qwen3 = next(family for family in FAMILIES if family.name == "Qwen3")
     arguments.tokenizer = arguments.tokenizer or model_folder(qwen3)
+    arguments.load_average = os.getloadavg()[0]
     console = Console()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the children and servers are stopped
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, ExitStack() as stack:
