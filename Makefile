@@ -39,7 +39,7 @@ faults: $(VENV)/.test  ## every fault over 20 seeds, 1,000 kills; prints the tab
 	@scripts/servers.sh
 	@nice $(BIN)/python -m tests.faults.run $(ARGS)
 
-bench: $(VENV)/.test  ## the call log's and the whole proxy's figures (a quarter of an hour on a quiet machine)
+bench: $(VENV)/.test  ## the call log and the whole proxy beside a durable floor (half an hour on a quiet machine)
 	@scripts/servers.sh
 	@$(BIN)/python -m tests.bench.bench_calllog
 	@$(BIN)/python -m tests.bench.bench_proxy

@@ -1,0 +1,62 @@
+"""The product's source files, parsed once, for the tests that hold the house rules."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = ("src/rolltap", "proxy", "reconstructor", "trainer_client", "harnesses")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file. `name` is its path in the package: `proxy/app.py`, `calllog/sql.py`."""
+
+    name: str
+    text: str
+    tree: ast.Module
+
+    def functions(self) -> Iterator[Function]:
+        """Nested ones and methods, too."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+
+    def classes(self) -> Iterator[ast.ClassDef]:
+        """The public ones at the top of the file."""
+        return (node for node in self.tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+
+    def imports(self) -> set[str]:
+        """Modules, wherever in the file they are imported."""
+        names: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
+        return names
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    """Every Python file of the product, once (the links in src/rolltap lead to the folders at the top)."""
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            linked = any(parent.is_symlink() for parent in path.parents if parent != ROOT)
+            if not linked:
+                text = path.read_text(encoding="utf-8")
+                name = str(path.relative_to(ROOT)).removeprefix("src/rolltap/")
+                found.append(Source(name, text, ast.parse(text)))
+    return tuple(found)
+
+
+def compare(offenders: dict[str, str], known: set[str], rule: str) -> None:
+    """Fails for an offender that is not known, and for a known one that offends no more. `offenders`: name → what."""
+    fresh = [f"{name}: {what}" for name, what in sorted(offenders.items()) if name not in known]
+    assert not fresh, f"{rule}:\n" + "\n".join(fresh)
+    settled = sorted(known - set(offenders))
+    assert not settled, f"no longer against the rule ({rule}), so take them out of the known ones: {settled}"

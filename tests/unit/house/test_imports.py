@@ -1,0 +1,45 @@
+"""Who may import what, held over every file of the product (import-linter holds what is reached indirectly)."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from .product import sources
+
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "sqlalchemy": ("calllog/", "ledger/"),
+    "alembic": ("calllog/",),
+    "asyncpg": ("calllog/",),
+    "redis": ("calllog/",),
+    "fastapi": ("proxy/",),
+    "torch": ("trainer_client/", "engine/", "weight_group.py"),  # the group that both ends of a transfer join
+    "transformers": ("trainer_client/", "cli/export.py"),
+    "ray": ("harnesses/ray_runner.py",),
+    "pyarrow": ("reconstructor/exporters/",),
+    "typer": ("cli/", "engine/"),
+}
+"""Package → the files that import it, by the beginnings of their names."""
+
+PURE = ("types.py", "errors.py", "reconstructor/")
+NOT_PURE = ("reconstructor/exporters/",)
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_a_package_is_imported_only_where_it_may(package: str) -> None:
+    importers = {source.name for source in sources() if package in tops(source.imports())}
+    assert importers, f"nothing imports {package}: take it out of the list"
+    assert {name for name in importers if not name.startswith(ONLY_IN[package])} == set()
+
+
+def test_the_kernels_types_and_the_reconstructor_need_only_numpy() -> None:
+    """The exporters excepted, which write foreign formats."""
+    for source in sources():
+        if source.name.startswith(PURE) and not source.name.startswith(NOT_PURE):
+            foreign = tops(source.imports()) - set(sys.stdlib_module_names) - {"numpy", "rolltap"}
+            assert foreign == set(), source.name
+
+
+def tops(modules: set[str]) -> set[str]:
+    return {module.partition(".")[0] for module in modules}
