@@ -240,7 +240,7 @@ def _policies(settings: Settings, handles: Handles, http: aiohttp.ClientSession)
     vendors: dict[str, PassthroughUpstream] = {}
     for name, engine in settings.engines.items():
         if engine.kind == "passthrough":
-            vendors[name] = open_vendor(name, engine, http)
+            vendors[name] = open_vendor(name, engine, http, known_dialects())
         elif is_chat_engine(engine.kind):
             upstreams[name] = open_chat_engine(name, engine, http)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol, TypeVar
 
 import aiohttp
@@ -74,14 +74,20 @@ def open_chat_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSe
 
 def _maker(name: str, kind: str, registry: Mapping[str, M], group: str) -> M:
     if kind not in known_names(registry, group):
-        known = ", ".join(known_names(registry, group))
-        raise ConfigError(f"engines.{name}.kind: no engine kind {kind!r}; known: {known}")
+        known = (*known_names(ENGINES, ENTRY_POINTS), *known_names(CHAT_ENGINES, CHAT_ENTRY_POINTS), "passthrough")
+        raise ConfigError(f"engines.{name}.kind: no engine kind {kind!r}; known: {', '.join(known)}")
     return lookup("engine kind", kind, registry, group, ConfigError)
 
 
-def open_vendor(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> PassthroughUpstream:
-    """The client of a vendor (passthrough); `ConfigError` if the URL is not that of one server."""
+def open_vendor(
+    name: str, settings: EngineSettings, http: aiohttp.ClientSession, dialects: Collection[str]
+) -> PassthroughUpstream:
+    """The client of a vendor (passthrough). `ConfigError` for a URL that is not one server's, or an unknown dialect."""
+    for dialect in settings.dialects:
+        if dialect not in dialects:
+            known = ", ".join(dialects)
+            raise ConfigError(f"engines.{name}.dialects: no dialect {dialect!r}; known: {known}")
     url = settings.url.strip()
     if "," in url or not url.startswith(("https://", "http://")):
         raise ConfigError(f"engines.{name}.url: want the http(s) URL of one vendor, not {url!r}")
-    return PassthroughUpstream(name, settings, http)
+    return PassthroughUpstream(name, settings, http, settings.dialects or dialects)

@@ -8,7 +8,7 @@ a key in the settings takes its place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
@@ -18,7 +18,7 @@ import aiohttp
 from rolltap.errors import EngineRefused, EngineTimeout, EngineUnavailable, InvalidRequest
 from rolltap.proxy.engines.base import EngineFacts, PauseMode
 from rolltap.proxy.engines.http import Silence
-from rolltap.settings import DIALECTS, EngineSettings
+from rolltap.settings import EngineSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
 KEY_PARAMETER = "key"  # Gemini's
@@ -78,14 +78,16 @@ class NativeReply:
 
 
 class PassthroughUpstream:
-    """One vendor."""
+    """One vendor, which speaks `dialects`."""
 
     kind = "passthrough"
     receiver = None
 
-    def __init__(self, name: str, settings: EngineSettings, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, dialects: Collection[str]
+    ) -> None:
         self.name = name
-        self.dialects = settings.dialects or DIALECTS
+        self.dialects = dialects
         self._base = settings.url.strip().rstrip("/")
         self._key = settings.api_key
         self._first_byte_s = settings.first_byte_s

@@ -10,7 +10,7 @@ import re
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -67,10 +67,6 @@ class QueueSettings(Section):
     )
 
 
-DialectName = Literal["openai_chat", "openai_responses", "anthropic", "gemini", "openai_completions"]
-DIALECTS: tuple[DialectName, ...] = get_args(DialectName)
-
-
 class EngineSettings(Section):
     """A model server."""
 
@@ -81,7 +77,7 @@ class EngineSettings(Section):
     )
     url: str = Field(description="base URL; several replicas separated by commas")
     api_key: str = Field(default="", description="key that the server wants, if any")
-    dialects: tuple[DialectName, ...] = Field(
+    dialects: tuple[str, ...] = Field(
         default=(), description="passthrough: protocols that this vendor speaks; empty: all"
     )
     first_byte_s: float = Field(default=600, gt=0, description="longest wait for the first token, in seconds")

@@ -10,6 +10,7 @@ import aiohttp
 
 from rolltap.calllog import open_call_log
 from rolltap.errors import ConfigError, EngineError, RateLimited, RolltapError
+from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
@@ -91,5 +92,5 @@ def _open(
     name: str, settings: EngineSettings, http: aiohttp.ClientSession
 ) -> Engine | ChatEngine | PassthroughUpstream:
     if settings.kind == "passthrough":
-        return open_vendor(name, settings, http)
+        return open_vendor(name, settings, http, known_dialects())
     return (open_chat_engine if is_chat_engine(settings.kind) else open_engine)(name, settings, http)

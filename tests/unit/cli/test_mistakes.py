@@ -54,7 +54,10 @@ VENDOR = '[engines.v]\nkind = "passthrough"\nurl = "https://vendor.example"\n'
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (VENDOR + 'dialects = ["smoke"]\n', "engines.v.dialects.0: Input should be 'openai_chat'"),
+        (
+            VENDOR + 'dialects = ["smoke"]\n',
+            "engines.v.dialects: no dialect 'smoke'; known: openai_chat, openai_r",
+        ),
         ('[engines.v]\nurl = "http://gpu"\ndialects = ["gemini"]\n', "engines.v.dialects: only kind passthrough"),
         (VENDOR + '[policies.p]\nengine = "v"\n[policies.p.pin]\ntemperature = 0.5\n', "policies.p.pin: passthrough"),
         (VENDOR + '[policies.p]\nengine = "v"\ntokenizer = "t"\n', "policies.p.tokenizer: passthrough"),
@@ -69,6 +72,14 @@ def test_what_passthrough_cannot_do_is_named(tmp_path: Path, text: str, line: st
     path = tmp_path / "rolltap.toml"
     path.write_text(f'data = "{tmp_path}"\n{text}')
     assert line in said("serve", "--config", str(path))
+
+
+def test_an_unknown_engine_kind_lists_the_known_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rolltap.toml"
+    path.write_text(f'data = "{tmp_path}"\n[engines.main]\nkind = "toy"\nurl = "http://gpu"\n')
+    output = said("serve", "--config", str(path))
+    assert "engines.main.kind: no engine kind 'toy'; known: llamacpp, rolltap, sglang, vllm" in output
+    assert "openai_compatible, passthrough" in output
 
 
 def test_capture_without_an_engine_goes_to_the_vendors_under_the_users_own_keys() -> None:

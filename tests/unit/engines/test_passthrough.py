@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest
+from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.engines.passthrough import NativeRequest, PassthroughUpstream
 from rolltap.settings import EngineSettings
 
@@ -57,7 +58,7 @@ async def vendor() -> AsyncIterator[Vendor]:
 
 def upstream(vendor: Vendor, http: aiohttp.ClientSession, **fields: Any) -> PassthroughUpstream:
     settings = {"kind": "passthrough", "url": str(vendor.server.make_url("/v1")), **fields}
-    return PassthroughUpstream("vendor", EngineSettings.model_validate(settings), http)
+    return PassthroughUpstream("vendor", EngineSettings.model_validate(settings), http, DIALECTS)
 
 
 def post(path: str, **fields: Any) -> NativeRequest:
