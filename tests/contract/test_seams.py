@@ -1,7 +1,7 @@
 """Each seam, taken at its word: a toy of each kind from outside the tree is found by name and passes its contract.
 
 A toy is a module of somebody else's distribution; nothing of ours is edited or patched for it. To hold another seam,
-add its toy to `TOYS`: the contract suite must take it up by itself.
+add its toy: the contract suite must take it up by itself.
 """
 
 from __future__ import annotations
@@ -63,6 +63,63 @@ class TOY(VllmEngine):
     scripted_wire = "vllm-completions"
 """
 
+TOY_EVALUATOR = """
+from rolltap.harnesses.base import Score, Verdict
+from rolltap.harnesses.evaluators.base import EvaluatorTable
+
+class TOY(EvaluatorTable, tag="toy", frozen=True):
+    example = '{"kind": "toy", "wanted": "notes.txt"}'
+    wanted: str
+
+    async def evaluate(self, evidence):
+        return Verdict((Score(float((evidence.workspace.folder / self.wanted).exists())),))
+"""
+TOY_RUNTIME = """
+from rolltap.harnesses.runtimes.process import ProcessRuntime
+
+class TOY(ProcessRuntime):
+    pass
+"""
+TOY_COMMAND = """
+from rolltap.harnesses.base import Command, Package
+
+class Toy:
+    name = "toy"
+    package = Package("pip", "toy", "1.0", executable="toy")
+    dialect = "openai_chat"
+    quirks = ("It is a toy.",)
+
+    def launch(self, job):
+        env = {"URL": job.endpoint.v1, "KEY": job.endpoint.key, "MODEL": job.endpoint.model}
+        return Command(("toy", job.instruction), env=env)
+
+TOY = Toy()
+"""
+TOY_CALL = """
+import json, urllib.request
+from rolltap.harnesses.base import Ending, Package, PythonCall
+
+class Toy:
+    name = "toy-call"
+    package = Package("pip", "toy", "1.0", executable="")
+    dialect = "openai_chat"
+    quirks = ("It runs inside the runner.",)
+
+    def launch(self, job):
+        def run(stop):
+            if stop.is_set():
+                return Ending.CANCELLED, "stopped"
+            body = {"model": job.endpoint.model, "messages": [{"role": "user", "content": job.instruction}]}
+            headers = {"Authorization": f"Bearer {job.endpoint.key}", "Content-Type": "application/json"}
+            url = f"{job.endpoint.v1}/chat/completions"
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request) as reply:
+                return Ending.DONE, reply.read().decode()
+        return PythonCall(run)
+
+TOY = Toy()
+"""
+
 CONTRACT = Path(__file__).parent
 GOLDEN = CONTRACT.parent / "golden" / "dialects"
 
@@ -95,3 +152,18 @@ def test_a_dialect_of_another_package_passes_the_contract(tmp_path: Path) -> Non
 def test_an_engine_of_another_package_passes_the_contract(tmp_path: Path) -> None:
     site = install_distribution(tmp_path, "rolltap.engines", "toy", TOY_ENGINE)
     assert contract_passes(site, "test_engines.py", "test_engine_failures.py") > 10
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "source", "suite", "tests"),
+    [
+        ("rolltap.evaluators", "toy", TOY_EVALUATOR, "test_evaluators.py", 5),
+        ("rolltap.runtimes", "toy", TOY_RUNTIME, "test_runtimes.py", 7),
+        ("rolltap.harnesses", "toy", TOY_COMMAND, "test_harnesses.py", 2),
+        ("rolltap.harnesses", "toy-call", TOY_CALL, "test_harnesses.py", 3),
+    ],
+)
+def test_what_runs_and_scores_rollouts_of_another_package_passes_its_contract(
+    tmp_path: Path, group: str, name: str, source: str, suite: str, tests: int
+) -> None:
+    assert contract_passes(install_distribution(tmp_path, group, name, source), suite) >= tests
