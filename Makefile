@@ -18,7 +18,7 @@ $(VENV)/.test: pyproject.toml constraints.txt
 	@touch $@ $(VENV)/.base
 
 demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
-	@$(BIN)/rolltap demo $(ARGS)
+	@$(BIN)/rolltap demo --report reports/demo.json $(ARGS)
 
 test: $(VENV)/.test  ## the tests (some minutes on 2 cores)
 	@scripts/servers.sh

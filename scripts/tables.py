@@ -12,12 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rolltap.demo.show import share
+
 ROOT = Path(__file__).parents[1]
 
 
 def demo(report: dict[str, Any]) -> str:
     rows = "\n".join(
-        f"| {run['seed']} | {run['success_before']:.2f} | {run['success_after']:.2f} | {len(run['steps'])} | {run['seconds']:.0f} |"
+        f"| {run['seed']} | {share(run['success_before'], run['held_out'])} | {share(run['success_after'], run['held_out'])} "
+        f"| {len(run['steps'])} | {run['cpu_seconds']:.0f} |"
         for run in report["runs"]
     )
     kept = report["kept_tokens"] / report["sampled_tokens"]
@@ -29,7 +32,7 @@ def demo(report: dict[str, Any]) -> str:
         "mini-swe-agent from PyPI, unmodified, on small file-system tasks; a 0.8 M-parameter model on the embedded engine; "
         "the trainer is a process of its own. Success on held-out tasks, before and after "
         f"(sampled at temperature {report['held_out_temperature']:g}):\n\n"
-        "| seed | before | after | training steps | seconds |\n|---|---|---|---|---|\n"
+        "| seed | before (95% interval) | after | training steps | CPU seconds |\n|---|---|---|---|---|\n"
         f"{rows}\n\n"
         f"{report['calls']:,} calls, {report['sampled_tokens']:,} sampled tokens of which {kept:.1%} are trained on, in "
         f"{report['rows']:,} rows; breaks: {breaks}; weight versions 0 to {report['weight_versions']} on the tokens. "

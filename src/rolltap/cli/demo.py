@@ -1,4 +1,4 @@
-"""`rolltap demo`: the main job, end to end, and its report."""
+"""`rolltap demo`: runs the demo, and writes its report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import platform
+import re
+import resource
 import shutil
 import signal
 import time
@@ -20,8 +22,8 @@ from rich.console import Console
 
 from rolltap.cli.doctor import missing_modules
 from rolltap.cli.export import Job, run_export
-from rolltap.demo.learn import MEASURED_AT, PENALISED, POLICIES, POLICY, Learner, Recipe, Run, Shuffled
-from rolltap.demo.show import closing_table, plot, progress_bars, sparkline
+from rolltap.demo.learn import MEASURED_AT, PENALISED, POLICIES, POLICY, Recipe, SeedResult, SeedRunner, ShuffledRewards
+from rolltap.demo.show import closing_table, plot, progress_bars, sparkline, wilson_interval
 from rolltap.demo.stack import DemoFailed, Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
@@ -30,43 +32,82 @@ from rolltap.reconstructor.exporters.dataset import Query
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.rules import Rules
 
+MARKER = ".rolltap-demo"
+"""The file by which the demo knows a folder as its own."""
 
-def run(*, seeds: list[int], out: Path, recipe: Recipe, shuffle_rewards: bool) -> int:
-    """The exit status: 0 if every seed ran to its end."""
+MADE = ("data", "dataset", "train", "rolltap.toml", "reward.png", "report.json", MARKER)
+"""What the demo writes into its folder, and removes from it; beside these its processes' logs and a folder per seed."""
+
+
+def run(*, seeds: list[int], out: Path, recipe: Recipe, shuffle_rewards: bool, report: Path | None = None) -> None:
+    """Runs every seed and prints the results. `report` defaults to `report.json` in `out`."""
     console = Console()
+    check_installation()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the demo's processes end with it
+    prepare_folder(out)
+    for name in ("rolltap", "litellm_model"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    results: list[SeedResult] = []
+    records: list[dict[str, Any]] = []
+    for seed in seeds:
+        folder = out / f"seed-{seed}" if len(seeds) > 1 else out
+        folder.mkdir(exist_ok=True)
+        started = _cpu_seconds()
+        result = _run_seed(console, folder, recipe, seed, shuffle_rewards)
+        result.cpu_seconds = _cpu_seconds() - started
+        results.append(result)
+        records.append(_record(console, folder))
+    figures = _report(recipe, results, records, shuffle_rewards)
+    plot({result.seed: result.curve for result in results}, figures["runs"], out / "reward.png")
+    report = report or out / "report.json"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(json.dumps(figures, indent=2), encoding="utf-8")
+    for result in results:
+        console.print(f"seed {result.seed}  reward by step  [green]{sparkline(result.curve)}[/]")
+    console.print(closing_table(figures))
+    first = out / f"seed-{seeds[0]}" if len(seeds) > 1 else out
+    console.print(f"database  {first}/data/rolltap.db\ndataset   {first}/dataset\nplot      {out}/reward.png")
+    console.print(f"report    {report}")
+
+
+def check_installation() -> None:
+    """`ConfigError` if a package or the tiny model is missing."""
     missing = [name for extra in ("tokens", "train", "demo", "export") for name in missing_modules(extra)]
     if missing:
         raise ConfigError(f"the demo needs {', '.join(missing)}: pip install 'rolltap[demo]'")
     if not (FOLDER / "model.safetensors").exists():
         raise ConfigError(f"the tiny model is missing; make it with `python -m rolltap.engine.tiny.make {FOLDER}`")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the demo's processes end with it
-    if out.exists():
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
-    for name in ("rolltap", "litellm_model"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    runs: list[Run] = []
-    records: list[dict[str, Any]] = []
-    for seed in seeds:
-        folder = out / f"seed-{seed}" if len(seeds) > 1 else out
-        folder.mkdir(exist_ok=True)
-        runs.append(_one_seed(console, folder, recipe, seed, shuffle_rewards))
-        records.append(_record(console, folder))
-    report = _report(recipe, runs, records, shuffle_rewards)
-    plot({one.seed: one.curve for one in runs}, report["runs"], out / "reward.png")
-    reports = Path("reports")
-    reports.mkdir(exist_ok=True)
-    name = "demo-control" if shuffle_rewards else "demo"
-    (reports / f"{name}.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
-    for one in runs:
-        console.print(f"seed {one.seed}  reward by step  [green]{sparkline(one.curve)}[/]")
-    console.print(closing_table(report))
-    console.print(f"database  {out}/data/rolltap.db\ndataset   {out}/dataset\nplot      {out}/reward.png")
-    console.print(f"report    {reports}/{name}.json")
-    return 0
 
 
-def _one_seed(console: Console, folder: Path, recipe: Recipe, seed: int, shuffle: bool) -> Run:
+def prepare_folder(out: Path) -> None:
+    """Makes `out` an empty folder. Removes what a former demo wrote there; `ConfigError` if anything else is in it."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is not a folder; choose another one with --out")
+    entries = sorted(out.iterdir()) if out.exists() else []
+    own = (out / MARKER).exists()
+    foreign = [entry.name for entry in entries if not (own and _is_made_by_demo(entry.name))]
+    if foreign:
+        raise ConfigError(f"{out} holds files that no demo wrote, {foreign[0]!r} among them: choose another --out")
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).touch()
+
+
+def _is_made_by_demo(name: str) -> bool:
+    return name in MADE or name.endswith(".log") or re.fullmatch(r"seed-\d+", name) is not None
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of the children that it has waited for."""
+    usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _run_seed(console: Console, folder: Path, recipe: Recipe, seed: int, shuffle: bool) -> SeedResult:
     label = " (control: rewards shuffled)" if shuffle else ""
     console.print(f"[bold]seed {seed}[/]{label}: mini-swe-agent, unmodified, on small file-system tasks")
     with progress_bars(console) as bars, Stack(folder.absolute(), FOLDER, POLICIES) as stack:
@@ -80,9 +121,9 @@ def _one_seed(console: Console, folder: Path, recipe: Recipe, seed: int, shuffle
             bars.start_task(tasks[part])
             bars.update(tasks[part], completed=done, note=text)
 
-        learner = Learner(stack, recipe, seed, Shuffled(seed) if shuffle else None, note)
+        runner = SeedRunner(stack, recipe, seed, ShuffledRewards(seed) if shuffle else None, note)
         try:
-            return asyncio.run(learner.run())
+            return asyncio.run(runner.run())
         except* DemoFailed as failed:
             raise failed.exceptions[0] from None
 
@@ -101,7 +142,7 @@ def _record(console: Console, folder: Path) -> dict[str, Any]:
         return asyncio.run(run_export(job))["reconstruction"]
 
 
-def _report(recipe: Recipe, runs: list[Run], records: list[dict[str, Any]], shuffled: bool) -> dict[str, Any]:
+def _report(recipe: Recipe, results: list[SeedResult], records: list[dict[str, Any]], shuffled: bool) -> dict[str, Any]:
     breaks: Counter[str] = Counter()
     for record in records:
         breaks.update(record["breaks_by_reason"])
@@ -114,17 +155,20 @@ def _report(recipe: Recipe, runs: list[Run], records: list[dict[str, Any]], shuf
     }
     counts = {name: sum(record[field] for record in records) for name, field in fields.items()}
     return {
-        "seeds": [one.seed for one in runs],
-        "success_before": [one.success_before for one in runs],
-        "success_after": [one.success_after for one in runs],
-        "seconds": sum(one.seconds for one in runs),
+        "seeds": [result.seed for result in results],
+        "success_before": [result.success_before for result in results],
+        "success_after": [result.success_after for result in results],
+        "interval_before": [wilson_interval(result.success_before, result.held_out) for result in results],
+        "interval_after": [wilson_interval(result.success_after, result.held_out) for result in results],
+        "seconds": sum(result.seconds for result in results),
+        "cpu_seconds": sum(result.cpu_seconds for result in results),
         **counts,
         "breaks": dict(breaks),
-        "weight_versions": max((step["version"] for one in runs for step in one.steps), default=0),
+        "weight_versions": max((step["version"] for result in results for step in result.steps), default=0),
         "shuffled_rewards": shuffled,
         "held_out_temperature": MEASURED_AT,
         "recipe": asdict(recipe),
-        "runs": [asdict(one) for one in runs],
+        "runs": [asdict(result) for result in results],
         "versions": {name: version(name) for name in ("rolltap", "mini-swe-agent", "litellm", "torch", "renderers")},
         "python": platform.python_version(),
         "cores": os.cpu_count(),

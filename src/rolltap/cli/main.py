@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,17 +91,18 @@ def doctor(
 @app.command()
 @one_line_errors
 def demo(
-    seed: Annotated[list[int] | None, typer.Option(help="seeds to run; several times for several")] = None,
-    out: Annotated[Path, typer.Option(help="folder for database, dataset, checkpoints and plot")] = Path("demo-out"),
-    steps: Annotated[int, typer.Option(help="training steps; 0 takes the default")] = 0,
-    held_out: Annotated[int, typer.Option(help="tasks to measure on, before and after; 0 takes the default")] = 0,
-    shuffle_rewards: Annotated[bool, typer.Option(help="the control: nothing to learn from")] = False,
+    seed: Annotated[list[int] | None, typer.Option(help="seed to run; repeat for several")] = None,
+    out: Annotated[Path, typer.Option(help="folder to write; a former demo's is replaced")] = Path("demo-out"),
+    steps: Annotated[int, typer.Option(help="training steps; 0: the default")] = 0,
+    held_out: Annotated[int, typer.Option(help="tasks to measure on before and after; 0: the default")] = 0,
+    shuffle_rewards: Annotated[bool, typer.Option(help="the control: rewards say nothing about the rollout")] = False,
+    report: Annotated[Path | None, typer.Option(help="file of the figures; default report.json in --out")] = None,
 ) -> None:
-    """Shows an unmodified agent getting better, on this machine."""
+    """Trains an unmodified agent on this machine and shows how its success grows."""
     from rolltap.cli.demo import Recipe, run
 
-    sizes: dict[str, Any] = {name: given for name, given in (("steps", steps), ("held_out", held_out)) if given}
-    sys.exit(run(seeds=seed or [0], out=out, recipe=Recipe(**sizes), shuffle_rewards=shuffle_rewards))
+    sizes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("held_out", held_out)) if value}
+    run(seeds=seed or [0], out=out, recipe=Recipe(**sizes), shuffle_rewards=shuffle_rewards, report=report)
 
 
 app.add_typer(sessions.app, name="sessions")

@@ -1,1 +1,1 @@
-"""The main job, end to end, on one machine: an unmodified agent gets better at small file-system tasks."""
+"""The demo: an unmodified agent gets better at small file-system tasks, end to end on one machine."""

@@ -1,4 +1,4 @@
-"""One seed of the demo: success before, training while rollouts run, success after."""
+"""One seed of the demo: held-out success before, training while rollouts run, held-out success after."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.types import Task
 
 POLICY, FROZEN = "tiny", "tiny-frozen"
-"""The policy that is trained, and the same engine under a name whose calls are never trained (for measuring)."""
+"""The policy that is trained, and the same engine under a name whose calls are never trained (to measure with)."""
 
 PENALISED = ("tool_call_unparsable", "length_truncated")
-"""Masked by default. The tiny model makes many such calls, and only their loss teaches it not to."""
+"""Calls that are masked by default. The tiny model makes many of them; only their loss teaches it to avoid them."""
 
 MEASURED_AT = 0.5
-"""The temperature of the held-out tasks, before and after. Training samples at 1."""
+"""Sampling temperature on held-out tasks, before and after. Training samples at 1."""
 
 POLICIES: dict[str, dict[str, Any]] = {
     POLICY: {"pin": {"temperature": 1.0}, "train": list(PENALISED)},
     FROZEN: {"pin": {"temperature": MEASURED_AT}, "trainable": False},
 }
+
+Note = Callable[[str, int, str], None]
 
 SLOTS = Slots(prepare=4, run=16, evaluate=4, ahead=8)
 LIMITS = Limits(setup_s=20, agent_s=60, evaluate_s=20)
@@ -43,7 +45,7 @@ LIMITS = Limits(setup_s=20, agent_s=60, evaluate_s=20)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one run of the demo does; the figures were found by trying."""
+    """What one run of the demo does. The values were found by trying."""
 
     steps: int = 32
     groups: int = 8
@@ -57,14 +59,14 @@ class Recipe:
     max_staleness: int = 1
 
 
-class Shuffled:
-    """The control: rewards in another order. Each check returns an earlier rollout's reward, drawn at random."""
+class ShuffledRewards:
+    """The control: each check returns the reward of an earlier rollout, drawn at random."""
 
     def __init__(self, seed: int, size: int = 32) -> None:
         self._random = random.Random(seed)
         self._pool: deque[float] = deque(maxlen=size)
 
-    def of(self, check: Callable[[Path], float]) -> Callable[[Path], float]:
+    def wrap(self, check: Callable[[Path], float]) -> Callable[[Path], float]:
         def shuffled(folder: Path) -> float:
             self._pool.append(check(folder))
             return self._random.choice(list(self._pool))
@@ -73,23 +75,23 @@ class Shuffled:
 
 
 @dataclass(slots=True)
-class Run:
-    """What one seed came to."""
+class SeedResult:
+    """The result of one seed. `curve` is the mean reward of each training step; CPU time counts all processes."""
 
     seed: int
     success_before: float
     success_after: float
     curve: list[float]
+    held_out: int
     seconds: float
     steps: list[dict[str, Any]]
+    cpu_seconds: float = 0.0
 
 
-class Learner:
-    """Runs the agent on tasks while the trainer trains. `note` is told how it goes."""
+class SeedRunner:
+    """Runs the agent on tasks while the trainer trains. `note` gets the progress: part, count, text."""
 
-    def __init__(
-        self, stack: Stack, recipe: Recipe, seed: int, shuffled: Shuffled | None, note: Callable[[str, int, str], None]
-    ) -> None:
+    def __init__(self, stack: Stack, recipe: Recipe, seed: int, shuffled: ShuffledRewards | None, note: Note) -> None:
         self._stack = stack
         self._recipe = recipe
         self._seed = seed
@@ -98,7 +100,7 @@ class Learner:
         self._runtime = ThreadRuntime()
         self._harness = MiniSweAgentInProcess(MINI_SWE_AGENT)
 
-    async def run(self) -> Run:
+    async def run(self) -> SeedResult:
         started = time.monotonic()
         async with AdminClient(self._stack.admin_url, self._stack.keys["admin"]) as client:
             before = await self._measure(client, "before")
@@ -106,24 +108,25 @@ class Learner:
             after = await self._measure(client, "after")
         steps = self._steps()
         curve = [step["reward"] for step in steps]
-        return Run(self._seed, before, after, curve, time.monotonic() - started, steps)
+        held_out = self._recipe.held_out
+        return SeedResult(self._seed, before, after, curve, held_out, time.monotonic() - started, steps)
 
     async def _measure(self, client: AdminClient, when: str) -> float:
-        """Success on held-out tasks: the same ones before and after."""
+        """Success on the held-out tasks, which are the same before and after."""
         tasks = make_tasks(self._seed, self._recipe.held_out, "held_out")
-        done: list[float] = []
+        rewards: list[float] = []
 
         def progress(event: Progress) -> None:
             if event.stage is Stage.ENDED and event.summary is not None:
-                done.append(event.summary.reward or 0.0)
-                self._note(when, len(done), f"success {sum(done) / len(done):.2f}")
+                rewards.append(event.summary.reward or 0.0)
+                self._note(when, len(rewards), f"success {sum(rewards) / len(rewards):.2f}")
 
         assignments = [self._assignment(task, when) for task in tasks]
         await run_groups(client, assignments, policy=FROZEN, n=1, slots=SLOTS, tags=(when,), progress=progress)
-        return sum(done) / len(done)
+        return sum(rewards) / len(rewards)
 
     async def _train(self, client: AdminClient) -> None:
-        """Rollouts as long as the trainer wants them; the ledger holds them back when it has enough."""
+        """Runs rollouts until the trainer has ended. The ledger delays new ones while the trainer has enough."""
         trainer = self._start_trainer()
         recent: deque[float] = deque(maxlen=128)
 
@@ -179,7 +182,7 @@ class Learner:
         )
 
     def _training_tasks(self) -> Iterator[Assignment]:
-        """Fresh tasks without end."""
+        """New tasks, without end."""
         batch = 0
         while True:
             for task in make_tasks(self._seed * 100_003 + batch, self._recipe.groups, "train"):
@@ -189,7 +192,7 @@ class Learner:
     def _assignment(self, task: TinyTask, split: Split | str) -> Assignment:
         check = task.check
         if self._shuffled is not None and split == "train":
-            check = self._shuffled.of(check)
+            check = self._shuffled.wrap(check)
         return Assignment(
             task=Task(task.id, task.instruction, {"kind": task.kind.name}),
             source=task.setup,

@@ -1,7 +1,8 @@
-"""What the demo shows: live progress, the reward curve in the terminal and as a picture, and the closing table."""
+"""What the demo prints and draws: progress bars, the reward curve, the table of results."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def progress_bars(console: Console) -> Progress:
-    """Bars with a text each, for work whose size is known."""
+    """Progress bars, each with a text behind it."""
     return Progress(
         SpinnerColumn(),
         TextColumn("[bold]{task.description}"),
@@ -27,7 +28,7 @@ def progress_bars(console: Console) -> Progress:
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """Values between 0 and 1 as one line of blocks, averaged into at most `width` of them."""
+    """Values between 0 and 1 as one line of at most `width` blocks; neighbours are averaged."""
     if not values:
         return ""
     size = max(1, -(-len(values) // width))
@@ -55,12 +56,30 @@ def plot(curves: dict[int, Sequence[float]], results: Sequence[dict[str, Any]], 
     pyplot.close(figure)
 
 
+def wilson_interval(success: float, n: int) -> tuple[float, float]:
+    """The 95% interval of a share `success` measured on `n` independent tasks (Wilson 1927, eq. 4)."""
+    z_squared = 1.959964**2
+    centre = (success + z_squared / (2 * n)) / (1 + z_squared / n)
+    half = math.sqrt(z_squared * (success * (1 - success) / n + z_squared / (4 * n * n))) / (1 + z_squared / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def share(success: float, n: int) -> str:
+    """A success rate with its 95% interval: `0.92 (0.83 to 0.97)`."""
+    low, high = wilson_interval(success, n)
+    return f"{success:.2f} ({low:.2f} to {high:.2f})"
+
+
 def closing_table(report: dict[str, Any]) -> Table:
-    """The figures of `reports/demo.json`, for reading."""
-    table = Table(title="rolltap demo", show_header=False, title_justify="left")
+    """The figures of the demo's report as a table."""
+    table = Table(
+        title="rolltap demo; in brackets: 95% intervals", show_header=False, title_justify="left", title_style="bold"
+    )
     for run in report["runs"]:
-        label = f"seed {run['seed']}: success on held-out tasks"
-        table.add_row(label, f"{run['success_before']:.2f} → {run['success_after']:.2f}")
+        n = run["held_out"]
+        before, after = share(run["success_before"], n), share(run["success_after"], n)
+        label = f"seed {run['seed']}: success on {n} held-out tasks"
+        table.add_row(label, f"{before} → {after}; {run['cpu_seconds']:.0f} CPU s")
     kept = report["kept_tokens"] / report["sampled_tokens"] if report["sampled_tokens"] else 0.0
     breaks = ", ".join(f"{reason} {count}" for reason, count in report["breaks"].items()) or "none"
     table.add_row("calls recorded", f"{report['calls']:,}")
