@@ -340,7 +340,7 @@ async def test_several_proxies_write_one_session_on_postgres(postgres_url: str):
 
 async def test_a_proxys_orphans_are_aborted_by_its_peers_on_postgres(postgres_url: str):
     databases = [Database(postgres_url) for _ in range(2)]
-    crashed, peer = (SqlCallLog(one, registry=PostgresRegistry(one, beat_s=0.05, gone_s=0.5)) for one in databases)
+    crashed, peer = (SqlCallLog(one, registry=PostgresRegistry(one, beat_s=0.05, gone_s=3.0)) for one in databases)
     await crashed.start()
     await peer.start()
     session = a_session()

@@ -127,12 +127,12 @@ async def test_a_harness_out_of_time_is_killed_with_its_daemons_and_still_evalua
     check = CommandCheck(
         "! pgrep -f 'echo late > resul[t]' && cat result > reward && sed -i s/half/0.5/ reward", "reward"
     )
-    job = assignment(harness, ProcessRuntime(tmp_path), check, agent_s=0.5)
+    job = assignment(harness, ProcessRuntime(tmp_path), check, agent_s=2.0)
     async with AdminClient(server.url, "admin") as client:
         (group,) = await run_groups(client, [job], policy="p", n=1)
     (rollout,) = group.rollouts
     assert (rollout.status, rollout.cause, rollout.reward) == ("timed_out", "agent", 0.5)
-    assert rollout.seconds[Stage.RUN] < 5
+    assert rollout.seconds[Stage.RUN] < 30
 
 
 async def test_a_crash_is_a_failed_rollout_with_its_reason_and_its_reward(server: Stub, tmp_path: Path) -> None:
@@ -211,10 +211,9 @@ async def test_a_setup_that_raises_or_hangs_ends_its_rollout_only(server: Stub, 
         tried += 1
         release.wait(10)
 
-    def with_source(source: Source) -> Assignment:
-        task = Task("t", "x")
+    def with_source(source: Source, limits: Limits | None = None) -> Assignment:
         return Assignment(
-            task, source, Shell("true"), ProcessRuntime(tmp_path), SessionCompleted(), Limits(setup_s=0.2)
+            Task("t", "x"), source, Shell("true"), ProcessRuntime(tmp_path), SessionCompleted(), limits or Limits()
         )
 
     def progress(step: Progress) -> None:
@@ -222,7 +221,7 @@ async def test_a_setup_that_raises_or_hangs_ends_its_rollout_only(server: Stub, 
             release.set()
 
     async with AdminClient(server.url, "admin") as client:
-        jobs = [with_source(source) for source in (broken, slow, Files({}))]
+        jobs = [with_source(broken), with_source(slow, setup_s=0.2), with_source(Files({}))]
         groups = await run_groups(client, jobs, policy="p", n=1, progress=progress)
     ends = [group.rollouts[0] for group in groups]
     assert [(end.status, end.cause) for end in ends] == [
@@ -237,7 +236,7 @@ async def test_a_setup_that_raises_or_hangs_ends_its_rollout_only(server: Stub, 
 
 async def test_a_setup_that_hangs_once_is_tried_again(server: Stub, tmp_path: Path) -> None:
     release = threading.Event()
-    waits = iter((10, 0))
+    waits = itertools.chain((10,), itertools.repeat(0))
 
     def slow_at_first(folder: Path) -> None:
         release.wait(next(waits))

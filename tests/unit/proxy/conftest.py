@@ -83,27 +83,29 @@ class ToldEngine:
 
 
 class GatedLog(MemoryCallLog):
-    """A memory log whose completions wait for `gate`."""
+    """A memory log whose completions wait for `gate`. `completing` is set when the first one has come to it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = asyncio.Event()
+        self.gate, self.completing = asyncio.Event(), asyncio.Event()
         self.gate.set()
 
     async def append_completion(self, completion: Any) -> None:
+        self.completing.set()
         await self.gate.wait()
         await super().append_completion(completion)
 
 
 @dataclass
 class Answer:
-    """What a client got: `ended` is False while the reply has no end."""
+    """What a client got. `ended` is False while the reply has no end; `departed`: the proxy knows that it hung up."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     ended: bool = False
     grown: asyncio.Event = field(default_factory=asyncio.Event)
+    departed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -136,6 +138,7 @@ class Client:
                 sent = True
                 return {"type": "http.request", "body": raw}
             await hang_up.wait()
+            answer.departed.set()
             return {"type": "http.disconnect"}
 
         async def send(message: dict[str, Any]) -> None:
