@@ -1,8 +1,9 @@
-"""The advantage methods by name. A method is one file and one line here."""
+"""The advantage methods by name: one file and one line here, or an entry point `rolltap.advantages` elsewhere."""
 
 from __future__ import annotations
 
 from rolltap.errors import ConfigError
+from rolltap.plugins import known_names, lookup
 from rolltap.trainer_client.advantages.base import AdvantageMethod
 from rolltap.trainer_client.advantages.dr_grpo import dr_grpo
 from rolltap.trainer_client.advantages.grpo import grpo
@@ -18,9 +19,14 @@ ADVANTAGES: dict[str, AdvantageMethod] = {
     "reinforce": reinforce,
 }
 
+ENTRY_POINTS = "rolltap.advantages"
+
 
 def advantage_method(name: str) -> AdvantageMethod:
     """The method called `name`; `ConfigError` lists the known ones."""
-    if name not in ADVANTAGES:
-        raise ConfigError(f"no advantage method {name!r}; known: {', '.join(ADVANTAGES)}")
-    return ADVANTAGES[name]
+    return lookup("advantage method", name, ADVANTAGES, ENTRY_POINTS, ConfigError)
+
+
+def method_names() -> list[str]:
+    """Our methods and those of installed packages."""
+    return known_names(ADVANTAGES, ENTRY_POINTS)

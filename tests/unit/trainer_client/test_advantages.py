@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.advantages import ADVANTAGES, advantage_method
+from rolltap.trainer_client.advantages import ENTRY_POINTS, advantage_method, method_names
+
+from ...contract.outsider import install_distribution, run_suite
 
 REWARDS = st.lists(st.lists(st.floats(-5, 5), max_size=6), min_size=1, max_size=4)
 
@@ -32,13 +36,15 @@ def test_a_group_of_one_teaches_nothing(name: str) -> None:
     assert advantage_method(name)([[1.0], []]) == [[0.0], []]
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", method_names())
+@settings(deadline=None)
 @given(groups=REWARDS)
 def test_one_number_a_rollout(name: str, groups: list[list[float]]) -> None:
     assert [len(values) for values in advantage_method(name)(groups)] == [len(rewards) for rewards in groups]
 
 
-@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "reinforce"])
+@pytest.mark.parametrize("name", [name for name in method_names() if name != "reinforce"])
+@settings(deadline=None)
 @given(groups=REWARDS, shift=st.integers(-3, 3))
 def test_a_constant_added_to_all_rewards_changes_nothing(name: str, groups: list[list[float]], shift: int) -> None:
     method = advantage_method(name)
@@ -49,5 +55,20 @@ def test_a_constant_added_to_all_rewards_changes_nothing(name: str, groups: list
 
 
 def test_an_unknown_method_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no advantage method 'ppo'; known: grpo, dr_grpo"):
+    with pytest.raises(ConfigError, match="no advantage method 'ppo'; known: dr_grpo, grpo"):
         advantage_method("ppo")
+
+
+SOUND = """
+from statistics import median
+def TOY(groups):
+    return [[reward - median(rewards) for reward in rewards] for rewards in groups]
+"""
+SHORT = "def TOY(groups): return [rewards[1:] for rewards in groups]"
+
+
+@pytest.mark.parametrize(("source", "outcome"), [(SOUND, "2 passed"), (SHORT, "2 failed")])
+def test_the_contract_takes_up_a_method_from_outside_the_tree(tmp_path: Path, source: str, outcome: str) -> None:
+    install_distribution(tmp_path, ENTRY_POINTS, "median", source)
+    printed = run_suite(Path(__file__), tmp_path, "median")
+    assert outcome in printed, printed
