@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from rolltap.contract.trainer import LeaseOptions
 from rolltap.errors import AlignmentError, LeaseLost, RolltapError
 from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.protocol import LeaseOptions
 from rolltap.trainer_client.scoring import check, informative
 from rolltap.types import Lease, LeasedGroup
 

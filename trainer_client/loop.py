@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rolltap.contract.trainer import LeaseOptions
 from rolltap.trainer_client import recipe, weights
 from rolltap.trainer_client.checkpoint import Checkpoints
 from rolltap.trainer_client.client import TrainerClient
@@ -23,7 +24,6 @@ from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.distributed import Workers
 from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.metrics import StepReport, describe_groups, describe_rollouts
-from rolltap.trainer_client.protocol import LeaseOptions
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.scoring import TrainedRollout
 from rolltap.trainer_client.sender import Sender

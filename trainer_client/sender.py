@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from rolltap.contract.trainer import Bucket, PauseMode, Transfer
 from rolltap.errors import EngineError, TrainerError
 from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.protocol import Broadcast, Bucket, PauseMode
 from rolltap.trainer_client.settings import PushSettings
 from rolltap.trainer_client.weights import updating
 from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
@@ -85,7 +85,7 @@ class Sender:
             port = self._told(pipes.stdin, pipes.stdout, order)
             feeder = threading.Thread(target=_feed, args=(pipes.stdin, weights), daemon=True)
             feeder.start()
-            client.receive(policy, version, self._broadcast(order, port))
+            client.receive(policy, self._transfer(order, version, port))
             feeder.join()
             if not pipes.stdout.readline():
                 self.close()
@@ -105,16 +105,17 @@ class Sender:
             raise TrainerError(f"the process that sends weights could not open port {order.rendezvous.port}")
         return int(line)
 
-    def _broadcast(self, order: Order, port: int) -> Broadcast:
+    def _transfer(self, order: Order, version: int, port: int) -> Transfer:
         rendezvous = order.rendezvous
-        return Broadcast(
-            self._settings.address,
-            port,
-            rendezvous.name,
-            rendezvous.world_size,
-            rendezvous.backend,
-            rendezvous.timeout_s,
-            order.buckets,
+        return Transfer(
+            version=version,
+            address=self._settings.address,
+            port=port,
+            group=rendezvous.name,
+            world_size=rendezvous.world_size,
+            backend=self._backend,
+            timeout_s=rendezvous.timeout_s,
+            buckets=list(order.buckets),
         )
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -156,9 +157,9 @@ def _buckets(weights: Mapping[str, Tensor]) -> Iterator[Bucket]:
 
 def _bucket(part: Sequence[tuple[str, Tensor]]) -> Bucket:
     return Bucket(
-        tuple(name for name, _ in part),
-        tuple(str(tensor.dtype).removeprefix("torch.") for _, tensor in part),
-        tuple(tuple(tensor.shape) for _, tensor in part),
+        [name for name, _ in part],
+        [str(tensor.dtype).removeprefix("torch.") for _, tensor in part],
+        [list(tensor.shape) for _, tensor in part],
     )
 
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from rolltap.contract.trainer import PolicyState
 from rolltap.errors import StoreUnavailable
-from rolltap.ledger.base import PolicyState
 from rolltap.proxy.call.policies import Policies, Policy
 
 ReadPolicies = Callable[[], Awaitable[Sequence[PolicyState]]]

@@ -6,12 +6,12 @@ A replica that is away, or has lost the weights since, is back with the next pus
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+from rolltap.contract.trainer import Transfer
 from rolltap.errors import EngineError, EngineUnavailable, WeightsLost
-from rolltap.proxy.engines.receivers import Receiver, Transfer
+from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.engines.replicas import Replica, Replicas
 
 
@@ -21,26 +21,25 @@ class PoolReceiver:
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._group = ""
-        self._members: list[tuple[Replica, Receiver, Transfer]] = []  # of the group, each with its own first rank
+        self._members: list[tuple[Replica, Receiver, int]] = []  # of the group, each with its first rank
 
     async def ranks(self) -> int:
         """The ranks of all replicas that answer. Ejected ones count: they are back after a whole transfer."""
         return sum(ranks for _, _, ranks in await self._answering())
 
-    async def join(self, transfer: Transfer) -> None:
+    async def join(self, transfer: Transfer, first_rank: int = 1) -> None:
         replicas = self._replicas
         async with replicas.changing:
-            members: list[tuple[Replica, Receiver, Transfer]] = []
-            first_rank = transfer.first_rank
+            members: list[tuple[Replica, Receiver, int]] = []
             for replica, receiver, ranks in await self._answering():
-                members.append((replica, receiver, dataclasses.replace(transfer, first_rank=first_rank)))
+                members.append((replica, receiver, first_rank))
                 first_rank += ranks
             if first_rank != transfer.world_size:
                 found, wanted = first_rank - 1, transfer.world_size - 1
                 raise EngineError(f"engine {replicas.name} has {found} ranks now, not {wanted}")
             if replicas.paused:
                 await _all_or_none(replica.pause("keep") for replica, _, _ in members if replica.ejected)
-            await _all_or_none(receiver.join(part) for _, receiver, part in members)
+            await _all_or_none(receiver.join(transfer, rank) for _, receiver, rank in members)
             self._group, self._members = transfer.group, members
 
     async def receive(self, transfer: Transfer) -> None:
@@ -53,7 +52,7 @@ class PoolReceiver:
             for replica, _, _ in members:
                 replica.sent_version = None
             try:
-                await _all_or_none(receiver.receive(part) for _, receiver, part in members)
+                await _all_or_none(receiver.receive(transfer) for _, receiver, _ in members)
             except EngineError as error:
                 if len(members) == 1:
                     raise

@@ -8,41 +8,13 @@ Sources: vLLM 0.32, `vllm/distributed/weight_transfer/`; SGLang 0.5.23, `srt/man
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rolltap.contract.trainer import Transfer
 from rolltap.errors import EngineError, EngineProtocolError, EngineRefused, WeightsLost
 from rolltap.proxy.engines.http import EngineHttp
 
 LEAVE_VLLM, LEAVE_SGLANG = "/shutdown_weight_transfer_engine", "/destroy_weights_update_group"
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Tensors that are received and then loaded together, in this order. `dtypes` are torch's names."""
-
-    names: Sequence[str]
-    dtypes: Sequence[str]
-    shapes: Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A trainer's broadcast of `version`: it is rank 0 of `group`, a server's processes are from `first_rank` on.
-
-    `world_size` counts all ranks, `timeout_s` is how long one waits for the others.
-    """
-
-    version: int
-    address: str
-    port: int
-    group: str
-    world_size: int
-    backend: str
-    timeout_s: float
-    buckets: Sequence[Bucket]
-    first_rank: int = 1
 
 
 class Receiver(Protocol):
@@ -56,8 +28,8 @@ class Receiver(Protocol):
         """Whether the server says that its weights are `version`."""
         ...
 
-    async def join(self, transfer: Transfer) -> None:
-        """Makes the group with the trainer. An `EngineError` changes nothing: the old weights serve."""
+    async def join(self, transfer: Transfer, first_rank: int = 1) -> None:
+        """Makes the group with the trainer; the server's processes are from `first_rank` on. An `EngineError` changes nothing: the old weights serve."""
         ...
 
     async def receive(self, transfer: Transfer) -> None:
@@ -90,8 +62,8 @@ class VllmReceiver:
     async def holds(self, version: int) -> bool:
         return _says(await self._http.json("GET", "/weight_info"), version)
 
-    async def join(self, transfer: Transfer) -> None:
-        info = {**_meeting(transfer), "timeout_s": transfer.timeout_s}
+    async def join(self, transfer: Transfer, first_rank: int = 1) -> None:
+        info = {**_meeting(transfer, first_rank), "timeout_s": transfer.timeout_s}
         try:
             await self._post("/init_weight_transfer_engine", {"init_info": info}, transfer)
         except EngineError as error:
@@ -132,9 +104,9 @@ class SglangReceiver:
     async def holds(self, version: int) -> bool:
         return _says(await self._http.json("GET", "/model_info"), version)
 
-    async def join(self, transfer: Transfer) -> None:
+    async def join(self, transfer: Transfer, first_rank: int = 1) -> None:
         try:
-            await self._post("/init_weights_update_group", _meeting(transfer), transfer)
+            await self._post("/init_weights_update_group", _meeting(transfer, first_rank), transfer)
         except EngineError as error:
             raise _not_joined(self._name, error) from error
 
@@ -169,12 +141,12 @@ class SglangReceiver:
             raise EngineError(f"{path}: {answer.get('message')}")
 
 
-def _meeting(transfer: Transfer) -> dict[str, Any]:
+def _meeting(transfer: Transfer, first_rank: int) -> dict[str, Any]:
     """The group, in the words of SGLang, which the vLLM plugin takes over."""
     return {
         "master_address": transfer.address,
         "master_port": transfer.port,
-        "rank_offset": transfer.first_rank,
+        "rank_offset": first_rank,
         "world_size": transfer.world_size,
         "group_name": transfer.group,
         "backend": transfer.backend,

@@ -6,28 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
 
-from rolltap.ledger.nodes import NodeRequest
+from rolltap.contract.admin import Heartbeat, LeaseRollouts
 from rolltap.proxy.routes.services import Services
-
-MAX_WAIT_S = 50.0
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class LeaseRollouts(Body):
-    capacity: int
-    ttl: float = 15.0
-    wait: float = Field(0.0, ge=0, le=MAX_WAIT_S)
-    submission: str | None = None
-
-
-class Heartbeat(Body):
-    ttl: float = 15.0
-    tokens: list[str] = Field([], max_length=4096)
 
 
 def router(services: Services) -> APIRouter:
@@ -42,8 +23,7 @@ def router(services: Services) -> APIRouter:
     @routes.post("/nodes/{node}/lease")
     async def lease(node: str, body: LeaseRollouts) -> dict[str, Any]:
         """Up to `capacity` rollouts, each the node's for `ttl` seconds; waits up to `wait` seconds for the first."""
-        request = NodeRequest(node, body.capacity, body.ttl, body.submission)
-        return {"rollouts": [asdict(given) for given in await nodes.lease(request, wait=body.wait)]}
+        return {"rollouts": [asdict(rollout) for rollout in await nodes.lease(node, body)]}
 
     @routes.post("/nodes/{node}/heartbeat")
     async def heartbeat(node: str, body: Heartbeat) -> dict[str, Any]:

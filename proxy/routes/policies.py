@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
 
+from rolltap.contract.trainer import LOST, BeginUpdate, PushWeights
 from rolltap.errors import UnknownPolicy, WeightsLost
-from rolltap.ledger.base import LOST
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.routes.services import Services
-from rolltap.proxy.routes.values import Integer
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class BeginUpdate(Body):
-    mode: Literal["keep", "drain", "abort"] = "keep"
-
-
-class Push(Body):
-    path: str = Field(min_length=1)
-    version: Integer = Field(ge=0)
-    adapter: bool = Field(False, description="`path` holds a peft adapter, which the policy's model name stands for")
 
 
 def admin_router(services: Services) -> APIRouter:
@@ -66,7 +50,7 @@ def trainer_router(services: Services) -> APIRouter:
         return {"policy": name, "paused": body.mode}
 
     @routes.post("/policies/{name}/push")
-    async def push(name: str, body: Push) -> dict[str, Any]:
+    async def push(name: str, body: PushWeights) -> dict[str, Any]:
         runtime = policy_of(services, name)
         await policies.give_version(name, body.version)
         if body.adapter and (await policies.get(name)).paused == LOST:

@@ -3,94 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
 
+from rolltap.contract.admin import CapTurns, FinishRollout, NewReward, OpenGroup, StartRollout
 from rolltap.errors import LedgerError
 from rolltap.ledger.groups import GroupSpec
-from rolltap.ledger.rewards import NewReward
-from rolltap.ledger.rollouts import Ending
-from rolltap.ledger.rules import GroupRule
 from rolltap.proxy.call.turn_cap import TAG
 from rolltap.proxy.routes.services import Services
-from rolltap.proxy.routes.values import Integer, Limit
+from rolltap.proxy.routes.values import Limit
 from rolltap.proxy.sessions.roles import main_role, role_tags
-from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring, Task
-
-EVALUATION_CHARS = 8 << 20
-"""The most that is kept of what an evaluator saw. Our runner keeps 1 MiB of each step's output."""
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class TaskBody(Body):
-    id: str = Field(min_length=1, max_length=256)
-    instruction: str
-    spec: dict[str, Any] = {}
-    tags: list[str] = []
-
-    def task(self) -> Task:
-        return Task(self.id, self.instruction, self.spec, tuple(self.tags))
-
-
-class RuleBody(Body):
-    """See `rolltap.ledger.rules.GroupRule`."""
-
-    usable: int | None = None
-    spares: int = 0
-    deadline: float | None = None
-    late: Literal["drop", "partial"] = "drop"
-    min_usable: int = 1
-    zero_variance: Literal["keep", "drop", "replace"] = "keep"
-    scopes: tuple[str, ...] = ("rollout",)
-
-    def rule(self) -> GroupRule:
-        return GroupRule(**self.model_dump())
-
-
-class OpenGroup(Body):
-    policy: str | dict[str, str]
-    n: int
-    task: TaskBody
-    tags: list[str] = []
-    rule: RuleBody = RuleBody()
-    priority: Integer = 0
-    id: str | None = None
-
-
-class StartRollout(Body):
-    ttl: float | None = Field(None, gt=0)
-    runner: str = ""
-    node_token: str = ""
-    turns: Integer = Field(0, ge=0)
-
-
-class CapTurns(Body):
-    turns: Integer
-
-
-class FinishRollout(Body):
-    status: RolloutStatus
-    attempt: Integer = 0
-    reason: str = ""
-    scoring: Scoring | None = None
-    cause: Cause | None = None
-    node_token: str = ""
-    evaluation: str = Field("", max_length=EVALUATION_CHARS)
-
-
-class RewardBody(Body):
-    rollout_id: str
-    value: float
-    scope: str = "rollout"
-    source: str = ""
-    detail: dict[str, Any] = {}
-    attempt: Integer | None = None
-    id: str | None = None
+from rolltap.types import GroupStatus
 
 
 def router(services: Services) -> APIRouter:
@@ -115,7 +39,7 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
     async def open_group(body: OpenGroup) -> dict[str, Any]:
         """Opens a group of `n` rollouts of a task; idempotent by `id`. 429 while too many groups are outstanding."""
         policy, roles = services.cast(body.policy)
-        spec = GroupSpec(policy, body.n, body.task.task(), tuple(body.tags), body.rule.rule(), body.priority, roles)
+        spec = GroupSpec(policy, body.n, body.task, tuple(body.tags), body.rule, body.priority, roles)
         return asdict(await groups.open(spec, group_id=body.id))
 
     @routes.get("/groups")
@@ -159,10 +83,7 @@ def _serve_rollouts(routes: APIRouter, services: Services) -> None:
     @routes.post("/rollouts/{rollout_id}/finish")
     async def finish_rollout(rollout_id: str, body: FinishRollout) -> dict[str, Any]:
         """The one terminal state; closes the session."""
-        ending = Ending(
-            body.status, body.attempt, body.reason, body.scoring, body.node_token, body.cause, body.evaluation
-        )
-        return asdict(await rollouts.finish(rollout_id, ending))
+        return asdict(await rollouts.finish(rollout_id, body))
 
 
 async def _start(services: Services, rollout_id: str, body: StartRollout) -> dict[str, Any]:
@@ -195,10 +116,8 @@ def reward_router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["rewards"])
 
     @routes.post("/rewards")
-    async def append_reward(body: RewardBody) -> dict[str, Any]:
+    async def append_reward(body: NewReward) -> dict[str, Any]:
         """Appends a reward; the same `id` with the same content again changes nothing."""
-        fields = body.model_dump()
-        reward_id = fields.pop("id")
-        return asdict(await services.ledger.rewards.append(NewReward(**fields), reward_id=reward_id))
+        return asdict(await services.ledger.rewards.append(body))
 
     return routes

@@ -6,24 +6,15 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
 
 from rolltap.calllog.base import CallRow
+from rolltap.contract.admin import OpenSession
 from rolltap.errors import NotFound
 from rolltap.proxy.call.turn_cap import REACHED, cap_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
 from rolltap.reconstructor.report import report_of
 from rolltap.types import Outcome, Session
-
-
-class OpenSession(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    policy: str | None = None
-    rollout_id: str | None = None
-    ttl: float | None = Field(None, gt=0)
-    tags: dict[str, str] = {}
 
 
 def router(services: Services) -> APIRouter:

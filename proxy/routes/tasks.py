@@ -8,26 +8,15 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
-from pydantic import Field
 
+from rolltap.contract.admin import SubmitTasks
 from rolltap.ledger.base import Event
 from rolltap.ledger.submissions import Submission, SubmissionSpec
 from rolltap.proxy.routes.events import frame
-from rolltap.proxy.routes.rollouts import Body, RuleBody, TaskBody
 from rolltap.proxy.routes.services import Services
-from rolltap.proxy.routes.values import Integer, Limit
+from rolltap.proxy.routes.values import Limit
 
 PAGE = 100
-
-
-class SubmitTasks(Body):
-    policy: str | dict[str, str]
-    n: int
-    tasks: list[TaskBody]
-    tags: list[str] = Field([])
-    rule: RuleBody = RuleBody()
-    priority: Integer = 0
-    id: str | None = None
 
 
 def router(services: Services) -> APIRouter:
@@ -37,11 +26,10 @@ def router(services: Services) -> APIRouter:
     @routes.post("/tasks")
     async def submit(body: SubmitTasks) -> dict[str, Any]:
         """Queues `n` rollouts of each task; idempotent by `id`. A task that no node could run is refused here."""
-        tasks = tuple(task.task() for task in body.tasks)
         policy, roles = services.cast(body.policy)
-        for task in tasks:
+        for task in body.tasks:
             services.check_task(task, services.policies.names)
-        spec = SubmissionSpec(policy, body.n, tasks, tuple(body.tags), body.rule.rule(), body.priority, roles)
+        spec = SubmissionSpec(policy, body.n, tuple(body.tasks), tuple(body.tags), body.rule, body.priority, roles)
         return _told(await ledger.submissions.submit(spec, submission_id=body.id))
 
     @routes.get("/tasks")

@@ -6,7 +6,6 @@ import math
 from typing import Annotated, Any
 
 from fastapi import Query, Request
-from pydantic import Field
 
 from rolltap.errors import InvalidRequest
 
@@ -14,9 +13,6 @@ MAX_DEPTH = 64
 """How deep a body may be nested; what reads it later recurses."""
 
 INTEGERS = range(-(2**63), 2**63)
-
-Integer = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-"""What a column of integers holds on every store."""
 
 Limit = Annotated[int, Query(ge=1)]
 """How many rows a page has at most."""

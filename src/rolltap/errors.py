@@ -32,8 +32,8 @@
     │   │   └── SetupTimedOut
     │   └── EvaluatorFailed
     ├── DatasetError             a dataset that can't be written or read as asked
+    ├── ServerUnreachable    503     no answer from a rolltap server
     └── TrainerError             the trainer process
-        ├── ServerUnreachable    503   no answer from the trainer plane
         └── CheckpointMismatch   409   a checkpoint, model or tokenizer that is not the policy's
 
 `status` is the HTTP status and `code` the stable, machine-readable name of an error.
@@ -282,17 +282,17 @@ class DatasetError(RolltapError):
     code = "dataset_error"
 
 
+class ServerUnreachable(RolltapError):
+    """A rolltap server did not answer for as long as the client tries."""
+
+    status = 503
+    code = "server_unreachable"
+
+
 class TrainerError(RolltapError):
     """The trainer process can't go on."""
 
     code = "trainer_error"
-
-
-class ServerUnreachable(TrainerError):
-    """The trainer plane did not answer for as long as the client was told to try."""
-
-    status = 503
-    code = "server_unreachable"
 
 
 class CheckpointMismatch(TrainerError):

@@ -30,15 +30,14 @@ from rich.table import Table
 from rolltap import __version__
 from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.open import open_call_log
+from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.contract.trainer import LeaseOptions
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
-from rolltap.ledger.rewards import NewReward
-from rolltap.ledger.rollouts import Ending
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.protocol import LeaseOptions
 from rolltap.types import Finish, Lease, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
 
 from ..conftest import free_port
@@ -107,7 +106,7 @@ async def write(url: str, groups: int) -> None:
             )  # fmt: skip
             parent = call
         await ledger.rewards.append(NewReward(rollout_id, reward))
-        await ledger.rollouts.finish(rollout_id, Ending(RolloutStatus.SUCCEEDED, begun.rollout.attempt))
+        await ledger.rollouts.finish(rollout_id, FinishRollout(RolloutStatus.SUCCEEDED, begun.rollout.attempt))
 
     for _ in track(range(groups), "writing the record"):
         group = await ledger.groups.open(GroupSpec(POLICY, ROLLOUTS, Task(new_id(), "a task")))

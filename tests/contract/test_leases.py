@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from rolltap.contract.trainer import LeaseRequest, Replay
 from rolltap.errors import (
     InvalidRequest,
     LeaseLost,
@@ -13,8 +14,6 @@ from rolltap.errors import (
     RateLimited,
     StepRegression,
 )
-from rolltap.ledger.claims import LeaseRequest
-from rolltap.ledger.replay import ReplayFilter
 from rolltap.types import GroupStatus
 
 from ..unit.ledger.world import World, status, wants
@@ -185,7 +184,7 @@ async def test_a_group_whose_calls_were_removed_is_not_delivered_as_if_it_had_no
     lease = await world.ledger.trainers.lease(wants(2))
     await world.ledger.trainers.acknowledge(lease.id, lease.token, 2)
     world.pruned.add(str(pruned.rollouts[1].session_id))
-    replay = await world.ledger.trainers.replay(wants(2), ReplayFilter())
+    replay = await world.ledger.trainers.lease(wants(2, replay=Replay()))
     assert [one.group.id for one in replay.groups] == [whole.id]
     assert await world.ledger.trainers.acknowledge(replay.id, replay.token, 2) == 1
     await world.ledger.trainers.rewind("trainer", 1, {})
@@ -244,7 +243,7 @@ async def test_steps_of_eight_groups_two_versions_behind_have_room_for_192_rollo
 
 
 async def test_a_waiting_lease_is_woken(world: World) -> None:
-    waiting = asyncio.create_task(world.ledger.trainers.lease(wants(2), wait=30))
+    waiting = asyncio.create_task(world.ledger.trainers.lease(wants(2, wait=30)))
     first = await world.complete(1)
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -261,7 +260,7 @@ async def test_a_waiting_lease_is_not_woken_by_stale_groups_of_a_lease_that_ran_
     await world.ledger.policies.set_version("policy", 2)
     fresh = await world.complete(1, 2)
     world.clock.ahead += 601
-    waiting = asyncio.create_task(world.ledger.trainers.lease(wants(2, max_staleness=1, stale="keep"), wait=30))
+    waiting = asyncio.create_task(world.ledger.trainers.lease(wants(2, max_staleness=1, stale="keep", wait=30)))
     done, _ = await asyncio.wait([waiting], timeout=0.5)
     assert not done
     second = await world.complete(1, 2)
@@ -272,24 +271,24 @@ async def test_a_waiting_lease_is_not_woken_by_stale_groups_of_a_lease_that_ran_
 
 async def test_a_lease_that_waited_in_vain_takes_what_is_there(world: World) -> None:
     group = await world.complete(1)
-    lease = await world.ledger.trainers.lease(wants(2), wait=0.1)
+    lease = await world.ledger.trainers.lease(wants(2, wait=0.1))
     assert [one.group.id for one in lease.groups] == [group.id]
-    none = await world.ledger.trainers.lease(wants(2), wait=0.1)
+    none = await world.ledger.trainers.lease(wants(2, wait=0.1))
     assert (none.groups, none.token) == ((), 0)
 
 
 async def test_acknowledged_groups_are_leased_again_as_replay(world: World) -> None:
     ids = [(await world.complete(2, version)).id for version in (0, 2)]
-    assert (await world.ledger.trainers.replay(wants(2), ReplayFilter())).groups == ()
+    assert (await world.ledger.trainers.lease(wants(2, replay=Replay()))).groups == ()
     lease = await world.ledger.trainers.lease(wants(2))
     await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
     await world.ledger.policies.set_version("policy", 3)
-    replay = await world.ledger.trainers.replay(wants(2), ReplayFilter(max_age=2, min_reward=0.5))
+    replay = await world.ledger.trainers.lease(wants(2, replay=Replay(max_age=2, min_reward=0.5)))
     assert [(one.group.id, one.replay) for one in replay.groups] == [(ids[1], True)]
     assert await world.ledger.trainers.acknowledge(replay.id, replay.token, 2) == 1
     assert await status(world, ids[1]) is GroupStatus.ACKNOWLEDGED
-    assert (await world.ledger.trainers.replay(wants(2), ReplayFilter(tags=("rare",)))).groups == ()
-    everything = await world.ledger.trainers.replay(wants(2), ReplayFilter())
+    assert (await world.ledger.trainers.lease(wants(2, replay=Replay(tags=("rare",))))).groups == ()
+    everything = await world.ledger.trainers.lease(wants(2, replay=Replay()))
     assert [one.group.id for one in everything.groups] == [ids[1], ids[0]]
 
 
@@ -301,7 +300,7 @@ async def test_a_replay_of_some_age_has_no_tokens_of_abandoned_weights(world: Wo
     await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
     await world.ledger.trainers.rewind("another", 5, {"policy": 5})
     await world.ledger.policies.set_version("policy", 9)
-    replay = await world.ledger.trainers.replay(wants(2), ReplayFilter(max_age=1))
+    replay = await world.ledger.trainers.lease(wants(2, replay=Replay(max_age=1)))
     assert [(one.group.id, one.staleness) for one in replay.groups] == [(kept.id, 0)]
-    everything = await world.ledger.trainers.replay(wants(2), ReplayFilter())
+    everything = await world.ledger.trainers.lease(wants(2, replay=Replay()))
     assert {one.group.id for one in everything.groups} == {kept.id, abandoned.id}

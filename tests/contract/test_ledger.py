@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.contract.trainer import LeaseRequest, Replay
 from rolltap.errors import (
     ConfigError,
     InvalidRequest,
@@ -14,11 +16,7 @@ from rolltap.errors import (
     NotFound,
     UnknownPolicy,
 )
-from rolltap.ledger.claims import LeaseRequest
 from rolltap.ledger.groups import GroupSpec
-from rolltap.ledger.replay import ReplayFilter
-from rolltap.ledger.rewards import NewReward
-from rolltap.ledger.rollouts import Ending
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring, Task
 
 from ..unit.ledger.world import World, status, wants
@@ -108,7 +106,7 @@ async def test_an_end_says_whose_doing_it_was(
 async def test_an_end_has_a_cause_that_can_be() -> None:
     for ending, cause in ((RolloutStatus.SUCCEEDED, Cause.AGENT), (RolloutStatus.TIMED_OUT, Cause.EVALUATION)):
         with pytest.raises(InvalidRequest, match="is no cause of"):
-            Ending(ending, 1, cause=cause)
+            FinishRollout(ending, 1, cause=cause)
 
 
 async def test_a_group_without_a_usable_rollout_is_dropped(world: World) -> None:
@@ -125,7 +123,7 @@ async def test_a_rollout_ends_once(world: World) -> None:
     ended = await world.finish(rollout, 1.0)
     assert await world.finish(rollout, None) == ended
     with pytest.raises(LedgerError, match="has ended as succeeded, not failed"):
-        await world.ledger.rollouts.finish(rollout.id, Ending(RolloutStatus.FAILED, rollout.attempt))
+        await world.ledger.rollouts.finish(rollout.id, FinishRollout(RolloutStatus.FAILED, rollout.attempt))
     with pytest.raises(LedgerError, match="can't be started again"):
         await world.start(rollout)
 
@@ -150,11 +148,11 @@ async def test_a_new_attempt_fences_the_old_one(world: World) -> None:
 async def test_rewards_are_appended_once_and_add_up(world: World) -> None:
     group = await world.open(1)
     rollout = await world.start(group.rollouts[0])
-    first = await world.ledger.rewards.append(NewReward(rollout.id, 0.25, source="tests"), reward_id="r")
-    again = await world.ledger.rewards.append(NewReward(rollout.id, 0.25, source="tests"), reward_id="r")
+    first = await world.ledger.rewards.append(NewReward(rollout.id, 0.25, source="tests", id="r"))
+    again = await world.ledger.rewards.append(NewReward(rollout.id, 0.25, source="tests", id="r"))
     assert again == first
     with pytest.raises(LedgerError, match="another value"):
-        await world.ledger.rewards.append(NewReward(rollout.id, 0.75), reward_id="r")
+        await world.ledger.rewards.append(NewReward(rollout.id, 0.75, id="r"))
     await world.ledger.rewards.append(NewReward(rollout.id, 9.0, scope="role:judge"))
     await world.finish(rollout, 0.5)
     lease = await world.ledger.trainers.lease(wants())
@@ -181,7 +179,7 @@ async def test_a_mean_reward_is_of_the_usable_rollouts(world: World) -> None:
     await world.finish(failed, -5.0, status=RolloutStatus.FAILED)
     lease = await world.ledger.trainers.lease(wants())
     await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
-    replay = await world.ledger.trainers.replay(wants(), ReplayFilter(min_reward=0.5, max_reward=0.5))
+    replay = await world.ledger.trainers.lease(wants(replay=Replay(min_reward=0.5, max_reward=0.5)))
     assert [one.group.id for one in replay.groups] == [group.id]
 
 

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from rolltap.calllog.database import Database
+from rolltap.contract.trainer import LeaseRequest, Replay
 from rolltap.errors import LeaseLost
-from rolltap.ledger.claims import LeaseRequest
-from rolltap.ledger.replay import ReplayFilter
 from rolltap.ledger.schema import metadata
 from rolltap.types import Group, GroupStatus, Lease
 
@@ -155,7 +154,7 @@ class Machine(RuleBasedStateMachine):
         """Replay is another thing than training: it changes nothing here."""
         trainer = self.trainers[name]
         if trainer.up:
-            replay = self.run(self.ledger.replay(LeaseRequest(name, "policy", 2, ttl=TTL), ReplayFilter()))
+            replay = self.run(self.ledger.lease(LeaseRequest(name, "policy", 2, ttl=TTL, replay=Replay())))
             self.whole(replay)
             if replay.groups:
                 self.run(self.ledger.acknowledge(replay.id, replay.token, trainer.memory.step))

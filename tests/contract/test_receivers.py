@@ -16,10 +16,9 @@ import torch
 
 from rolltap.errors import EngineError, WeightsLost
 from rolltap.proxy.engines import open_engine
-from rolltap.proxy.engines.receivers import Bucket, Receiver, Transfer
+from rolltap.proxy.engines.receivers import Receiver
 from rolltap.settings import EngineSettings
 from rolltap.trainer_client import sender as sending
-from rolltap.trainer_client.protocol import Broadcast
 from rolltap.trainer_client.sender import Sender
 from rolltap.trainer_client.settings import PushSettings
 
@@ -49,11 +48,8 @@ class Plane:
     def ranks(self, policy: str) -> int:
         return asyncio.run(self._with(lambda receiver: receiver.ranks()))
 
-    def receive(self, policy: str, version: int, said: Broadcast) -> None:
+    def receive(self, policy: str, transfer: Transfer) -> None:
         async def both(receiver: Receiver) -> None:
-            buckets = [Bucket(part.names, part.dtypes, part.shapes) for part in said.buckets]
-            where = (said.address, said.port, said.group, said.world_size, said.backend, said.timeout_s)
-            transfer = Transfer(version, *where, buckets)
             await receiver.join(transfer)
             await receiver.receive(transfer)
 

@@ -9,13 +9,10 @@ import pytest
 import pytest_asyncio
 
 from rolltap.calllog.database import Database
+from rolltap.contract.admin import AssignedRollout, FinishRollout, GroupRule, LeaseRollouts, NewReward
+from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, NotFound
 from rolltap.ids import new_id
-from rolltap.ledger.claims import LeaseRequest
-from rolltap.ledger.nodes import Assigned, NodeRequest
-from rolltap.ledger.rewards import NewReward
-from rolltap.ledger.rollouts import Ending
-from rolltap.ledger.rules import GroupRule
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Task
 
@@ -36,18 +33,18 @@ def spec(tasks: int = 2, n: int = 2, **more: object) -> SubmissionSpec:
     return SubmissionSpec("policy", n, tuple(Task(f"t{number}", "do it") for number in range(tasks)), **more)  # type: ignore[arg-type]
 
 
-async def lease(world: World, node: str = "n1", capacity: int = 10, **more: str) -> Sequence[Assigned]:
-    return await world.ledger.nodes.lease(NodeRequest(node, capacity, 15.0, **more))
+async def lease(world: World, node: str = "n1", capacity: int = 10, **more: str) -> Sequence[AssignedRollout]:
+    return await world.ledger.nodes.lease(node, LeaseRollouts(capacity, 15.0, **more))
 
 
-async def run(world: World, given: Assigned, status: RolloutStatus = RolloutStatus.SUCCEEDED) -> None:
+async def run(world: World, given: AssignedRollout, status: RolloutStatus = RolloutStatus.SUCCEEDED) -> None:
     """Takes a rollout to its end, as a node does."""
     session = new_id()
     world.versions[session] = (0,)
     begun = await world.ledger.rollouts.start(given.rollout_id, session, node_token=given.token)
     attempt = begun.rollout.attempt
     await world.ledger.rewards.append(NewReward(given.rollout_id, 1.0, attempt=attempt))
-    await world.ledger.rollouts.finish(given.rollout_id, Ending(status, attempt, node_token=given.token))
+    await world.ledger.rollouts.finish(given.rollout_id, FinishRollout(status, attempt, node_token=given.token))
 
 
 async def test_a_submission_is_queued_leased_and_run_to_its_end(world: World) -> None:
@@ -87,7 +84,7 @@ async def test_what_cannot_be_submitted(world: World) -> None:
 
 async def test_two_nodes_never_get_the_same_rollout(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=8, n=4))
-    given: list[Assigned] = []
+    given: list[AssignedRollout] = []
     while came := await asyncio.gather(*(lease(world, f"n{node}", 3) for node in range(6))):
         if not any(came):
             break
@@ -173,7 +170,9 @@ async def test_what_the_evaluator_saw_is_kept(world: World) -> None:
     text = "=== the tests ===\n\0 bytes of any kind \N{SNOWMAN}\n" * 1000
     for given, evaluation in ((seen, text), (unseen, "")):
         await world.ledger.rollouts.start(given.rollout_id, new_id(), node_token=given.token)
-        ending = Ending(RolloutStatus.FAILED, 1, node_token=given.token, cause=Cause.EVALUATION, evaluation=evaluation)
+        ending = FinishRollout(
+            RolloutStatus.FAILED, 1, node_token=given.token, cause=Cause.EVALUATION, evaluation=evaluation
+        )
         for _ in range(2):  # the same ending again changes nothing
             await world.ledger.rollouts.finish(given.rollout_id, ending)
     assert await world.ledger.rollouts.evaluation(seen.rollout_id) == text
@@ -192,7 +191,7 @@ async def test_a_dead_nodes_rollout_goes_to_another_and_the_dead_ones_key_and_re
     assert heir.rollout_id == zombie.rollout_id
     with pytest.raises(LeaseLost):
         await world.ledger.rollouts.start(zombie.rollout_id, "late", node_token=zombie.token)
-    done = Ending(RolloutStatus.SUCCEEDED, begun.rollout.attempt, node_token=zombie.token)
+    done = FinishRollout(RolloutStatus.SUCCEEDED, begun.rollout.attempt, node_token=zombie.token)
     with pytest.raises(LeaseLost):
         await world.ledger.rollouts.finish(zombie.rollout_id, done)
     await run(world, heir)
@@ -278,7 +277,7 @@ async def test_a_group_that_replaces_one_without_variance_is_given_out_too(world
 
 
 async def test_a_waiting_node_gets_what_is_submitted(world: World) -> None:
-    waiting = asyncio.create_task(world.ledger.nodes.lease(NodeRequest("n1", 1, 15.0), wait=10.0))
+    waiting = asyncio.create_task(world.ledger.nodes.lease("n1", LeaseRollouts(1, 15.0, wait=10.0)))
     await asyncio.sleep(0)
     await world.ledger.submissions.submit(spec(tasks=1, n=1))
     assert len(await asyncio.wait_for(waiting, 5.0)) == 1

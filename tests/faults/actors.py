@@ -13,8 +13,8 @@ import sys
 import time
 from urllib.parse import urlsplit
 
+from rolltap.contract.trainer import LeaseOptions
 from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.protocol import LeaseOptions
 
 
 def trainer(url: str, name: str, step: str, ttl: str) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rolltap.contract.trainer import LeaseRequest
 from rolltap.engine.scripted import Script, ScriptedEngine, Turn
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import InvalidRequest, TaskInvalid
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults, check
-from rolltap.ledger.claims import LeaseRequest
 from rolltap.proxy.app import Rolltap
 from rolltap.settings import load_settings
 from rolltap.types import GroupStatus, Lease, Task

@@ -73,32 +73,6 @@ class StartedRollout:
     policy: str
 
 
-LOST = "lost"
-"""A policy's `paused` from the first tensor of a transfer of weights to its last: what broke off there stands still."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyState:
-    """A policy as the ledger knows it. `paused` is the mode of the weight update under way, or `LOST`."""
-
-    name: str
-    version: int
-    tokenizer_hash: str
-    paused: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rewound:
-    """What a rewind brought back: groups acknowledged after the step, and groups of the trainer's open leases.
-
-    `versions` are the numbers, by policy, under which the restored weights go on.
-    """
-
-    acknowledged: int
-    leased: int
-    versions: Mapping[str, int]
-
-
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A group that trainers refused too often, and the last reason."""

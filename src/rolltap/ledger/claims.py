@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.errors import InvalidRequest
+from rolltap.contract.trainer import LeaseRequest
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.lineage import Lineage, fresh, lineage_of
@@ -20,38 +20,6 @@ from rolltap.ledger.policies import policy_row
 from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
 from rolltap.ledger.store import Transaction
 from rolltap.types import GroupStatus
-
-MAX_GROUPS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRequest:
-    """What a trainer asks for.
-
-    Up to `groups` whole groups that are `fresh`: whose oldest trained token is at most `max_staleness` versions behind
-    the policy, and none of abandoned weights (None: of any age). The others are dropped, or kept for other trainers, by
-    `stale`; `batch` is how many groups a step takes (default: those asked for and those held), which bounds how many
-    may be outstanding.
-    """
-
-    trainer: str
-    policy: str
-    groups: int
-    max_staleness: int | None = None
-    ttl: float = 600.0
-    batch: int | None = None
-    stale: Literal["drop", "keep"] = "drop"
-
-    def __post_init__(self) -> None:
-        if not self.trainer:
-            raise InvalidRequest("name the trainer: it is what a rewind goes by", param="trainer")
-        if not 1 <= self.groups <= MAX_GROUPS:
-            raise InvalidRequest(f"a lease is of 1 to {MAX_GROUPS} groups, not {self.groups}", param="groups")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise InvalidRequest(f"max_staleness is at least 0, not {self.max_staleness}", param="max_staleness")
-        if self.batch is not None and self.batch < 1:
-            raise InvalidRequest(f"batch is at least 1, not {self.batch}", param="batch")
-        check_ttl(self.ttl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +31,6 @@ class Claim:
     group_ids: tuple[str, ...]
     lineage: Lineage
     replay: bool = False
-
-
-def check_ttl(ttl: float) -> None:
-    if not 0 < ttl <= 86_400:
-        raise InvalidRequest(f"ttl is over 0 and at most 86400 seconds, not {ttl}", param="ttl")
 
 
 def claim(tx: Transaction, request: LeaseRequest, *, at_least: int = 1) -> Claim:

@@ -8,12 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from rolltap.contract.admin import GroupRule
 from rolltap.errors import InvalidRequest, LedgerError, NotFound, RateLimited
 from rolltap.ids import new_id
 from rolltap.ledger.completion import drop, insert_rollouts, leave_out, settle
 from rolltap.ledger.policies import locked_policy, room
 from rolltap.ledger.rows import load_group, load_groups, rule_json, task_digest
-from rolltap.ledger.rules import GroupRule
 from rolltap.ledger.schema import groups, rollouts, tasks
 from rolltap.ledger.store import Store, Transaction
 from rolltap.types import Group, GroupStatus, Task

@@ -17,8 +17,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from rolltap.contract.trainer import Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression
-from rolltap.ledger.base import LedgerSettings, Rewound
+from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.claims import end_lease, fail, lock_trainer
 from rolltap.ledger.policies import restore
 from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers

@@ -10,69 +10,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.errors import InvalidRequest
+from rolltap.contract.admin import AssignedRollout, LeaseRollouts
+from rolltap.contract.base import check_ttl
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.claims import check_ttl
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
 from rolltap.ledger.store import Store, Transaction, wait_for
 from rolltap.ledger.submissions import open_queued, queue_head
 from rolltap.ledger.waiting import note_node
-from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring, Task
+from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
 
-MAX_ROLLOUTS = 1024
 FREE = {"node": None, "node_token": None, "node_expires_at": None}
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRequest:
-    """What a node asks for: up to `capacity` rollouts, of one submission only if it says so."""
-
-    node: str
-    capacity: int
-    ttl: float
-    submission: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.node:
-            raise InvalidRequest("name the node", param="node")
-        if not 1 <= self.capacity <= MAX_ROLLOUTS:
-            raise InvalidRequest(f"a node takes 1 to {MAX_ROLLOUTS} rollouts, not {self.capacity}", param="capacity")
-        check_ttl(self.ttl)
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """A rollout that is the node's to run, with what it takes."""
-
-    rollout_id: str
-    token: str
-    policy: str
-    task: Task
 
 
 class Nodes:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def lease(self, request: NodeRequest, *, wait: float = 0.0) -> Sequence[Assigned]:
-        """Rollouts for the node, highest priority and longest waiting first; waits up to `wait` s for the first."""
+    async def lease(self, node: str, request: LeaseRollouts) -> Sequence[AssignedRollout]:
+        """Rollouts for the node, highest priority first, then the longest waiting."""
         silence = self._store.settings.trainer_silence
-        deadline = time.monotonic() + wait
+        deadline = time.monotonic() + request.wait
         ticket = self._store.changed.ticket()
-        found = await self._store.transact(lambda tx: _lease(tx, request, silence))
+        found = await self._store.transact(lambda tx: _lease(tx, node, request, silence))
         while not found and (left := deadline - time.monotonic()) > 0:
             await wait_for(ticket, min(left, self._store.settings.poll))
             ticket = self._store.changed.ticket()
             if await self._store.query(lambda tx: _anything(tx, request.submission)):
-                found = await self._store.transact(lambda tx: _lease(tx, request, silence))
+                found = await self._store.transact(lambda tx: _lease(tx, node, request, silence))
         return found
 
     async def anything_waits(self, submission: str | None = None) -> bool:
@@ -119,8 +90,8 @@ def _anything(tx: Transaction, submission: str | None) -> bool:
     return tx.first(waiting) is not None or queue_head(tx, submission) is not None
 
 
-def _lease(tx: Transaction, request: NodeRequest, silence: float) -> Sequence[Assigned]:
-    note_node(tx, request.node, request.submission)
+def _lease(tx: Transaction, node: str, request: LeaseRollouts, silence: float) -> Sequence[AssignedRollout]:
+    note_node(tx, node, request.submission)
     _open_what_is_due(tx, request, silence)
     chosen = (
         sa.select(groups.c.id, groups.c.policy)
@@ -136,13 +107,13 @@ def _lease(tx: Transaction, request: NodeRequest, silence: float) -> Sequence[As
     if not waiting:
         return ()
     token = new_id()
-    claim = {"node": request.node, "node_token": token, "node_expires_at": tx.now + request.ttl}
+    claim = {"node": node, "node_token": token, "node_expires_at": tx.now + request.ttl}
     tx.run(sa.update(rollouts).where(rollouts.c.id.in_([row.id for row in waiting])).values(claim))
     tasks = load_tasks(tx, list({row.group_id for row in waiting}))
-    return [Assigned(row.id, token, policies[row.group_id], tasks[row.group_id]) for row in waiting]
+    return [AssignedRollout(row.id, token, policies[row.group_id], tasks[row.group_id]) for row in waiting]
 
 
-def _open_what_is_due(tx: Transaction, request: NodeRequest, silence: float) -> None:
+def _open_what_is_due(tx: Transaction, request: LeaseRollouts, silence: float) -> None:
     """Opens groups of queued tasks until those that go first could fill the node."""
     while (head := queue_head(tx, request.submission, silence)) is not None:
         ahead = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))

@@ -8,8 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from rolltap.contract.trainer import PolicyState
 from rolltap.errors import ConfigError, LedgerError, UnknownPolicy
-from rolltap.ledger.base import PolicyState, PolicyStats
+from rolltap.ledger.base import PolicyStats
 from rolltap.ledger.lineage import lineage_of
 from rolltap.ledger.rows import OUTSTANDING
 from rolltap.ledger.schema import abandoned, demands, groups, policies, rollouts

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import sqlalchemy as sa
 
-from rolltap.errors import InvalidRequest
-from rolltap.ledger.claims import Claim, LeaseRequest, lock_trainer, open_lease
+from rolltap.contract.trainer import LeaseRequest, Replay
+from rolltap.ledger.claims import Claim, lock_trainer, open_lease
 from rolltap.ledger.lineage import Lineage, fresh, lineage_of
 from rolltap.ledger.policies import policy_row
 from rolltap.ledger.schema import groups
@@ -16,26 +13,7 @@ from rolltap.ledger.store import Transaction
 from rolltap.types import GroupStatus
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayFilter:
-    """Which acknowledged groups: age in versions of the oldest trained token, mean reward, tags (all of them).
-
-    With a `max_age`, none has tokens of abandoned weights.
-    """
-
-    min_age: int = 0
-    max_age: int | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
-    tags: tuple[str, ...] = ()
-    order: Literal["newest", "random"] = "newest"
-
-    def __post_init__(self) -> None:
-        if self.min_age < 0 or (self.max_age is not None and self.max_age < self.min_age):
-            raise InvalidRequest("replay.min_age is at least 0, and max_age at least min_age", param="replay.min_age")
-
-
-def claim_replay(tx: Transaction, request: LeaseRequest, wanted: ReplayFilter) -> Claim:
+def claim_replay(tx: Transaction, request: LeaseRequest, wanted: Replay) -> Claim:
     """A lease on groups that `wanted` describes. They may be leased for replay any number of times."""
     lineage = lineage_of(tx, policy_row(tx, request.policy))
     lock_trainer(tx, request.trainer)
@@ -46,7 +24,7 @@ def claim_replay(tx: Transaction, request: LeaseRequest, wanted: ReplayFilter) -
     return Claim(lease_id, token, group_ids, lineage, replay=True)
 
 
-def _matching(tx: Transaction, request: LeaseRequest, wanted: ReplayFilter, lineage: Lineage) -> tuple[str, ...]:
+def _matching(tx: Transaction, request: LeaseRequest, wanted: Replay, lineage: Lineage) -> tuple[str, ...]:
     statement = sa.select(groups.c.id, groups.c.tags).where(
         groups.c.policy == request.policy,
         groups.c.status == GroupStatus.ACKNOWLEDGED,

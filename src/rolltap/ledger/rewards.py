@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.errors import InvalidRequest, LedgerError
+from rolltap.contract.admin import NewReward
+from rolltap.errors import LedgerError
 from rolltap.ids import new_id
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rows import locked_group, reward_of
@@ -18,44 +16,18 @@ from rolltap.ledger.schema import rewards
 from rolltap.ledger.store import Store, Transaction
 from rolltap.types import Reward
 
-SCOPE = re.compile(r"rollout|call:[^:\s]+|span:[^:\s]+:(?P<start>\d+):(?P<end>\d+)|role:\S+")
-
-
-@dataclass(frozen=True, slots=True)
-class NewReward:
-    """A reward to append; scopes as in `rolltap.types.Reward`. `attempt` None stands for the current one."""
-
-    rollout_id: str
-    value: float
-    scope: str = "rollout"
-    source: str = ""
-    detail: Mapping[str, Any] = field(default_factory=dict)
-    attempt: int | None = None
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise InvalidRequest(f"a reward is a finite number, not {self.value}", param="value")
-        matched = SCOPE.fullmatch(self.scope)
-        if matched is None:
-            raise InvalidRequest(
-                f"no reward scope {self.scope!r}; known: rollout, call:ID, span:CALL_ID:START:END, role:NAME",
-                param="scope",
-            )
-        if matched["start"] is not None and int(matched["start"]) >= int(matched["end"]):
-            raise InvalidRequest(f"the span of scope {self.scope!r} is empty", param="scope")
-
 
 class Rewards:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def append(self, reward: NewReward, *, reward_id: str | None = None) -> Reward:
-        """Appends; the same `reward_id` with the same content again changes nothing, with another is refused.
+    async def append(self, reward: NewReward) -> Reward:
+        """Appends; the same `id` with the same content again changes nothing, with another is refused.
 
         May come after the rollout has ended, and completes its group if that was all it waited for. A reward for an
         attempt that is not the last one is refused.
         """
-        id = reward_id or new_id()
+        id = reward.id or new_id()
 
         def work(tx: Transaction) -> Reward:
             rollout, group = locked_group(tx, reward.rollout_id)

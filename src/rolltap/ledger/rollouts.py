@@ -6,71 +6,20 @@ before it, and what an older attempt says afterwards is refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from rolltap.calllog.codec import pack_bytes, unpack_bytes
-from rolltap.errors import AlignmentError, InvalidRequest, LeaseLost, LedgerError, NotFound, RecordCorrupt
+from rolltap.contract.admin import FinishRollout
+from rolltap.errors import AlignmentError, LeaseLost, LedgerError, NotFound, RecordCorrupt
 from rolltap.ledger.base import StartedRollout, TrainedVersions
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rows import load_group, locked_group
 from rolltap.ledger.schema import attempts, evaluations, rollouts
 from rolltap.ledger.store import Store, Transaction
-from rolltap.types import Cause, Group, Rollout, RolloutStatus, Scoring
-
-DEFAULT_SCORING = {
-    RolloutStatus.SUCCEEDED: Scoring.SCORED,
-    RolloutStatus.TIMED_OUT: Scoring.MASKED,
-    RolloutStatus.FAILED: Scoring.UNSCORABLE,
-    RolloutStatus.CANCELLED: Scoring.UNSCORABLE,
-    RolloutStatus.LOST: Scoring.UNSCORABLE,
-}
-"""What a rollout counts for where its runner does not say."""
-
-CAUSES = {
-    RolloutStatus.FAILED: tuple(Cause),
-    RolloutStatus.TIMED_OUT: (Cause.AGENT, Cause.INFRASTRUCTURE),
-    RolloutStatus.LOST: (Cause.INFRASTRUCTURE,),
-}
-"""Whose doing an end may be; the first stands where the runner does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How attempt `attempt` ended; attempt 0 ends a rollout that was never started.
-
-    `node_token` is the claim of the node that ran it, "" where its group was opened by its own runner. What is not the
-    agent's doing says nothing of the policy: it is unscorable where the runner does not say otherwise. `evaluation` is
-    what the evaluator saw.
-    """
-
-    status: RolloutStatus
-    attempt: int
-    reason: str = ""
-    scoring: Scoring | None = None
-    node_token: str = ""
-    cause: Cause | None = None
-    evaluation: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.status.terminal:
-            known = ", ".join(status for status in RolloutStatus if status.terminal)
-            raise InvalidRequest(f"{self.status.value!r} is not terminal; a rollout ends as {known}", param="status")
-        possible = CAUSES.get(self.status, ())
-        if self.cause is not None and self.cause not in possible:
-            causes = ", ".join(possible) or "none"
-            raise InvalidRequest(f"{self.cause.value!r} is no cause of {self.status.value!r}; {causes}", param="cause")
-
-    @property
-    def caused_by(self) -> Cause | None:
-        return self.cause or next(iter(CAUSES.get(self.status, ())), None)
-
-    @property
-    def counts_as(self) -> Scoring:
-        blameless = self.caused_by not in (None, Cause.AGENT)
-        return self.scoring or (Scoring.UNSCORABLE if blameless else DEFAULT_SCORING[self.status])
+from rolltap.types import Group, Rollout, RolloutStatus, Scoring
 
 
 class Rollouts:
@@ -124,7 +73,7 @@ class Rollouts:
 
         return await self._store.transact(work)
 
-    async def finish(self, rollout_id: str, ending: Ending) -> Rollout:
+    async def finish(self, rollout_id: str, ending: FinishRollout) -> Rollout:
         """The one terminal state; the session is closed. The same ending again changes nothing.
 
         `LedgerError` if the rollout has ended in another way, or the attempt is not the last one; `LeaseLost` if it is
@@ -147,7 +96,7 @@ class Rollouts:
         await self._store.transact(work)
         return await self.get(rollout_id)
 
-    async def _trained(self, rollout: Rollout, ending: Ending) -> tuple[TrainedVersions, Ending]:
+    async def _trained(self, rollout: Rollout, ending: FinishRollout) -> tuple[TrainedVersions, FinishRollout]:
         if ending.counts_as is not Scoring.SCORED or rollout.session_id is None:
             return TrainedVersions(), ending
         try:
@@ -159,7 +108,7 @@ class Rollouts:
             return TrainedVersions(), replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
 
 
-def _check_ending(rollout: Any, ending: Ending) -> bool:
+def _check_ending(rollout: Any, ending: FinishRollout) -> bool:
     """Whether `ending` may be applied to a rollout (or its row); False if it already was."""
     if ending.attempt != rollout.attempt:
         raise LedgerError(
@@ -183,7 +132,7 @@ def _check_claim(row: Any, node_token: str) -> None:
         raise LeaseLost(f"rollout {row.id} is not this node's any more; its claim ran out or was given to another")
 
 
-def _end(tx: Transaction, row: Any, ending: Ending, trained: TrainedVersions) -> None:
+def _end(tx: Transaction, row: Any, ending: FinishRollout, trained: TrainedVersions) -> None:
     tx.run(
         sa.update(rollouts)
         .where(rollouts.c.id == row.id)

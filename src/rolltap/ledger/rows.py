@@ -11,8 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from rolltap.contract.admin import GroupRule
 from rolltap.errors import NotFound
-from rolltap.ledger.rules import GroupRule, Member
+from rolltap.ledger.rules import Member
 from rolltap.ledger.schema import groups, rewards, rollouts, tasks
 from rolltap.ledger.store import Transaction
 from rolltap.types import Cause, Group, GroupStatus, Reward, Rollout, RolloutStatus, Scoring, Task

@@ -7,11 +7,10 @@ of the baseline too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
 
-from rolltap.errors import InvalidRequest
+from rolltap.contract.admin import GroupRule
 from rolltap.types import RolloutStatus, Scoring
 
 EACH_CALL = "call:each"
@@ -19,44 +18,6 @@ EACH_CALL = "call:each"
 
 WILDCARDS = ("call:*", "span:*", "role:*")
 """Scopes asked for: at least one reward of the kind."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRule:
-    """How many rollouts a group needs, and until when.
-
-    By default all of them are waited for. With `usable`, that many usable ones complete the group at once, the others
-    are cancelled, and up to `spares` more are opened in place of unusable ones. With `deadline` (seconds after
-    opening), what is not settled by then is left out, and the group is complete if `late` is `partial` and at least
-    `min_usable` are usable; else it is dropped. `scopes` are the reward scopes that a scored rollout needs. Groups
-    whose usable rewards are all equal are counted, and with `zero_variance` dropped or replaced by a new group of the
-    same task.
-    """
-
-    usable: int | None = None
-    spares: int = 0
-    deadline: float | None = None
-    late: Literal["drop", "partial"] = "drop"
-    min_usable: int = 1
-    zero_variance: Literal["keep", "drop", "replace"] = "keep"
-    scopes: tuple[str, ...] = ("rollout",)
-
-    def check(self, n: int, roles: Collection[str] = ()) -> None:
-        """`InvalidRequest` where a group of `n` rollouts, played in `roles`, could never satisfy the rule."""
-        for scope in self.scopes:
-            if roles and scope.startswith("role:") and scope != "role:*" and scope.removeprefix("role:") not in roles:
-                raise InvalidRequest(f"rule.scopes: no role for {scope!r}; roles: {', '.join(roles)}", param="rule")
-        if self.usable is not None and not 1 <= self.usable <= n + self.spares:
-            raise InvalidRequest(
-                f"rule.usable is {self.usable}; a group of {n} with {self.spares} spares has 1 to {n + self.spares}",
-                param="rule.usable",
-            )
-        if self.spares < 0 or (self.spares and self.usable is None):
-            raise InvalidRequest("rule.spares is a count that goes with rule.usable", param="rule.spares")
-        if self.deadline is not None and not 0 < self.deadline < float("inf"):
-            raise InvalidRequest("rule.deadline is a positive number of seconds", param="rule.deadline")
-        if not 1 <= self.min_usable <= (self.usable or n):
-            raise InvalidRequest(f"rule.min_usable is 1 to {self.usable or n}", param="rule.min_usable")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from rolltap.contract.admin import GroupRule
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
@@ -22,7 +23,6 @@ from rolltap.ledger.completion import drop, leave_out
 from rolltap.ledger.groups import GroupSpec, insert_group, insert_task
 from rolltap.ledger.policies import locked_policy, room
 from rolltap.ledger.rows import load_groups, rule_json, rule_of, task_digest, task_of
-from rolltap.ledger.rules import GroupRule
 from rolltap.ledger.schema import groups, policies, rollouts, submissions, submitted, tasks
 from rolltap.ledger.store import Store, Transaction
 from rolltap.ledger.waiting import waits_for

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence, Set
 
+from rolltap.contract.base import check_ttl
+from rolltap.contract.trainer import LeaseRequest, Rewound
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import dead_letters, leases
-from rolltap.ledger.base import DeadLetter, Rewound, TrainedVersions
-from rolltap.ledger.claims import Claim, LeaseRequest, check_ttl, claim, count_ready, return_group
-from rolltap.ledger.replay import ReplayFilter, claim_replay
+from rolltap.ledger.base import DeadLetter, TrainedVersions
+from rolltap.ledger.claims import Claim, claim, count_ready, return_group
+from rolltap.ledger.replay import claim_replay
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
 from rolltap.ledger.store import Store, wait_for
 from rolltap.types import NO_VERSION, Group, Lease, LeasedGroup, RolloutRecord, Scoring, Task, Trajectory
@@ -24,31 +26,30 @@ class Trainers:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def lease(self, request: LeaseRequest, *, wait: float = 0.0, at_least: int | None = None) -> Lease:
-        """Groups for the trainer, as soon as `at_least` (default: all it asks for) are ready or after `wait` seconds.
+    async def lease(self, request: LeaseRequest) -> Lease:
+        """Groups for the trainer. Without a group the lease has token 0.
 
-        The lease has no group, and token 0, where none was ready.
+        With `request.replay`: acknowledged groups, whose state does not change, at once.
         """
-        wanted = min(at_least or request.groups, request.groups) if wait else 1
-        claimed = await self._store.transact(lambda tx: claim(tx, request, at_least=wanted))
-        if wait and not claimed.group_ids:
-            await self._until_ready(request, wanted, wait)
+        if request.replay is not None:
+            replay = request.replay
+            claimed = await self._store.transact(lambda tx: claim_replay(tx, request, replay))
+            return await self._delivered(request, claimed)
+        enough = min(request.at_least or request.groups, request.groups) if request.wait else 1
+        claimed = await self._store.transact(lambda tx: claim(tx, request, at_least=enough))
+        if request.wait and not claimed.group_ids:
+            await self._until_ready(request, enough)
             claimed = await self._store.transact(lambda tx: claim(tx, request))
         return await self._delivered(request, claimed)
 
-    async def _until_ready(self, request: LeaseRequest, wanted: int, wait: float) -> None:
-        """Returns when so many groups are ready, or after `wait` seconds."""
-        deadline = time.monotonic() + wait
+    async def _until_ready(self, request: LeaseRequest, enough: int) -> None:
+        """Returns when `enough` groups are ready, or after `request.wait` seconds."""
+        deadline = time.monotonic() + request.wait
         while (left := deadline - time.monotonic()) > 0:
             ticket = self._store.ready.ticket()
-            if await self._store.query(lambda tx: count_ready(tx, request)) >= wanted:
+            if await self._store.query(lambda tx: count_ready(tx, request)) >= enough:
                 return
             await wait_for(ticket, min(left, self._store.settings.poll))
-
-    async def replay(self, request: LeaseRequest, wanted: ReplayFilter) -> Lease:
-        """Acknowledged groups once more, marked as replay; their state does not change."""
-        claimed = await self._store.transact(lambda tx: claim_replay(tx, request, wanted))
-        return await self._delivered(request, claimed)
 
     async def extend(self, lease_id: str, token: int, ttl: float | None = None) -> float:
         """The lease holds for `ttl` seconds from now, which are returned."""

@@ -20,8 +20,7 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.calllog.verify import verify
 from rolltap.cli.main import app
-from rolltap.ledger.claims import LeaseRequest
-from rolltap.ledger.replay import ReplayFilter
+from rolltap.contract.trainer import LeaseRequest, Replay
 from rolltap.ledger.retention import claims
 from rolltap.types import Session
 
@@ -129,7 +128,7 @@ async def test_a_group_must_be_acknowledged_long_ago_and_not_be_leased_again(sql
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.WAITING
     await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
     assert (await reasons(sql_log, before=100.0, **held))[first] == Reason.ACKNOWLEDGED_RECENTLY
-    again = await world.ledger.trainers.replay(wanted, ReplayFilter())
+    again = await world.ledger.trainers.lease(replace(wanted, replay=Replay()))
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.REPLAYED
     await world.ledger.trainers.release(again.id, again.token)
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.ACKNOWLEDGED

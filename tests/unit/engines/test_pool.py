@@ -10,13 +10,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from rolltap.contract.trainer import Transfer
 from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError, EngineTimeout, EngineUnavailable, WeightsLost
 from rolltap.proxy.engines import open_engine
 from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest
 from rolltap.proxy.engines.pool import FAILURES, EnginePool
-from rolltap.proxy.engines.receivers import Receiver, Transfer
+from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.engines.retries import Retries
 from rolltap.settings import EngineSettings
 
@@ -92,7 +93,8 @@ class ToldReceiver:
         self._replica._check()
         return self.holding == version
 
-    async def join(self, transfer: Transfer) -> None:
+    async def join(self, transfer: Transfer, first_rank: int = 1) -> None:
+        self.first_rank = first_rank
         self._replica._check()
 
     async def receive(self, transfer: Transfer) -> None:
@@ -100,7 +102,7 @@ class ToldReceiver:
             raise self.failure
         if self.waits:
             await asyncio.Event().wait()
-        self.received.append((transfer.version, transfer.first_rank))
+        self.received.append((transfer.version, self.first_rank))
         self.holding = transfer.version
 
 
@@ -208,7 +210,7 @@ async def test_replicas_that_stand_still_since_a_former_process_are_pushed_to(po
 
 
 def sent(version: int, ranks: int) -> Transfer:
-    return Transfer(version, "here", 1, "group", 1 + ranks, "gloo", 1.0, ())
+    return Transfer(version, "here", 1, "group", 1 + ranks, "gloo", 1.0, [])
 
 
 async def test_what_is_sent_goes_to_all_that_answer(pool: EnginePool, replicas: list[Told]):

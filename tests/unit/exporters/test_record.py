@@ -19,10 +19,9 @@ from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.database import Database
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import export
+from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
-from rolltap.ledger.rewards import NewReward
-from rolltap.ledger.rollouts import Ending
 from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
@@ -128,7 +127,7 @@ async def _record(url: str) -> None:
         name = f"session{rollout.index}"
         await record.session(name, "openai_chat", CHAT, answer, rollout.id)
         await ledger.rollouts.start(rollout.id, name)
-        await ledger.rollouts.finish(rollout.id, Ending(RolloutStatus.SUCCEEDED, 1))
+        await ledger.rollouts.finish(rollout.id, FinishRollout(RolloutStatus.SUCCEEDED, 1))
         await ledger.rewards.append(NewReward(rollout.id, reward, source="check"))
     await record.session("free", "anthropic", ANTHROPIC, "the same in another dialect")
     await log.close()

@@ -14,15 +14,13 @@ import numpy as np
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
+from rolltap.contract.admin import FinishRollout, GroupRule, NewReward
+from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import RecordCorrupt
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.claims import LeaseRequest
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
-from rolltap.ledger.rewards import NewReward
-from rolltap.ledger.rollouts import Ending
-from rolltap.ledger.rules import GroupRule
 from rolltap.ledger.schema import metadata
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
 
@@ -134,7 +132,7 @@ class World:
         if reward is not None:
             await self.ledger.rewards.append(NewReward(rollout.id, reward))
         status = ending.pop("status", RolloutStatus.SUCCEEDED)
-        return await self.ledger.rollouts.finish(rollout.id, Ending(status, rollout.attempt, **ending))
+        return await self.ledger.rollouts.finish(rollout.id, FinishRollout(status, rollout.attempt, **ending))
 
     async def complete(self, n: int = 2, *versions: int, policy: str = "policy", **rule: Any) -> Group:
         """A group whose rollouts have all succeeded, with rewards 0, 1, 0, ..."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rolltap.contract.trainer import PolicyState
 from rolltap.errors import StoreUnavailable
-from rolltap.ledger.base import PolicyState
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.settings import LimitSettings
 from rolltap.types import BreakReason, Flaw

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rolltap.contract.trainer import LeaseOptions, PolicyState, Replay, Rewound
 from rolltap.errors import (
     InvalidRequest,
     LeaseLost,
@@ -19,9 +20,8 @@ from rolltap.errors import (
     Unauthenticated,
     UnknownPolicy,
 )
-from rolltap.trainer_client import protocol
+from rolltap.http_client import ERRORS, error_of
 from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
-from rolltap.trainer_client.protocol import LeaseOptions, PolicyInfo, Replay, Rewound, error_of
 from rolltap.types import Lease
 
 from .making import random_group
@@ -106,7 +106,7 @@ def test_weights_go_through_begin_push_finish(call: Call, plane: Plane) -> None:
     call("push", "policy", "/weights/step-1", 1)
     call("finish_update", "policy")
     assert plane.names() == ["begin_update", "push", "finish_update"]
-    assert call("policy", "policy") == PolicyInfo("policy", 1, "", None)
+    assert call("policy", "policy") == PolicyState("policy", 1, "", None)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_an_unknown_error_code_keeps_its_message() -> None:
     assert (type(known), known.param) == (InvalidRequest, "groups")
 
 
-@pytest.mark.parametrize("code", sorted(protocol.ERRORS))
+@pytest.mark.parametrize("code", sorted(ERRORS))
 def test_every_error_of_the_server_arrives_as_its_own_kind(code: str) -> None:
     body = json.dumps({"error": {"code": code, "message": "why", "param": "field"}}).encode()
-    error = protocol.error_of(500, body)
-    assert (type(error), error.message, error.param) == (protocol.ERRORS[code], "why", "field")
+    error = error_of(500, body)
+    assert (type(error), error.message, error.param) == (ERRORS[code], "why", "field")

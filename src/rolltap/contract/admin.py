@@ -1,0 +1,234 @@
+"""The admin plane: sessions, groups of rollouts, submitted tasks, rewards, and the nodes that run rollouts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rolltap.contract.base import Body, Integer, check_ttl
+from rolltap.errors import InvalidRequest
+from rolltap.types import Cause, RolloutStatus, Scoring, Task
+
+PolicyOrRoles = str | Mapping[str, str]
+"""A policy, or a policy for each role."""
+
+MAX_ROLLOUTS = 1024
+EVALUATION_CHARS = 8 << 20
+"""How much of an evaluator's output is stored. Our runner sends at most 1 MiB for each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRule(Body):
+    """How many rollouts a group needs, and until when.
+
+    By default a group waits for all of them. With `usable`, that many usable ones complete the group at once: the rest
+    is cancelled, and up to `spares` more rollouts replace unusable ones. At `deadline` (seconds after opening) what is
+    not settled is left out; the group is complete if `late` is `partial` and at least `min_usable` are usable, else it
+    is dropped. `scopes` are the reward scopes that a scored rollout needs. A group whose usable rewards are all equal
+    is counted and, by `zero_variance`, kept, dropped, or replaced by a new group of the same task.
+    """
+
+    usable: int | None = None
+    spares: int = 0
+    deadline: float | None = None
+    late: Literal["drop", "partial"] = "drop"
+    min_usable: int = 1
+    zero_variance: Literal["keep", "drop", "replace"] = "keep"
+    scopes: tuple[str, ...] = ("rollout",)
+
+    def check(self, n: int, roles: Collection[str] = ()) -> None:
+        """`InvalidRequest` if a group of `n` rollouts, played in `roles`, could never satisfy the rule."""
+        for scope in self.scopes:
+            if roles and scope.startswith("role:") and scope != "role:*" and scope.removeprefix("role:") not in roles:
+                raise InvalidRequest(f"rule.scopes: no role for {scope!r}; roles: {', '.join(roles)}", param="rule")
+        if self.usable is not None and not 1 <= self.usable <= n + self.spares:
+            raise InvalidRequest(
+                f"rule.usable is {self.usable}; a group of {n} with {self.spares} spares has 1 to {n + self.spares}",
+                param="rule.usable",
+            )
+        if self.spares < 0 or (self.spares and self.usable is None):
+            raise InvalidRequest("rule.spares is a count that goes with rule.usable", param="rule.spares")
+        if self.deadline is not None and not 0 < self.deadline < math.inf:
+            raise InvalidRequest("rule.deadline is a positive number of seconds", param="rule.deadline")
+        if not 1 <= self.min_usable <= (self.usable or n):
+            raise InvalidRequest(f"rule.min_usable is 1 to {self.usable or n}", param="rule.min_usable")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask(Body, Task):
+    """A task as it is submitted."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGroup(Body):
+    """A group of `n` rollouts of `task`. A greater `priority` is run and trained first."""
+
+    policy: PolicyOrRoles
+    n: int
+    task: NewTask
+    tags: Sequence[str] = ()
+    rule: GroupRule = GroupRule()
+    priority: Integer = 0
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitTasks(Body):
+    """Queues `n` rollouts of each task."""
+
+    policy: PolicyOrRoles
+    n: int
+    tasks: Sequence[NewTask]
+    tags: Sequence[str] = ()
+    rule: GroupRule = GroupRule()
+    priority: Integer = 0
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession(Body):
+    policy: str | None = None
+    rollout_id: str | None = None
+    ttl: Annotated[float, Field(gt=0)] | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StartRollout(Body):
+    """`node_token` is the claim of the node that runs it, "" where its own runner opened the group; `turns` is the
+    task's cap of turns, 0 for none.
+    """
+
+    ttl: Annotated[float, Field(gt=0)] | None = None
+    runner: str = ""
+    node_token: str = ""
+    turns: Annotated[Integer, Field(ge=0)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CapTurns(Body):
+    turns: Integer
+
+
+DEFAULT_SCORING = {
+    RolloutStatus.SUCCEEDED: Scoring.SCORED,
+    RolloutStatus.TIMED_OUT: Scoring.MASKED,
+    RolloutStatus.FAILED: Scoring.UNSCORABLE,
+    RolloutStatus.CANCELLED: Scoring.UNSCORABLE,
+    RolloutStatus.LOST: Scoring.UNSCORABLE,
+}
+"""How a rollout is scored where its runner does not say."""
+
+CAUSES = {
+    RolloutStatus.FAILED: tuple(Cause),
+    RolloutStatus.TIMED_OUT: (Cause.AGENT, Cause.INFRASTRUCTURE),
+    RolloutStatus.LOST: (Cause.INFRASTRUCTURE,),
+}
+"""The possible causes of a status; the first is the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRollout(Body):
+    """How attempt `attempt` ended; attempt 0 ends a rollout that was never started.
+
+    An end that the agent did not cause says nothing about the policy: by default it is unscorable. `evaluation` is the
+    evaluator's output, `node_token` as in `StartRollout`.
+    """
+
+    status: RolloutStatus
+    attempt: Integer = 0
+    reason: str = ""
+    scoring: Scoring | None = None
+    node_token: str = ""
+    cause: Cause | None = None
+    evaluation: Annotated[str, Field(max_length=EVALUATION_CHARS)] = ""
+
+    def __post_init__(self) -> None:
+        if not self.status.terminal:
+            known = ", ".join(status for status in RolloutStatus if status.terminal)
+            raise InvalidRequest(f"{self.status.value!r} is not terminal; a rollout ends as {known}", param="status")
+        possible = CAUSES.get(self.status, ())
+        if self.cause is not None and self.cause not in possible:
+            causes = ", ".join(possible) or "none"
+            raise InvalidRequest(f"{self.cause.value!r} is no cause of {self.status.value!r}; {causes}", param="cause")
+
+    @property
+    def caused_by(self) -> Cause | None:
+        return self.cause or next(iter(CAUSES.get(self.status, ())), None)
+
+    @property
+    def counts_as(self) -> Scoring:
+        blameless = self.caused_by not in (None, Cause.AGENT)
+        return self.scoring or (Scoring.UNSCORABLE if blameless else DEFAULT_SCORING[self.status])
+
+
+SCOPE = re.compile(r"rollout|call:[^:\s]+|span:[^:\s]+:(?P<start>\d+):(?P<end>\d+)|role:\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class NewReward(Body):
+    """A reward to append; scopes as in `rolltap.types.Reward`. `attempt` None stands for the current one. The same `id`
+    with the same content again changes nothing.
+    """
+
+    rollout_id: str
+    value: float
+    scope: str = "rollout"
+    source: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+    attempt: Integer | None = None
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise InvalidRequest(f"a reward is a finite number, not {self.value}", param="value")
+        matched = SCOPE.fullmatch(self.scope)
+        if matched is None:
+            raise InvalidRequest(
+                f"no reward scope {self.scope!r}; known: rollout, call:ID, span:CALL_ID:START:END, role:NAME",
+                param="scope",
+            )
+        if matched["start"] is not None and int(matched["start"]) >= int(matched["end"]):
+            raise InvalidRequest(f"the span of scope {self.scope!r} is empty", param="scope")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRollouts(Body):
+    """A node asks for up to `capacity` rollouts (of one `submission` only, if given) and waits up to `wait` seconds for
+    the first. They are the node's for `ttl` seconds after its last heartbeat.
+    """
+
+    capacity: int
+    ttl: float = 15.0
+    wait: Annotated[float, Field(ge=0, le=50)] = 0.0
+    submission: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.capacity <= MAX_ROLLOUTS:
+            raise InvalidRequest(f"a node takes 1 to {MAX_ROLLOUTS} rollouts, not {self.capacity}", param="capacity")
+        check_ttl(self.ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedRollout:
+    """A rollout that a node has to run: `token` proves its claim."""
+
+    rollout_id: str
+    token: str
+    policy: str
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Body):
+    """Extends the claims of `tokens` by `ttl` seconds."""
+
+    ttl: float = 15.0
+    tokens: Annotated[Sequence[str], Field(max_length=4096)] = ()

@@ -1,0 +1,184 @@
+"""The trainer plane: leases on groups of rollouts, policies and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rolltap.contract.base import Body, Integer, check_ttl
+from rolltap.errors import InvalidRequest
+
+MAX_GROUPS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Replay(Body):
+    """Selects acknowledged groups to lease again: by age in versions of the oldest trained token, by mean reward, and
+    by tags (a group has all of them). With `max_age`, groups with tokens of abandoned weights are left out.
+    """
+
+    min_age: Integer = 0
+    max_age: Integer | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    tags: tuple[str, ...] = ()
+    order: Literal["newest", "random"] = "newest"
+
+    def __post_init__(self) -> None:
+        if self.min_age < 0 or (self.max_age is not None and self.max_age < self.min_age):
+            raise InvalidRequest("replay.min_age is at least 0, and max_age at least min_age", param="replay.min_age")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOptions(Body):
+    """How a lease is taken.
+
+    `max_staleness` is how many weight versions the oldest trained token of a group may be behind the policy (None: any
+    number, abandoned weights included). Staler groups are dropped, or kept for other trainers, as `stale` says. The
+    server answers when `at_least` groups are ready (None: all that are asked for), or after `wait` seconds with what is
+    ready. The groups belong to the trainer for `ttl` seconds, unless it extends the lease. `batch`, the groups of one
+    step (default: those asked for and those already leased), bounds how many groups may be outstanding. `replay` asks
+    for groups that were trained before.
+    """
+
+    max_staleness: Integer | None = None
+    stale: Literal["drop", "keep"] = "drop"
+    wait: Annotated[float, Field(ge=0, le=300)] = 30.0
+    at_least: Annotated[int, Field(ge=1)] | None = 1
+    ttl: Annotated[float, Field(gt=0)] = 600.0
+    batch: Integer | None = None
+    replay: Replay | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest(LeaseOptions):
+    """Asks for up to `groups` whole groups of `policy`. A body that leaves `wait` out does not wait."""
+
+    trainer: str
+    policy: str
+    groups: int
+    wait: Annotated[float, Field(ge=0, le=300)] = field(default=0.0, kw_only=True)
+    at_least: Annotated[int, Field(ge=1)] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.trainer:
+            raise InvalidRequest("name the trainer: it is what a rewind goes by", param="trainer")
+        if not 1 <= self.groups <= MAX_GROUPS:
+            raise InvalidRequest(f"a lease is of 1 to {MAX_GROUPS} groups, not {self.groups}", param="groups")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise InvalidRequest(f"max_staleness is at least 0, not {self.max_staleness}", param="max_staleness")
+        if self.batch is not None and self.batch < 1:
+            raise InvalidRequest(f"batch is at least 1, not {self.batch}", param="batch")
+        check_ttl(self.ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendLease(Body):
+    """`token` is the lease's fencing token; `ttl` None stands for the ledger's default."""
+
+    token: int
+    ttl: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AckLease(Body):
+    """The lease's groups are part of the trainer's step `step`."""
+
+    token: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class NackLease(Body):
+    """The lease's groups can't be trained; the groups `blamed` (default: all) count a failure."""
+
+    token: int
+    reason: str
+    blamed: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease(Body):
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind(Body):
+    """The trainer restored its checkpoint of `step`; `versions` are the weight versions in it, by policy."""
+
+    step: int
+    versions: dict[str, Integer]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """What a rewind brought back: groups acknowledged after the step, and groups of the trainer's open leases.
+
+    `versions` are the numbers, by policy, under which the restored weights are served from now on.
+    """
+
+    acknowledged: int
+    leased: int
+    versions: Mapping[str, int]
+
+
+PauseMode = Literal["keep", "drain", "abort"]
+"""What happens to calls in flight while weights are loaded: they pause and resume, finish first, or are aborted."""
+
+LOST = "lost"
+"""Value of `PolicyState.paused` from the first tensor of a transfer to the last. If the transfer breaks off, it stays,
+and the policy serves nothing until it has received a whole set of weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """A policy in the ledger. `paused` is the mode of the weight update under way, or `LOST`."""
+
+    name: str
+    version: int
+    tokenizer_hash: str
+    paused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeginUpdate(Body):
+    mode: PauseMode = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class PushWeights(Body):
+    """The engines load the safetensors folder `path`, as they see it, and serve it as `version`."""
+
+    path: Annotated[str, Field(min_length=1)]
+    version: Annotated[Integer, Field(ge=0)]
+    adapter: Annotated[bool, Field(description="`path` holds a peft adapter for the policy's model name")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket(Body):
+    """Tensors that an engine receives and then loads together, in this order. `dtypes` are torch's names."""
+
+    names: Annotated[list[str], Field(min_length=1)]
+    dtypes: list[str]
+    shapes: list[list[Annotated[Integer, Field(ge=0)]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer(Body):
+    """Weights that the trainer sends as rank 0 of a process group (`rolltap.weight_group`), in the buckets' order.
+
+    `world_size` counts all ranks: the trainer, and the engine processes that `ranks` counts. `timeout_s` is how long
+    any rank waits for the others.
+    """
+
+    version: Annotated[Integer, Field(ge=0)]
+    address: Annotated[str, Field(min_length=1)]
+    port: Annotated[Integer, Field(ge=1, le=65_535)]
+    group: Annotated[str, Field(min_length=1)]
+    world_size: Annotated[Integer, Field(ge=2)]
+    backend: Literal["gloo", "nccl"]
+    timeout_s: Annotated[float, Field(gt=0, le=86_400)]
+    buckets: Annotated[list[Bucket], Field(min_length=1)]

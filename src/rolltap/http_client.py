@@ -1,0 +1,194 @@
+"""HTTP to a rolltap server, for everything that talks to its planes: trainers, runners and commands.
+
+A `Request` says what to send and how to read the reply; `HttpClient` (blocking) and `AsyncHttpClient` send it.
+
+* An error reply is raised as the exception of its code (`rolltap.errors`).
+* A server that can't be reached, or whose store or engine can't, is asked again with growing pauses for `patience`
+  seconds, and at least twice; then `ServerUnreachable`, or the server's own error. A request that must not be repeated
+  is marked `once`.
+* A redirect is an error, since the key would travel with it, and the environment's proxies are not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+from tenacity import (
+    AsyncRetrying,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_all,
+    stop_before_delay,
+    wait_exponential,
+)
+
+from rolltap import errors
+from rolltap.errors import EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.0
+
+ERRORS: Mapping[str, type[RolltapError]] = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RolltapError)
+}
+
+UNREACHABLE = (OSError, http.client.HTTPException, aiohttp.ClientError)
+"""What a failing connection raises: a time-out is an `OSError`."""
+
+
+def read_json(body: bytes) -> Any:
+    return msgspec.json.decode(body) if body else None
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """One call. `body` is sent as JSON; `parse` reads the reply's body.
+
+    `wait` is how many seconds the server may take on purpose, beyond the client's time-out.
+    """
+
+    method: str
+    path: str
+    body: Any = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    parse: Callable[[bytes], T] = read_json
+    wait: float = 0.0
+    once: bool = False
+
+    @property
+    def target(self) -> str:
+        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
+
+    @property
+    def content(self) -> bytes | None:
+        return None if self.body is None else msgspec.json.encode(self.body)
+
+    def read(self, body: bytes) -> T:
+        """The parsed reply; `RolltapError` if no rolltap server writes such a reply."""
+        try:
+            return self.parse(body)
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+            raise RolltapError(f"{self.method} {self.path}: the reply is not a rolltap server's: {error}") from error
+
+    def retrying(self, patience: float) -> dict[str, Any]:
+        """How tenacity repeats this call."""
+        enough = stop_all(stop_before_delay(patience), stop_after_attempt(2))
+        return {
+            "retry": retry_if_exception_type((*UNREACHABLE, StoreUnavailable, EngineUnavailable)),
+            "stop": stop_after_attempt(1) if self.once else enough,
+            "wait": wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
+            "reraise": True,
+        }
+
+
+class _Target:
+    """A server's address and key, and how long to try."""
+
+    def __init__(self, url: str, key: str, *, timeout: float, patience: float) -> None:
+        self.url = url.rstrip("/")
+        self.headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self.timeout = timeout
+        self.patience = patience
+
+    def unreachable(self, error: Exception) -> ServerUnreachable:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        return ServerUnreachable(
+            f"no rolltap server at {self.url} ({reason}); start one with `rolltap serve`, or correct the URL"
+        )
+
+
+class HttpClient(_Target):
+    """Blocking calls; threads may share it. `timeout` is how long one reply may take, in seconds."""
+
+    def __init__(self, url: str, key: str, *, timeout: float = 60.0, patience: float = 15.0) -> None:
+        super().__init__(url, key, timeout=timeout, patience=patience)
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+    def send(self, request: Request[T]) -> T:
+        try:
+            body = Retrying(**request.retrying(self.patience))(self._once, request)
+        except UNREACHABLE as error:
+            raise self.unreachable(error) from error
+        return request.read(body)
+
+    def _once(self, request: Request[Any]) -> bytes:
+        outgoing = urllib.request.Request(
+            self.url + request.target, method=request.method, data=request.content, headers=self.headers
+        )
+        try:
+            with self._opener.open(outgoing, timeout=self.timeout + request.wait) as response:
+                return response.read()
+        except urllib.error.HTTPError as error:
+            raise error_of(error.code, error.read(), error.headers.get("retry-after")) from None
+
+
+class AsyncHttpClient(_Target):
+    """The same calls over one pool of connections, in an `async with` block."""
+
+    def __init__(self, url: str, key: str, *, timeout: float = 60.0, patience: float = 15.0) -> None:
+        super().__init__(url, key, timeout=timeout, patience=patience)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(headers=self.headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def send(self, request: Request[T]) -> T:
+        if self._session is None:
+            raise RuntimeError(f"use {type(self).__name__} as a context manager: async with {type(self).__name__}(...)")
+        try:
+            body = await AsyncRetrying(**request.retrying(self.patience))(self._once, self._session, request)
+        except UNREACHABLE as error:
+            raise self.unreachable(error) from error
+        # A lease may hold hundreds of megabytes.
+        return await asyncio.to_thread(request.read, body)
+
+    async def _once(self, session: aiohttp.ClientSession, request: Request[Any]) -> bytes:
+        limit = aiohttp.ClientTimeout(total=self.timeout + request.wait)
+        async with session.request(
+            request.method, self.url + request.target, data=request.content, timeout=limit, allow_redirects=False
+        ) as response:
+            body = await response.read()
+            if response.status >= 300:
+                raise error_of(response.status, body, response.headers.get("retry-after"))
+            return body
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """None makes urllib raise the redirect as an error."""
+        return
+
+
+def error_of(status: int, body: bytes, retry_after: str | None = None) -> RolltapError:
+    """The exception that an error reply stands for."""
+    try:
+        fields = msgspec.json.decode(body)["error"]
+        code, message, param = fields["code"], fields["message"], fields.get("param")
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+        return RolltapError(f"the server answered {status}: {body[:200].decode(errors='replace')!r}")
+    pause = float(retry_after) if retry_after and retry_after.isdecimal() else None
+    return ERRORS.get(code, RolltapError)(message, param=param, retry_after=pause)
