@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.errors import EvaluatorFailed, InvalidRequest, LedgerError, RolltapError, RuntimeFailed, SetupTimedOut
 from rolltap.harnesses.base import (
     Ending,
@@ -320,15 +321,16 @@ class RolloutRunner:
                 await self._reward(state, result.verdict)
             except InvalidRequest as refused:  # a scope that is none
                 result = Result.by(EvaluatorFailed(refused.message))
-            await self._client.finish_rollout(
-                state.claim,
+            end = FinishRollout(
                 result.status,
-                attempt=state.attempt,
-                reason=result.reason,
-                cause=result.cause,
+                state.attempt,
+                result.reason,
                 scoring=result.verdict.scoring if result.verdict else None,
+                node_token=state.claim.token,
+                cause=result.cause,
                 evaluation=str(state.seen),
             )
+            await self._client.finish_rollout(state.claim.rollout_id, end)
         except LedgerError as refused:
             return await self._ended_elsewhere(state, refused)
         scores = result.verdict.scores if result.verdict else ()
@@ -337,15 +339,16 @@ class RolloutRunner:
 
     async def _reward(self, state: RolloutState, verdict: Verdict | None) -> None:
         for number, score in enumerate(verdict.scores if verdict else ()):
-            await self._client.reward(
+            reward = NewReward(
                 state.claim.rollout_id,
                 score.value,
-                scope=score.scope,
+                score.scope,
                 source=state.assignment.evaluator.name,
                 detail={**(verdict.detail if verdict else {}), **score.detail},
                 attempt=state.attempt,
-                reward_id=f"{state.claim.rollout_id}-{state.attempt}-{number}",
+                id=f"{state.claim.rollout_id}-{state.attempt}-{number}",
             )
+            await self._client.reward(reward)
 
     async def _ended_elsewhere(self, state: RolloutState, refused: LedgerError) -> RolloutSummary:
         """The ledger has the last word: what this runner did is not counted."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from rolltap.contract.admin import FinishRollout
 from rolltap.errors import RolltapError
 from rolltap.harnesses.client import AdminClient, ClaimedRollout, LeasedRollout
 from rolltap.harnesses.lifecycle import DEFAULT_SLOTS, Progress, RolloutRunner, Slots
@@ -121,13 +122,14 @@ class NodeAgent:
         """A task that can't be run on this node ends as failed, with the reason."""
         with suppress(RolltapError):
             session = await self._client.start_rollout(leased.claim, ttl=60, runner=self._name)
-            await self._client.finish_rollout(
-                leased.claim,
+            end = FinishRollout(
                 RolloutStatus.FAILED,
-                attempt=session.attempt,
-                reason=f"{error.code}: {error.message}",
+                session.attempt,
+                f"{error.code}: {error.message}",
+                node_token=leased.claim.token,
                 cause=Cause.INFRASTRUCTURE,
             )
+            await self._client.finish_rollout(leased.claim.rollout_id, end)
 
     @property
     def _name(self) -> str:

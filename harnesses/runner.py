@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from rolltap.contract.admin import PolicyOrRoles
 from rolltap.errors import RateLimited
-from rolltap.harnesses.client import AdminClient, Casting, ClaimedRollout, OpenedGroup
+from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedGroup
 from rolltap.harnesses.lifecycle import DEFAULT_SLOTS, Assignment, Progress, RolloutRunner, RolloutSummary, Slots
 
 BACKPRESSURE_WAIT_S = 1.0
@@ -30,7 +31,7 @@ async def run_groups(
     client: AdminClient,
     assignments: Iterable[Assignment],
     *,
-    policy: Casting,
+    policy: PolicyOrRoles,
     n: int,
     slots: Slots = DEFAULT_SLOTS,
     tags: tuple[str, ...] = (),
@@ -71,7 +72,7 @@ def first_of(errors: ExceptionGroup) -> Exception:
 
 
 async def _open(
-    client: AdminClient, assignment: Assignment, *, policy: Casting, n: int, tags: tuple[str, ...]
+    client: AdminClient, assignment: Assignment, *, policy: PolicyOrRoles, n: int, tags: tuple[str, ...]
 ) -> OpenedGroup:
     while True:
         try:

@@ -73,7 +73,9 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part != "body")
-    return JSONResponse(_body("invalid_request", f"{where}: {first['msg']}", where or None), 400)
+    unknown = first["type"] == "unexpected_keyword_argument"  # bodies are dataclasses; no client knows keywords
+    problem = "Extra inputs are not permitted" if unknown else first["msg"]
+    return JSONResponse(_body("invalid_request", f"{where}: {problem}", where or None), 400)
 
 
 async def _http_error(_: Request, error: Exception) -> JSONResponse:

@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, BinaryIO, TextIO
+from typing import IO, BinaryIO, Literal, TextIO
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Sender:
     def __init__(self, settings: PushSettings, device: torch.device) -> None:
         self._settings = settings
         self._device = device
-        self._backend = settings.backend or ("nccl" if device.type == "cuda" else "gloo")
+        self._backend: Literal["gloo", "nccl"] = settings.backend or ("nccl" if device.type == "cuda" else "gloo")
         self._process: subprocess.Popen[bytes] | None = None
 
     def push(

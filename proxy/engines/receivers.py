@@ -29,7 +29,8 @@ class Receiver(Protocol):
         ...
 
     async def join(self, transfer: Transfer, first_rank: int = 1) -> None:
-        """Makes the group with the trainer; the server's processes are from `first_rank` on. An `EngineError` changes nothing: the old weights serve."""
+        """Makes the group with the trainer; the server's processes have ranks from `first_rank` on. An `EngineError`
+        changes nothing: the old weights serve."""
         ...
 
     async def receive(self, transfer: Transfer) -> None:

@@ -98,6 +98,7 @@ class _Target:
 
     def __init__(self, url: str, key: str, *, timeout: float, patience: float) -> None:
         self.url = url.rstrip("/")
+        self.key = key
         self.headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         self.timeout = timeout
         self.patience = patience
@@ -178,7 +179,7 @@ class AsyncHttpClient(_Target):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         """None makes urllib raise the redirect as an error."""
         return
 
@@ -190,5 +191,5 @@ def error_of(status: int, body: bytes, retry_after: str | None = None) -> Rollta
         code, message, param = fields["code"], fields["message"], fields.get("param")
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
         return RolltapError(f"the server answered {status}: {body[:200].decode(errors='replace')!r}")
-    pause = float(retry_after) if retry_after and retry_after.isdecimal() else None
+    pause = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdecimal() else None
     return ERRORS.get(code, RolltapError)(message, param=param, retry_after=pause)

@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
     def lease(self, name: str, groups: int, staleness: int | None) -> None:
         trainer = self.trainers[name]
         if trainer.up:
-            request = LeaseRequest(name, "policy", groups, staleness, ttl=TTL, batch=100)
+            request = LeaseRequest(name, "policy", groups, max_staleness=staleness, ttl=TTL, batch=100)
             stale = self.stale()
             lease = self.run(self.ledger.lease(request))
             self.whole(lease)

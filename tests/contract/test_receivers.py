@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 
+from rolltap.contract.trainer import Transfer
 from rolltap.errors import EngineError, WeightsLost
 from rolltap.proxy.engines import open_engine
 from rolltap.proxy.engines.receivers import Receiver

@@ -33,8 +33,10 @@ def spec(tasks: int = 2, n: int = 2, **more: object) -> SubmissionSpec:
     return SubmissionSpec("policy", n, tuple(Task(f"t{number}", "do it") for number in range(tasks)), **more)  # type: ignore[arg-type]
 
 
-async def lease(world: World, node: str = "n1", capacity: int = 10, **more: str) -> Sequence[AssignedRollout]:
-    return await world.ledger.nodes.lease(node, LeaseRollouts(capacity, 15.0, **more))
+async def lease(
+    world: World, node: str = "n1", capacity: int = 10, submission: str | None = None
+) -> Sequence[AssignedRollout]:
+    return await world.ledger.nodes.lease(node, LeaseRollouts(capacity, 15.0, submission=submission))
 
 
 async def run(world: World, given: AssignedRollout, status: RolloutStatus = RolloutStatus.SUCCEEDED) -> None:

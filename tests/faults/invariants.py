@@ -24,9 +24,8 @@ from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog, CallRow
 from rolltap.calllog.database import Database
 from rolltap.engine.scripted import logprob_of
-from rolltap.ledger.rollouts import RolloutStatus
 from rolltap.proxy.conversation.chat import Message
-from rolltap.types import Outcome
+from rolltap.types import Outcome, RolloutStatus
 
 from .clients import Told
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import ray
 
+from rolltap.contract.admin import SubmitTasks
 from rolltap.types import Task
 
 from .service import ASK, POLICY, Service, end, service, until
@@ -157,7 +158,7 @@ async def run_and_kill(
         up = home.command("up", "--ray", cluster.address, "--slots", "4", log="up.log")
         started = time.monotonic()
         async with home.client() as client:
-            await client.submit(tasks(rollouts, seconds), policy=POLICY, n=GROUP, submission_id=SUBMISSION)
+            await client.submit(SubmitTasks(POLICY, GROUP, tasks(rollouts, seconds), id=SUBMISSION))
         try:
             await kill_at_random(home, cluster, kills, every)
             await until(lambda: ended(home), True)
@@ -204,7 +205,7 @@ async def test_losing_the_whole_cluster_costs_only_the_attempts_under_way(home: 
     async with ray_cluster(home.folder) as cluster:
         up = home.command("up", "--ray", cluster.address, "--slots", "2", log="up.log")
         async with home.client() as client:
-            await client.submit(tasks(24), policy=POLICY, n=GROUP, submission_id=SUBMISSION)
+            await client.submit(SubmitTasks(POLICY, GROUP, tasks(24), id=SUBMISSION))
 
         async def some_have_ended() -> bool:
             return (await progress(home))["rollouts"].get("succeeded", 0) >= 4

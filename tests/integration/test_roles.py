@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rolltap.contract.admin import GroupRule, SubmitTasks
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.engine.scripted import Script, ScriptedEngine, Turn
 from rolltap.engine.tiny import FOLDER
@@ -72,14 +73,10 @@ async def test_each_role_is_played_recorded_and_rewarded_under_its_name(
     home: tuple[Rolltap, AdminClient], tmp_path: Path
 ) -> None:
     app, client = home
-    told = await client.submit(
-        [debate()], policy=ROLES, n=2, rule={"scopes": ["rollout", "role:solver"]}, submission_id="s"
-    )
+    work = SubmitTasks(ROLES, 2, [debate()], rule=GroupRule(scopes=("rollout", "role:solver")), id="s")
+    told = await client.submit(work)
     assert (told["policy"], told["roles"]) == (POLICY, ROLES)
-    again = await client.submit(
-        [debate()], policy=ROLES, n=2, rule={"scopes": ["rollout", "role:solver"]}, submission_id="s"
-    )
-    assert again == told
+    assert await client.submit(work) == told
     node = NodeAgent(
         client, NodeSettings("n", wait=0.1), Defaults(runtime="process", workspaces=tmp_path / "workspaces")
     )
@@ -111,13 +108,13 @@ async def test_a_cast_that_cannot_play_is_refused_when_it_is_submitted(home: tup
         ({"a b": "tiny"}, "no name for a role"),
         ({}, "1 to 16 roles"),
     ):
-        for ask in (client.submit([debate()], policy=policy, n=1), client.open_group(debate(), policy=policy, n=1)):
+        for ask in (client.submit(SubmitTasks(policy, 1, [debate()])), client.open_group(debate(), policy=policy, n=1)):
             with pytest.raises(InvalidRequest, match=told):
                 await ask
     with pytest.raises(InvalidRequest, match="no role for 'role:poet'"):
-        await client.submit([debate()], policy=ROLES, n=1, rule={"scopes": ["role:poet"]})
+        await client.submit(SubmitTasks(ROLES, 1, [debate()], rule=GroupRule(scopes=("role:poet",))))
     with pytest.raises(TaskInvalid, match="no policy 'gone'; known: frozen, other, tiny"):
-        await client.submit([debate({"kind": "llm_judge", "policy": "gone"})], policy=POLICY, n=1)
+        await client.submit(SubmitTasks(POLICY, 1, [debate({"kind": "llm_judge", "policy": "gone"})]))
     assert (await client.get("/tasks"))["submissions"] == []
 
 

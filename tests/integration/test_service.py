@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from rolltap.contract.admin import SubmitTasks
 from rolltap.errors import LedgerError, NotFound, TaskInvalid
 from rolltap.types import Task
 
@@ -121,7 +122,7 @@ async def test_nodes_run_what_was_submitted_for_them(home: Service) -> None:
 
 async def test_a_killed_nodes_rollouts_are_run_by_another_within_30_seconds(home: Service) -> None:
     async with home.client() as client:
-        await client.submit([slow(3)], policy=POLICY, n=2, submission_id="killed")
+        await client.submit(SubmitTasks(POLICY, 2, [slow(3)], id="killed"))
     dead = home.command("node", "--name", "dead")
     await until(lambda: statuses(home, "killed"), {"running": 2})
     await end(dead, signal.SIGKILL)
@@ -136,7 +137,7 @@ async def test_a_killed_nodes_rollouts_are_run_by_another_within_30_seconds(home
 
 async def test_a_zombies_late_results_change_nothing(home: Service) -> None:
     async with home.client() as client:
-        await client.submit([slow(1)], policy=POLICY, n=1, submission_id="zombie")
+        await client.submit(SubmitTasks(POLICY, 1, [slow(1)], id="zombie"))
         zombie = home.command("node", "--name", "zombie")
         await until(lambda: statuses(home, "zombie"), {"running": 1})
         zombie.send_signal(signal.SIGSTOP)  # its agent ends meanwhile
@@ -145,7 +146,7 @@ async def test_a_zombies_late_results_change_nothing(home: Service) -> None:
         await end(heir)
         before = await client.submission_groups("zombie")
         zombie.send_signal(signal.SIGCONT)
-        await client.submit([slow(0)], policy=POLICY, n=1, submission_id="afterwards")
+        await client.submit(SubmitTasks(POLICY, 1, [slow(0)], id="afterwards"))
         await until(lambda: statuses(home, "afterwards"), {"succeeded": 1})  # it is well again
         assert await end(zombie) == 0
         assert await client.submission_groups("zombie") == before
@@ -173,7 +174,7 @@ async def test_a_run_that_is_interrupted_goes_on_by_its_id(home: Service) -> Non
 
 async def test_a_cancelled_submission_ends_at_once(home: Service) -> None:
     async with home.client() as client:
-        await client.submit([slow(60)], policy=POLICY, n=3, submission_id="cancelled")
+        await client.submit(SubmitTasks(POLICY, 3, [slow(60)], id="cancelled"))
     node = home.command("node", "--slots", "2", "--name", "n1")
 
     async def one_runs() -> bool:
@@ -199,19 +200,19 @@ async def test_what_no_node_could_run_is_refused_when_it_is_submitted(home: Serv
             ({"argv": []}, "needs the command"),
         ):
             with pytest.raises(TaskInvalid, match=told):
-                await client.submit([slow(1, **spec)], policy=POLICY, n=1)
+                await client.submit(SubmitTasks(POLICY, 1, [slow(1, **spec)]))
         without = Task("t", "hi", {"harness": "command", "argv": ["true"]})
         with pytest.raises(TaskInvalid, match="evaluator"):
-            await client.submit([without], policy=POLICY, n=1)
+            await client.submit(SubmitTasks(POLICY, 1, [without]))
         with pytest.raises(LedgerError, match="known: tiny"):
-            await client.submit([slow(1)], policy="other", n=1)
+            await client.submit(SubmitTasks("other", 1, [slow(1)]))
         assert (await client.get("/tasks"))["submissions"] == before
 
 
 async def test_the_event_stream_tells_of_one_submission_and_ends_with_it(home: Service) -> None:
     async with home.client() as client:
-        await client.submit([slow(0)], policy=POLICY, n=2, submission_id="told")
-        await client.submit([slow(0)], policy=POLICY, n=1, submission_id="another")
+        await client.submit(SubmitTasks(POLICY, 2, [slow(0)], id="told"))
+        await client.submit(SubmitTasks(POLICY, 1, [slow(0)], id="another"))
         node = home.command("node", "--name", "n1")
         headers = {"authorization": f"Bearer {home.env['ROLLTAP_ADMIN_KEY']}"}
         async with (

@@ -20,8 +20,9 @@ from rich.table import Table
 from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import one_line_errors
 from rolltap.cli.node import slots_of
+from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.client import AdminClient, Casting
+from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.lifecycle import Progress as Step
 from rolltap.harnesses.lifecycle import Stage
 from rolltap.harnesses.node import NodeAgent, NodeSettings
@@ -59,16 +60,14 @@ async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
     tasks = [resolve_paths(task, defaults) for task in read_tasks(work.path, work.repositories)]
     async with AdminClient(plane.url, plane.key) as client:
         names = [policy["name"] for policy in (await client.get("/policies"))["policies"]]
-        policy = casting(work.policy) or only(names)
+        policy = policy_or_roles(work.policy) or only(names)
         for task in tasks:
             check(task, names)
             if work.here:
                 build(task, defaults, client)  # what this machine lacks shows before anything is queued
-        rule = {} if work.usable is None else {"usable": work.usable}
         submission_id = work.id or new_id()
-        await client.submit(
-            tasks, policy=policy, n=work.n, rule=rule, priority=work.priority, submission_id=submission_id
-        )
+        rule = GroupRule(usable=work.usable)
+        await client.submit(SubmitTasks(policy, work.n, tasks, rule=rule, priority=work.priority, id=submission_id))
         told = f"{len(tasks)} tasks, {work.n} rollouts each · {work.policy or policy}"
         console.print(f"submission [bold]{submission_id}[/] · {told}")
         if work.detach:
@@ -124,14 +123,14 @@ def tell_failures(groups: Sequence[dict[str, Any]]) -> int:
     return len(failed)
 
 
-def casting(given: str) -> Casting:
+def policy_or_roles(text: str) -> PolicyOrRoles:
     """`NAME` as it is, `ROLE=NAME,ROLE=NAME` as a map of roles to policies."""
-    if "=" not in given:
-        return given
-    pairs = [part.partition("=") for part in given.split(",")]
+    if "=" not in text:
+        return text
+    pairs = [part.partition("=") for part in text.split(",")]
     roles = {role.strip(): policy.strip() for role, _, policy in pairs}
     if len(roles) < len(pairs) or not all(roles.values()):
-        raise TaskInvalid(f"--policy takes NAME or ROLE=NAME,ROLE=NAME, each role once; not {given!r}", param="policy")
+        raise TaskInvalid(f"--policy takes NAME or ROLE=NAME,ROLE=NAME, each role once; not {text!r}", param="policy")
     return roles
 
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, GetPydanticSchema
 
-from rolltap.contract.base import Body, Integer, check_ttl
+from rolltap.contract.base import RequestBody, Integer, check_ttl
 from rolltap.errors import InvalidRequest
 from rolltap.types import Cause, RolloutStatus, Scoring, Task
 
@@ -23,7 +23,7 @@ EVALUATION_CHARS = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRule(Body):
+class GroupRule(RequestBody):
     """How many rollouts a group needs, and until when.
 
     By default a group waits for all of them. With `usable`, that many usable ones complete the group at once: the rest
@@ -60,14 +60,18 @@ class GroupRule(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class NewTask(Body, Task):
-    """A task as it is submitted."""
+class SubmittedTask(RequestBody, Task):
+    """A task whose id is short enough for every store."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
+NewTask = Annotated[Task, GetPydanticSchema(lambda _, handler: handler(SubmittedTask))]
+"""Any `Task` to Python; a `SubmittedTask` where it arrives over HTTP."""
+
+
 @dataclass(frozen=True, slots=True)
-class OpenGroup(Body):
+class OpenGroup(RequestBody):
     """A group of `n` rollouts of `task`. A greater `priority` is run and trained first."""
 
     policy: PolicyOrRoles
@@ -80,7 +84,7 @@ class OpenGroup(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class SubmitTasks(Body):
+class SubmitTasks(RequestBody):
     """Queues `n` rollouts of each task."""
 
     policy: PolicyOrRoles
@@ -93,7 +97,7 @@ class SubmitTasks(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSession(Body):
+class OpenSession(RequestBody):
     policy: str | None = None
     rollout_id: str | None = None
     ttl: Annotated[float, Field(gt=0)] | None = None
@@ -101,7 +105,7 @@ class OpenSession(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class StartRollout(Body):
+class StartRollout(RequestBody):
     """`node_token` is the claim of the node that runs it, "" where its own runner opened the group; `turns` is the
     task's cap of turns, 0 for none.
     """
@@ -113,7 +117,7 @@ class StartRollout(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class CapTurns(Body):
+class CapTurns(RequestBody):
     turns: Integer
 
 
@@ -135,7 +139,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class FinishRollout(Body):
+class FinishRollout(RequestBody):
     """How attempt `attempt` ended; attempt 0 ends a rollout that was never started.
 
     An end that the agent did not cause says nothing about the policy: by default it is unscorable. `evaluation` is the
@@ -173,7 +177,7 @@ SCOPE = re.compile(r"rollout|call:[^:\s]+|span:[^:\s]+:(?P<start>\d+):(?P<end>\d
 
 
 @dataclass(frozen=True, slots=True)
-class NewReward(Body):
+class NewReward(RequestBody):
     """A reward to append; scopes as in `rolltap.types.Reward`. `attempt` None stands for the current one. The same `id`
     with the same content again changes nothing.
     """
@@ -200,7 +204,7 @@ class NewReward(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRollouts(Body):
+class LeaseRollouts(RequestBody):
     """A node asks for up to `capacity` rollouts (of one `submission` only, if given) and waits up to `wait` seconds for
     the first. They are the node's for `ttl` seconds after its last heartbeat.
     """
@@ -227,7 +231,7 @@ class AssignedRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat(Body):
+class Heartbeat(RequestBody):
     """Extends the claims of `tokens` by `ttl` seconds."""
 
     ttl: float = 15.0

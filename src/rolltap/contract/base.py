@@ -16,7 +16,7 @@ Integer = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 MAX_TTL_S = 86_400
 
 
-class Body:
+class RequestBody:
     """The base of dataclasses that are request bodies.
 
     Over HTTP, pydantic refuses unknown fields and checks the fields' constraints. `__post_init__` raises

@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rolltap.contract.base import Body, Integer, check_ttl
+from rolltap.contract.base import RequestBody, Integer, check_ttl
 from rolltap.errors import InvalidRequest
 
 MAX_GROUPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Replay(Body):
+class Replay(RequestBody):
     """Selects acknowledged groups to lease again: by age in versions of the oldest trained token, by mean reward, and
     by tags (a group has all of them). With `max_age`, groups with tokens of abandoned weights are left out.
     """
@@ -33,7 +33,7 @@ class Replay(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseOptions(Body):
+class LeaseOptions(RequestBody):
     """How a lease is taken.
 
     `max_staleness` is how many weight versions the oldest trained token of a group may be behind the policy (None: any
@@ -76,7 +76,7 @@ class LeaseRequest(LeaseOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class ExtendLease(Body):
+class ExtendLease(RequestBody):
     """`token` is the lease's fencing token; `ttl` None stands for the ledger's default."""
 
     token: int
@@ -84,7 +84,7 @@ class ExtendLease(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class AckLease(Body):
+class AckLease(RequestBody):
     """The lease's groups are part of the trainer's step `step`."""
 
     token: int
@@ -92,7 +92,7 @@ class AckLease(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class NackLease(Body):
+class NackLease(RequestBody):
     """The lease's groups can't be trained; the groups `blamed` (default: all) count a failure."""
 
     token: int
@@ -101,12 +101,12 @@ class NackLease(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseLease(Body):
+class ReleaseLease(RequestBody):
     token: int
 
 
 @dataclass(frozen=True, slots=True)
-class Rewind(Body):
+class Rewind(RequestBody):
     """The trainer restored its checkpoint of `step`; `versions` are the weight versions in it, by policy."""
 
     step: int
@@ -144,12 +144,12 @@ class PolicyState:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginUpdate(Body):
+class BeginUpdate(RequestBody):
     mode: PauseMode = "keep"
 
 
 @dataclass(frozen=True, slots=True)
-class PushWeights(Body):
+class PushWeights(RequestBody):
     """The engines load the safetensors folder `path`, as they see it, and serve it as `version`."""
 
     path: Annotated[str, Field(min_length=1)]
@@ -158,7 +158,7 @@ class PushWeights(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket(Body):
+class Bucket(RequestBody):
     """Tensors that an engine receives and then loads together, in this order. `dtypes` are torch's names."""
 
     names: Annotated[list[str], Field(min_length=1)]
@@ -167,7 +167,7 @@ class Bucket(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer(Body):
+class Transfer(RequestBody):
     """Weights that the trainer sends as rank 0 of a process group (`rolltap.weight_group`), in the buckets' order.
 
     `world_size` counts all ranks: the trainer, and the engine processes that `ranks` counts. `timeout_s` is how long

@@ -6,20 +6,20 @@ import pytest
 from rich.console import Console
 
 from rolltap.cli.rollouts import told
-from rolltap.cli.tasks import casting, groups_table, submissions_table
+from rolltap.cli.tasks import groups_table, policy_or_roles, submissions_table
 from rolltap.errors import TaskInvalid
 
 
 def test_a_policy_or_roles() -> None:
-    assert casting("tiny") == "tiny"
-    assert casting("") == ""
-    assert casting("solver=tiny, judge=frozen") == {"solver": "tiny", "judge": "frozen"}
+    assert policy_or_roles("tiny") == "tiny"
+    assert policy_or_roles("") == ""
+    assert policy_or_roles("solver=tiny, judge=frozen") == {"solver": "tiny", "judge": "frozen"}
 
 
 @pytest.mark.parametrize("given", ["solver=", "solver=tiny,solver=frozen", "solver=tiny,frozen"])
 def test_what_is_neither(given: str) -> None:
     with pytest.raises(TaskInvalid, match="ROLE=NAME"):
-        casting(given)
+        policy_or_roles(given)
 
 
 def test_a_narrow_terminal_still_shows_whole_ids() -> None:
