@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetPydanticSchema
 
-from rolltap.contract.base import RequestBody, Integer, check_ttl
+from rolltap.contract.base import Integer, RequestBody, check_ttl
 from rolltap.errors import InvalidRequest
 from rolltap.types import Cause, RolloutStatus, Scoring, Task
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rolltap.contract.base import RequestBody, Integer, check_ttl
+from rolltap.contract.base import Integer, RequestBody, check_ttl
 from rolltap.errors import InvalidRequest
 
 MAX_GROUPS = 4096
