@@ -211,10 +211,9 @@ async def test_a_setup_that_raises_or_hangs_ends_its_rollout_only(server: Stub, 
         tried += 1
         release.wait(10)
 
-    def with_source(source: Source, limits: Limits | None = None) -> Assignment:
-        return Assignment(
-            Task("t", "x"), source, Shell("true"), ProcessRuntime(tmp_path), SessionCompleted(), limits or Limits()
-        )
+    def with_source(source: Source, setup_s: float = 60.0) -> Assignment:
+        limits = Limits(setup_s=setup_s)
+        return Assignment(Task("t", "x"), source, Shell("true"), ProcessRuntime(tmp_path), SessionCompleted(), limits)
 
     def progress(step: Progress) -> None:
         if len(server.finished) == 3:
