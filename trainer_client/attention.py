@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.packing import Span
+from rolltap.trainer_client.packing import TokenSpan
 
 NAME = "rolltap_spans"
 """What the attention is called in transformers' registry."""
@@ -40,7 +40,7 @@ class VariableLengths:
     gathered: Tensor | None
 
     @classmethod
-    def of(cls, spans: Sequence[Span], seen: Sequence[Sequence[slice]], device: torch.device) -> VariableLengths:
+    def of(cls, spans: Sequence[TokenSpan], seen: Sequence[Sequence[slice]], device: torch.device) -> VariableLengths:
         queries = torch.tensor([0, *(len(span) for span in spans)], dtype=torch.int32)
         keys = torch.tensor([0, *(span.position + len(span) for span in spans)], dtype=torch.int32)
         gathered = None
@@ -59,12 +59,12 @@ class VariableLengths:
 class Layout:
     """Which tokens a span's queries see: `seen[i]` are slices of the pack, the last one the span itself."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[TokenSpan, ...]
     seen: tuple[tuple[slice, ...], ...]
     lengths: VariableLengths | None
 
     @classmethod
-    def of(cls, spans: Sequence[Span], device: torch.device) -> Layout:
+    def of(cls, spans: Sequence[TokenSpan], device: torch.device) -> Layout:
         own = [slice(span.start, span.end) for span in spans]
         seen = tuple((*(own[index] for index in span.ancestors), mine) for span, mine in zip(spans, own, strict=True))
         return cls(tuple(spans), seen, VariableLengths.of(spans, seen, device) if device.type == "cuda" else None)

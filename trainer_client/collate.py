@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rolltap.trainer_client.packing import Pack, Span
+from rolltap.trainer_client.packing import Pack, TokenSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class Batch:
 
     token_ids_N: Tensor
     position_ids_N: Tensor
-    spans: tuple[Span, ...]
+    spans: tuple[TokenSpan, ...]
     sources_M: Tensor
     targets_M: Tensor
     logprobs_M: Tensor
@@ -93,7 +93,7 @@ def empty_batch() -> Batch:
     return Batch(
         token_ids_N=token,
         position_ids_N=token,
-        spans=(Span(0, 1, 0),),
+        spans=(TokenSpan(0, 1, 0),),
         sources_M=numbers,
         targets_M=numbers,
         logprobs_M=floats,

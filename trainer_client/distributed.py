@@ -12,7 +12,7 @@ from typing import Any
 
 from rolltap.trainer_client.collate import Batch, empty_batch
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.worker import Worker
+from rolltap.trainer_client.worker import RankWorker
 
 
 def deal(batches: Sequence[Batch], ranks: int) -> list[list[Batch]]:
@@ -25,7 +25,7 @@ def deal(batches: Sequence[Batch], ranks: int) -> list[list[Batch]]:
 class Workers:
     """The workers of all ranks, for the lead. A call runs on each of them; the lead's own result is returned."""
 
-    def __init__(self, own: Worker, ranks: Ranks) -> None:
+    def __init__(self, own: RankWorker, ranks: Ranks) -> None:
         self._own = own
         self._ranks = ranks
 
@@ -69,7 +69,7 @@ class Workers:
         return getattr(self._own, name)(*arguments[0])
 
 
-def follow(worker: Worker, ranks: Ranks) -> None:
+def follow(worker: RankWorker, ranks: Ranks) -> None:
     """Makes the lead's calls on this rank's worker until the lead dismisses it."""
     while (call := ranks.scatter(None)) is not None:
         name, arguments = call

@@ -23,17 +23,17 @@ MOST_LEASED = 4
 class LeaseHolder:
     """The leases of the step under way, as a context manager: on leaving, what was not acknowledged is released.
 
-    `count_even` says whether groups whose rewards are all equal count towards a step. Groups with tokens beyond a
-    `vocabulary` of so many, or that can't be trained for another reason, go back.
+    With `keep_zero_variance`, groups whose rewards are all equal count towards a step. Groups that can't be trained are
+    refused, those with token ids of `vocabulary` or more among them.
     """
 
     def __init__(
-        self, client: TrainerClient, policy: str, options: LeaseOptions, *, count_even: bool, vocabulary: int
+        self, client: TrainerClient, policy: str, options: LeaseOptions, *, keep_zero_variance: bool, vocabulary: int
     ) -> None:
         self.client = client
         self._policy = policy
         self._options = options
-        self._count_even = count_even
+        self._keep_zero_variance = keep_zero_variance
         self._vocabulary = vocabulary
         self._leases: list[Lease] = []
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class LeaseHolder:
             _tell(lambda held: self.client.nack(held, reason), lease)
 
     def _usable(self) -> int:
-        return sum(1 for group in self.groups if self._count_even or informative(group))
+        return sum(1 for group in self.groups if self._keep_zero_variance or informative(group))
 
     def _sound(self, lease: Lease) -> bool:
         """Whether every group can be trained; else the lease goes back, with those that can't blamed."""

@@ -26,10 +26,10 @@ from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.metrics import StepReport, describe_groups, describe_rollouts
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.scoring import TrainedRollout
-from rolltap.trainer_client.sender import Sender
+from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
-from rolltap.trainer_client.worker import Worker
+from rolltap.trainer_client.worker import RankWorker
 from rolltap.types import LeasedGroup
 
 LEASE_WAIT_S = 5.0
@@ -37,7 +37,7 @@ LEASE_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class StepPlan:
     """What a step makes of its groups: `updates` are the batches of each optimiser step."""
 
     groups: tuple[LeasedGroup, ...]
@@ -74,8 +74,8 @@ class Trainer:
         self._folder = saved.folder if saved else settings.model
         self._adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
         distributed = settings.push.transfer == "distributed"
-        self._sender = Sender(settings.push, ranks.device) if distributed else None
-        own = Worker(settings, ranks, saved)
+        self._sender = WeightSender(settings.push, ranks.device) if distributed else None
+        own = RankWorker(settings, ranks, saved)
         self._model, self._clock = own.learner.model, own.clock
         self._workers = Workers(own, ranks)
 
@@ -89,7 +89,7 @@ class Trainer:
             self.client,
             self.settings.policy,
             options,
-            count_even=not self.settings.loss.drop_even_groups,
+            keep_zero_variance=not self.settings.loss.drop_zero_variance,
             vocabulary=self._model.config.vocab_size,
         ) as leases:
             while self.step < self.settings.steps and not self.stopping:
@@ -147,7 +147,7 @@ class Trainer:
         self._hand_over()
         return self._report(plan, norm, lr)
 
-    def _plan(self, groups: tuple[LeasedGroup, ...]) -> Plan:
+    def _plan(self, groups: tuple[LeasedGroup, ...]) -> StepPlan:
         """Advantages, weights and packs; every epoch shuffles the rollouts into its minibatches."""
         rollouts = self._score(groups)
         moving = [rollout for rollout in rollouts if rollout.advantage or self.settings.loss.kl]
@@ -160,9 +160,9 @@ class Trainer:
             for part in range(parts):
                 share = [replace(rollout, weight=rollout.weight * parts) for rollout in moving[part::parts]]
                 updates.append([collate(pack) for pack in self._pack(share)])
-        return Plan(groups, rollouts, [update for update in updates if update])
+        return StepPlan(groups, rollouts, [update for update in updates if update])
 
-    def _apply(self, plan: Plan) -> float:
+    def _apply(self, plan: StepPlan) -> float:
         """The first update's optimiser step, then the other updates; returns the learning rate."""
         if not plan.updates:
             return 0.0
@@ -209,7 +209,7 @@ class Trainer:
             sent = weights.sendable(self._model, state or self._workers.weights())
             self._sender.push(self.client, policy, sent, self.version, mode)
 
-    def _report(self, plan: Plan, norm: float, lr: float) -> StepReport:
+    def _report(self, plan: StepPlan, norm: float, lr: float) -> StepReport:
         batches = [batch for update in plan.updates for batch in update]
         computed = sum(batch.tokens for batch in batches)
         busy = sum(self._clock.seconds[part] for part in ("forward", "backward", "optimiser"))

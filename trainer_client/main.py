@@ -17,7 +17,7 @@ from rolltap.trainer_client.loop import Trainer
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Terminal, open_sinks
-from rolltap.trainer_client.worker import Worker
+from rolltap.trainer_client.worker import RankWorker
 
 
 def run(settings: TrainerSettings) -> None:
@@ -30,7 +30,7 @@ def run(settings: TrainerSettings) -> None:
         _lead(settings, ranks)
     else:
         _on_signals(signal.SIG_IGN)  # torchrun passes its own on to every rank; the lead is the one that stops
-        follow(Worker(settings, ranks, None), ranks)
+        follow(RankWorker(settings, ranks, None), ranks)
     ranks.leave()
 
 

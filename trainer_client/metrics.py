@@ -91,7 +91,7 @@ class Clock:
             self.seconds[name] += time.perf_counter() - started
 
 
-class Gauge:
+class StepMetrics:
     """Sums and peaks over the trained tokens of a step, kept on the device until they are read."""
 
     def __init__(self, device: torch.device, version: int, threshold: float) -> None:

@@ -22,7 +22,7 @@ LEAST_SHARED = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class PackedRow:
     """A segment in the loss, with its rollout's index in the step."""
 
     segment: Segment
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """Tokens `[start, end)` of a pack, the first at `position` of its row. `ancestors` are spans, outermost first."""
 
     start: int
@@ -57,8 +57,8 @@ class Pack:
 
     token_ids_N: Int32
     position_ids_N: Int32
-    spans: tuple[Span, ...]
-    rows: tuple[Row, ...]
+    spans: tuple[TokenSpan, ...]
+    rows: tuple[PackedRow, ...]
     places: tuple[Int32, ...]
 
     def __len__(self) -> int:
@@ -87,8 +87,8 @@ class Packer:
             return [_forest(rows) for rows in _along_prefixes(units, budget)]
         return [_side_by_side(rows) for rows in _first_fit(units, budget)]
 
-    def _units(self, index: int, rollout: TrainedRollout) -> Iterable[list[Row]]:
-        rows = [Row(segment, index, rollout.advantage, rollout.weight) for segment in rollout.segments]
+    def _units(self, index: int, rollout: TrainedRollout) -> Iterable[list[PackedRow]]:
+        rows = [PackedRow(segment, index, rollout.advantage, rollout.weight) for segment in rollout.segments]
         return [rows] if self.whole else [[row] for row in rows]
 
 
@@ -100,9 +100,9 @@ def shared_length(one: Int32, other: Int32) -> int:
     return shared if shared >= LEAST_SHARED else 0
 
 
-def _first_fit(units: list[list[Row]], budget: int) -> list[list[Row]]:
+def _first_fit(units: list[list[PackedRow]], budget: int) -> list[list[PackedRow]]:
     """First fit, longest first."""
-    bins: list[list[Row]] = []
+    bins: list[list[PackedRow]] = []
     free: list[int] = []
     for unit in sorted(units, key=_tokens, reverse=True):
         size = _tokens(unit)
@@ -116,10 +116,10 @@ def _first_fit(units: list[list[Row]], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _along_prefixes(units: list[list[Row]], budget: int) -> list[list[Row]]:
+def _along_prefixes(units: list[list[PackedRow]], budget: int) -> list[list[PackedRow]]:
     """In the order of their tokens, so that what begins alike is neighbours; a new pack when the budget is full."""
     ordered = sorted((sorted(unit, key=_key) for unit in units), key=lambda unit: _key(unit[0]))
-    bins: list[list[Row]] = []
+    bins: list[list[PackedRow]] = []
     used = 0
     for unit in ordered:
         added = _added(bins[-1][-1] if bins else None, unit)
@@ -131,15 +131,15 @@ def _along_prefixes(units: list[list[Row]], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _tokens(unit: Sequence[Row]) -> int:
+def _tokens(unit: Sequence[PackedRow]) -> int:
     return sum(len(row) for row in unit)
 
 
-def _key(row: Row) -> bytes:
+def _key(row: PackedRow) -> bytes:
     return row.token_ids.astype(">u4").tobytes()
 
 
-def _added(before: Row | None, unit: Sequence[Row]) -> int:
+def _added(before: PackedRow | None, unit: Sequence[PackedRow]) -> int:
     """Tokens that a pack ending in `before` grows by, at most."""
     total = 0
     for row in unit:
@@ -148,10 +148,10 @@ def _added(before: Row | None, unit: Sequence[Row]) -> int:
     return total
 
 
-def _side_by_side(rows: Sequence[Row]) -> Pack:
+def _side_by_side(rows: Sequence[PackedRow]) -> Pack:
     spans, start = [], 0
     for row in rows:
-        spans.append(Span(start, start + len(row), 0))
+        spans.append(TokenSpan(start, start + len(row), 0))
         start += len(row)
     return Pack(
         np.concatenate([row.token_ids for row in rows]),
@@ -166,7 +166,7 @@ def _side_by_side(rows: Sequence[Row]) -> Pack:
 class _Node:
     """Tokens `[start, end)` of `row`, and of every row below this node."""
 
-    row: Row
+    row: PackedRow
     start: int
     end: int
     parent: _Node | None = None
@@ -182,7 +182,7 @@ class _Node:
         return found[::-1]
 
 
-def _forest(rows: Sequence[Row]) -> Pack:
+def _forest(rows: Sequence[PackedRow]) -> Pack:
     """The rows' radix forest. Sorted by their tokens, a row shares most with the one before it."""
     rows = sorted(rows, key=_key)
     leaves: list[_Node] = []
@@ -202,9 +202,9 @@ def _forest(rows: Sequence[Row]) -> Pack:
     return _flattened(rows, leaves)
 
 
-def _flattened(rows: Sequence[Row], leaves: Sequence[_Node]) -> Pack:
+def _flattened(rows: Sequence[PackedRow], leaves: Sequence[_Node]) -> Pack:
     nodes: list[_Node] = []
-    spans: list[Span] = []
+    spans: list[TokenSpan] = []
     places: list[Int32] = []
     size = 0
     for leaf in leaves:
@@ -214,7 +214,7 @@ def _flattened(rows: Sequence[Row], leaves: Sequence[_Node]) -> Pack:
                 node.index = len(nodes)
                 nodes.append(node)
                 ancestors = tuple(above.index for above in path[:depth])
-                spans.append(Span(size, size + node.end - node.start, node.start, ancestors))
+                spans.append(TokenSpan(size, size + node.end - node.start, node.start, ancestors))
                 size = spans[-1].end
         taken = [spans[node.index] for node in path]
         places.append(np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in taken]))

@@ -39,7 +39,7 @@ ATTEMPTS = 2
 """How often a push is tried: the second goes without the replicas that the first was lost with."""
 
 
-class Sender:
+class WeightSender:
     """The process that sends, from `device`. The lead's."""
 
     def __init__(self, settings: PushSettings, device: torch.device) -> None:

@@ -16,11 +16,11 @@ from rolltap.errors import ConfigError
 from rolltap.settings import read_settings_file
 
 
-class Section(BaseModel):
+class TrainerSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class LossSettings(Section):
+class LossSettings(TrainerSection):
     """The objective. The presets of papers are in docs/trainer.md."""
 
     advantage: str = Field("grpo", description="name in rolltap.trainer_client.advantages")
@@ -42,10 +42,10 @@ class LossSettings(Section):
     kl: float = Field(0.0, ge=0, description="weight of the divergence from the model at the start of the run")
     overlong_limit: int = Field(0, ge=0, description="trained tokens at which the reward has fallen by 1; 0: never")
     overlong_buffer: int = Field(4096, ge=1, description="tokens before the limit over which it falls")
-    drop_even_groups: bool = Field(False, description="lease on until enough groups have rewards that differ (DAPO)")
+    drop_zero_variance: bool = Field(False, description="lease on until enough groups have rewards that differ (DAPO)")
 
 
-class OptimiserSettings(Section):
+class OptimiserSettings(TrainerSection):
     """AdamW."""
 
     lr: float = Field(1e-6, gt=0, description="learning rate")
@@ -58,7 +58,7 @@ class OptimiserSettings(Section):
     minibatches: int = Field(1, ge=1, description="updates a pass")
 
 
-class ComputeSettings(Section):
+class ComputeSettings(TrainerSection):
     """Where and how it is computed."""
 
     device: str = Field("", description="torch device; empty: CUDA where there is one, else the CPU")
@@ -72,7 +72,7 @@ class ComputeSettings(Section):
     threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's default")
 
 
-class LoraSettings(Section):
+class LoraSettings(TrainerSection):
     """Low-rank adapters (needs peft)."""
 
     rank: int = Field(0, ge=0, description="rank; 0 trains all weights")
@@ -83,7 +83,7 @@ class LoraSettings(Section):
     )
 
 
-class PushSettings(Section):
+class PushSettings(TrainerSection):
     """How engines get new weights."""
 
     transfer: Literal["disk", "distributed"] = Field(
@@ -97,7 +97,7 @@ class PushSettings(Section):
     )
 
 
-class ReportSettings(Section):
+class ReportSettings(TrainerSection):
     """What is shown, and where."""
 
     sinks: tuple[str, ...] = Field(("jsonl",), description="names in rolltap.trainer_client.sinks")

@@ -14,12 +14,12 @@ from rolltap.trainer_client import recipe
 from rolltap.trainer_client.checkpoint import Saved, load_optimiser
 from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.metrics import Clock, Gauge
+from rolltap.trainer_client.metrics import Clock, StepMetrics
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import TrainerSettings
 
 
-class Worker:
+class RankWorker:
     """The learner of this rank and the step under way. `saved` is the lead's checkpoint, None where the run begins."""
 
     def __init__(self, settings: TrainerSettings, ranks: Ranks, saved: Saved | None) -> None:
@@ -32,12 +32,12 @@ class Worker:
         self._threshold = settings.report.mismatch
         self._objective = recipe.objective(settings.loss)
         self._updates: list[Sequence[Batch]] = []
-        self._gauge = self._new_gauge(0)
+        self._gauge = self._new_metrics(0)
 
     def begin(self, version: int, updates: Sequence[Sequence[Batch]]) -> None:
         """A step from the weights of `version`: the gradients are those of this rank's batches of each update."""
         self._updates = list(updates)
-        self._gauge = self._new_gauge(version)
+        self._gauge = self._new_metrics(version)
 
     def gradient(self, index: int) -> float:
         """Accumulates the gradient of all batches of an update; returns its norm before clipping."""
@@ -91,5 +91,5 @@ class Worker:
         """See `Learner.state`."""
         return self.learner.state()
 
-    def _new_gauge(self, version: int) -> Gauge:
-        return Gauge(self.learner.device, version, self._threshold)
+    def _new_metrics(self, version: int) -> StepMetrics:
+        return StepMetrics(self.learner.device, version, self._threshold)

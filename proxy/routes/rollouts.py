@@ -38,7 +38,7 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
     @routes.post("/groups")
     async def open_group(body: OpenGroup) -> dict[str, Any]:
         """Opens a group of `n` rollouts of a task; idempotent by `id`. 429 while too many groups are outstanding."""
-        policy, roles = services.cast(body.policy)
+        policy, roles = services.resolve_roles(body.policy)
         spec = GroupSpec(policy, body.n, body.task, tuple(body.tags), body.rule, body.priority, roles)
         return asdict(await groups.open(spec, group_id=body.id))
 

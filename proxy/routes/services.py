@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rolltap.calllog.base import CallLog
+from rolltap.contract.admin import PolicyOrRoles
 from rolltap.ledger.ledger import Ledger
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.recorder import Recorder
@@ -33,9 +34,9 @@ class Services:
     check_task: CheckTask = lambda task, policies: None
     base_url: str = ""
 
-    def cast(self, asked: str | Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-        """A policy, or a map of roles to policies, as the one that is trained and the roles (none: it plays alone)."""
-        return (asked, {}) if isinstance(asked, str) else (trained_policy(asked, self.policies), asked)
+    def resolve_roles(self, policy: PolicyOrRoles) -> tuple[str, Mapping[str, str]]:
+        """The policy that is trained, and the policy of each role (empty where one policy plays alone)."""
+        return (policy, {}) if isinstance(policy, str) else (trained_policy(policy, self.policies), policy)
 
     def session_url(self, session_id: str) -> str:
         """The base URL of one session, for harnesses that can't carry a key everywhere."""

@@ -26,7 +26,7 @@ def router(services: Services) -> APIRouter:
     @routes.post("/tasks")
     async def submit(body: SubmitTasks) -> dict[str, Any]:
         """Queues `n` rollouts of each task; idempotent by `id`. A task that no node could run is refused here."""
-        policy, roles = services.cast(body.policy)
+        policy, roles = services.resolve_roles(body.policy)
         for task in body.tasks:
             services.check_task(task, services.policies.names)
         spec = SubmissionSpec(policy, body.n, tuple(body.tasks), tuple(body.tags), body.rule, body.priority, roles)

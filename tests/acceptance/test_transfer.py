@@ -28,7 +28,7 @@ from rolltap.errors import EngineError, WeightsLost
 from rolltap.trainer_client import sender as sending
 from rolltap.trainer_client import weights
 from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.sender import Sender
+from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.settings import PushSettings
 
 from ..conftest import ROOT
@@ -55,8 +55,8 @@ def client(stack: Stack) -> TrainerClient:
 
 
 @pytest.fixture
-def sender() -> Iterator[Sender]:
-    made = Sender(PushSettings(timeout_s=20), CPU)  # type: ignore[call-arg]
+def sender() -> Iterator[WeightSender]:
+    made = WeightSender(PushSettings(timeout_s=20), CPU)  # type: ignore[call-arg]
     yield made
     made.close()
 
@@ -74,7 +74,7 @@ def sampled(stack: Stack, engine: str, tokens: int = 30) -> tuple[list[float], l
 
 
 def test_what_was_sent_is_served_to_the_last_bit_by_all_replicas(
-    stack: Stack, client: TrainerClient, sender: Sender, tmp_path: Path
+    stack: Stack, client: TrainerClient, sender: WeightSender, tmp_path: Path
 ) -> None:
     state = changed(1.01)
     shutil.copytree(FOLDER, tmp_path / "same")
@@ -110,14 +110,14 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def version(client: TrainerClient, sender: Sender) -> int:
+def version(client: TrainerClient, sender: WeightSender) -> int:
     """The version that all replicas serve now."""
     now = client.policy(POLICY).version + 1
     sender.push(client, POLICY, changed(1.0), now, "keep")
     return now
 
 
-def test_a_swap_in_mid_answer(stack: Stack, client: TrainerClient, sender: Sender, version: int) -> None:
+def test_a_swap_in_mid_answer(stack: Stack, client: TrainerClient, sender: WeightSender, version: int) -> None:
     params = {"max_tokens": 1500, "ignore_eos": True, "logprobs": 0}
     body = {"token_ids": PROMPT, "sampling_params": params, "stream": True}
     url = f"{stack.engine_url('engine')}/inference/v1/generate"
@@ -159,7 +159,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize("spoil", [of_another_shape, of_another_name, not_finite, incomplete])
-def test_one_engine_that_refuses_serves_the_old_weights(alone: Stack, sender: Sender, spoil: Any) -> None:
+def test_one_engine_that_refuses_serves_the_old_weights(alone: Stack, sender: WeightSender, spoil: Any) -> None:
     client = TrainerClient(alone.trainer_url, alone.keys["trainer"], "trainer", patience=5)
     version = client.policy(POLICY).version
     before, _ = sampled(alone, "engine")
@@ -175,7 +175,7 @@ def test_one_engine_that_refuses_serves_the_old_weights(alone: Stack, sender: Se
 
 
 def test_what_one_replica_refuses_stands_still_until_a_whole_push(
-    stack: Stack, client: TrainerClient, sender: Sender, version: int
+    stack: Stack, client: TrainerClient, sender: WeightSender, version: int
 ) -> None:
     """The other replica was cut short in the middle: nobody knows what it has."""
     state = changed(1.1)
@@ -194,7 +194,7 @@ def test_what_one_replica_refuses_stands_still_until_a_whole_push(
     stands(stack, client, version + 1)
 
 
-def test_a_whole_folder_ends_it_too(stack: Stack, client: TrainerClient, sender: Sender, version: int) -> None:
+def test_a_whole_folder_ends_it_too(stack: Stack, client: TrainerClient, sender: WeightSender, version: int) -> None:
     state = changed(1.1)
     of_another_shape(state)
     with pytest.raises(WeightsLost):
@@ -213,7 +213,8 @@ from tests.acceptance.test_transfer import POLICY, changed, half_fed
 sender._feed = half_fed
 url, key, version = sys.argv[1:]
 client = TrainerClient(url, key, "trainer")
-sender.Sender(PushSettings(timeout_s=60), torch.device("cpu")).push(client, POLICY, changed(1.3), int(version), "keep")
+weights = sender.WeightSender(PushSettings(timeout_s=60), torch.device("cpu"))
+weights.push(client, POLICY, changed(1.3), int(version), "keep")
 """
 
 
@@ -228,7 +229,7 @@ _FEED = sending._feed
 
 
 def test_a_trainer_killed_in_mid_broadcast(
-    stack: Stack, client: TrainerClient, sender: Sender, version: int, tmp_path: Path
+    stack: Stack, client: TrainerClient, sender: WeightSender, version: int, tmp_path: Path
 ) -> None:
     before = [sampled(stack, engine)[0] for engine in stack.engine_names]
     command = [sys.executable, "-c", TRAINER, stack.trainer_url, stack.keys["trainer"], str(version + 1)]
@@ -245,7 +246,7 @@ def test_a_trainer_killed_in_mid_broadcast(
 
 
 def test_a_replica_killed_in_mid_broadcast(
-    stack: Stack, client: TrainerClient, sender: Sender, version: int, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, client: TrainerClient, sender: WeightSender, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The push is tried again without it; when it is back, it gets the weights with the next push."""
     engine = next(process for process in stack.processes if process.name == "engine-1")
@@ -271,7 +272,7 @@ def test_a_replica_killed_in_mid_broadcast(
 def test_a_trainer_that_nobody_reaches_leaves_the_old_weights(
     stack: Stack, client: TrainerClient, version: int
 ) -> None:
-    lost = Sender(PushSettings(address="nowhere.invalid", timeout_s=5), CPU)  # type: ignore[call-arg]
+    lost = WeightSender(PushSettings(address="nowhere.invalid", timeout_s=5), CPU)  # type: ignore[call-arg]
     with pytest.raises(EngineError, match="did not join the trainer's group"):
         lost.push(client, POLICY, changed(1.2), version + 1, "keep")
     lost.close()

@@ -20,7 +20,7 @@ from rolltap.proxy.engines import open_engine
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.settings import EngineSettings
 from rolltap.trainer_client import sender as sending
-from rolltap.trainer_client.sender import Sender
+from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.settings import PushSettings
 
 from ..conftest import free_port
@@ -95,8 +95,8 @@ def peers(start_peer: Any) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def sender() -> Iterator[Sender]:
-    made = Sender(PushSettings(timeout_s=10), torch.device("cpu"))  # type: ignore[call-arg]
+def sender() -> Iterator[WeightSender]:
+    made = WeightSender(PushSettings(timeout_s=10), torch.device("cpu"))  # type: ignore[call-arg]
     yield made
     made.close()
 
@@ -105,13 +105,13 @@ def held(url: str) -> dict[str, Any]:
     return httpx.get(f"{url}/held").json()
 
 
-def push(sender: Sender, plane: Plane, weights: dict[str, torch.Tensor], version: int) -> None:
+def push(sender: WeightSender, plane: Plane, weights: dict[str, torch.Tensor], version: int) -> None:
     client: Any = plane
     sender.push(client, "policy", weights, version, "keep")
 
 
 def test_every_bit_arrives_at_every_replica(
-    sender: Sender, peers: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    sender: WeightSender, peers: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "BUCKET_BYTES", 1250)
     push(sender, Plane("sglang", *peers), WEIGHTS, 7)
@@ -128,7 +128,9 @@ def test_every_bit_arrives_at_every_replica(
         assert [part["weight_version"] for part in found["updates"][-3:]] == [None, None, "7"]
 
 
-def test_a_transfer_that_breaks_off_is_told_and_the_next_one_is_whole(sender: Sender, peers: tuple[str, str]) -> None:
+def test_a_transfer_that_breaks_off_is_told_and_the_next_one_is_whole(
+    sender: WeightSender, peers: tuple[str, str]
+) -> None:
     alone = Plane("sglang", peers[0])
     push(sender, alone, WEIGHTS, 8)
     with pytest.raises(WeightsLost, match="Please discard the whole weights"):
@@ -142,7 +144,7 @@ def test_a_transfer_that_breaks_off_is_told_and_the_next_one_is_whole(sender: Se
 def test_what_does_not_come_together_changes_nothing(peers: tuple[str, str]) -> None:
     before = held(peers[0])
     nowhere = PushSettings(address="nowhere.invalid", timeout_s=5)  # type: ignore[call-arg]
-    lost = Sender(nowhere, torch.device("cpu"))
+    lost = WeightSender(nowhere, torch.device("cpu"))
     with pytest.raises(EngineError, match=r"did not join the trainer's group.*the old weights serve") as raised:
         push(lost, Plane("sglang", peers[0]), WEIGHTS, 10)
     lost.close()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rolltap.errors import WeightsLost
 from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.sender import Sender
+from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.settings import PushSettings
 
 from .record import Reference, done, rows_of
@@ -33,8 +33,8 @@ def client(served: Proxy) -> TrainerClient:
 
 
 @pytest.fixture
-def sender() -> Iterator[Sender]:
-    made = Sender(PushSettings(timeout_s=60), torch.device("cpu"))  # type: ignore[call-arg]
+def sender() -> Iterator[WeightSender]:
+    made = WeightSender(PushSettings(timeout_s=60), torch.device("cpu"))  # type: ignore[call-arg]
     yield made
     made.close()
 
@@ -43,7 +43,9 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_weights_sent_in_mid_answer(restored: Proxy, client: TrainerClient, sender: Sender, tmp_path: Path) -> None:
+def test_weights_sent_in_mid_answer(
+    restored: Proxy, client: TrainerClient, sender: WeightSender, tmp_path: Path
+) -> None:
     old, new = endless(tmp_path / "old", 0.7), endless(tmp_path / "new", 0.4)
     first = client.policy("tiny").version + 1
     sender.push(client, "tiny", weights_of(old), first, "keep")
@@ -62,7 +64,7 @@ def test_weights_sent_in_mid_answer(restored: Proxy, client: TrainerClient, send
 
 
 def test_a_transfer_that_breaks_off_stands_still_until_a_whole_one(
-    vllm_url: str, restored: Proxy, client: TrainerClient, sender: Sender, tmp_path: Path
+    vllm_url: str, restored: Proxy, client: TrainerClient, sender: WeightSender, tmp_path: Path
 ) -> None:
     folder = endless(tmp_path / "new", 0.4)
     version = client.policy("tiny").version

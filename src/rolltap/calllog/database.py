@@ -182,6 +182,13 @@ class Database:
             raise ConfigError(f"{self.name} was opened for reading only")
 
 
+def database_clock(connection: sa.Connection) -> float:
+    """The time of the database's server in seconds since the epoch (SQLite's is this machine's)."""
+    if connection.dialect.name == "sqlite":
+        return connection.execute(sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0")).scalar_one()
+    return float(connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())
+
+
 def parse_url(url: str) -> sa.URL:
     """The URL, if a door knows its scheme; `ConfigError` says what would do."""
     try:

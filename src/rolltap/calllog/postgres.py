@@ -19,7 +19,7 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
-from rolltap.calllog.database import Connection, Durability, Parameters, Work
+from rolltap.calllog.database import Connection, Durability, Parameters, Work, database_clock
 from rolltap.calllog.dberrors import RETRY_AFTER_S, store_errors
 from rolltap.calllog.insert import Insert, Row, columns, together
 from rolltap.crash import crash_point
@@ -54,7 +54,7 @@ class AsyncpgConnection:
             return await self._connection.run_sync(work)
 
     async def now(self) -> float:
-        return float(await self.scalar(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))))
+        return await self.run(database_clock)
 
 
 class PostgresBackend:

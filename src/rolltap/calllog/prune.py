@@ -22,7 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.calllog.archive import calls_digest, read_archive
-from rolltap.calllog.database import Database
+from rolltap.calllog.database import Database, database_clock
 from rolltap.calllog.insert import Insert
 from rolltap.calllog.records import split_hashes
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, prunings, sessions
@@ -197,7 +197,7 @@ async def prune(
             if again is None or not again.goes:
                 return 0
             _remove(connection, session_id)
-            now = _clock(connection)
+            now = database_clock(connection)
             record.run(connection, [(session_id, now, again.calls, again.reason.value)])
             return again.calls
 
@@ -220,16 +220,10 @@ def _remove_parts(connection: sa.Connection) -> int:
     used: set[bytes] = set()
     for row in connection.execute(sa.select(call_intents.c.part_hashes)):
         used.update(split_hashes(row[0]))
-    spared = _clock(connection) - PART_SPARED_S
+    spared = database_clock(connection) - PART_SPARED_S
     unused = [row[0] for row in connection.execute(sa.select(parts.c.hash)) if row[0] not in used]
     removed = 0
     for start in range(0, len(unused), PAGE):
         some = parts.c.hash.in_(unused[start : start + PAGE])
         removed += connection.execute(sa.delete(parts).where(some, parts.c.seen_at < spared)).rowcount
     return removed
-
-
-def _clock(connection: sa.Connection) -> float:
-    if connection.dialect.name == "sqlite":
-        return float(connection.execute(sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0")).scalar_one())
-    return float(connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())

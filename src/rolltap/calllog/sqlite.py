@@ -21,7 +21,6 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -35,7 +34,7 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
-from rolltap.calllog.database import Connection, Durability, Parameters, Work
+from rolltap.calllog.database import Connection, Durability, Parameters, Work, database_clock
 from rolltap.calllog.dberrors import failure, store_errors
 from rolltap.calllog.insert import Insert, Row
 from rolltap.crash import crash_point
@@ -88,8 +87,7 @@ class ThreadConnection:
             return await self._worker.run(lambda: work(self._connection))
 
     async def now(self) -> float:
-        """SQLite reads the clock of this machine."""
-        return time.time()
+        return await self.run(database_clock)
 
 
 class SqliteBackend:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from rolltap.calllog.database import Database
 from rolltap.ledger.rows import load_groups, load_tasks
 from rolltap.ledger.schema import groups
-from rolltap.ledger.store import Transaction
+from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Group, Task
 
 PAGE = 100
@@ -27,7 +27,7 @@ async def all_groups(database: Database) -> AsyncIterator[tuple[Group, Task]]:
 def _page(connection: sa.Connection, after: str) -> list[tuple[Group, Task]]:
     if not sa.inspect(connection).has_table(groups.name):
         return []
-    transaction = Transaction(connection, 0.0)
+    transaction = Tx(connection, 0.0)
     query = sa.select(groups.c.id).where(groups.c.id > after).order_by(groups.c.id).limit(PAGE)
     ids = [row.id for row in transaction.all(query)]
     tasks = load_tasks(transaction, ids)

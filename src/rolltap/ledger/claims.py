@@ -15,54 +15,54 @@ import sqlalchemy as sa
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.lineage import Lineage, fresh, lineage_of
 from rolltap.ledger.policies import policy_row
 from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
-from rolltap.ledger.store import Transaction
+from rolltap.ledger.unit_of_work import Tx
+from rolltap.ledger.version_history import VersionHistory, fresh, history_of
 from rolltap.types import GroupStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedGroups:
     """Groups that are the trainer's until the lease ends; `token` is 0 and there is no lease where none was ready."""
 
     id: str
     token: int
     group_ids: tuple[str, ...]
-    lineage: Lineage
+    history: VersionHistory
     replay: bool = False
 
 
-def claim(tx: Transaction, request: LeaseRequest, *, at_least: int = 1) -> Claim:
+def claim(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> ClaimedGroups:
     """Takes what is ready, highest priority and longest ready first; nothing where fewer than `at_least` are."""
-    lineage = announce(tx, request)
+    history = announce(tx, request)
     ready = (
         sa.select(groups.c.id)
-        .where(*_takeable(request, lineage), groups.c.status == GroupStatus.COMPLETE)
+        .where(*_takeable(request, history), groups.c.status == GroupStatus.COMPLETE)
         .order_by(groups.c.priority.desc(), groups.c.completed_at, groups.c.id)
         .limit(request.groups)
         .with_for_update(skip_locked=True, key_share=True)
     )
     group_ids = tuple(row.id for row in tx.all(ready))
     if len(group_ids) < at_least:
-        return Claim("", 0, (), lineage)
+        return ClaimedGroups("", 0, (), history)
     token, lease_id = open_lease(tx, request, group_ids, replay=False)
     tx.run(sa.update(groups).where(groups.c.id.in_(group_ids)).values(status=GroupStatus.LEASED, lease_token=token))
-    return Claim(lease_id, token, group_ids, lineage)
+    return ClaimedGroups(lease_id, token, group_ids, history)
 
 
-def announce(tx: Transaction, request: LeaseRequest) -> Lineage:
+def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
     """Notes what the trainer wants, ends what has run out and drops what is too stale."""
-    lineage = lineage_of(tx, policy_row(tx, request.policy))
+    history = history_of(tx, policy_row(tx, request.policy))
     lock_trainer(tx, request.trainer)
     note_demand(tx, request)
     expire(tx)
     if request.max_staleness is not None and request.stale == "drop":
-        _drop_stale(tx, request.policy, fresh(lineage, request.max_staleness))
-    return lineage
+        _drop_stale(tx, request.policy, fresh(history, request.max_staleness))
+    return history
 
 
-def open_lease(tx: Transaction, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
+def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
     """A new lease on the groups: its fencing token and id."""
     lease_id = new_id()
     made = {
@@ -81,24 +81,24 @@ def open_lease(tx: Transaction, request: LeaseRequest, group_ids: Sequence[str],
     return token, lease_id
 
 
-def _takeable(request: LeaseRequest, lineage: Lineage) -> list[sa.ColumnElement[bool]]:
+def _takeable(request: LeaseRequest, history: VersionHistory) -> list[sa.ColumnElement[bool]]:
     """Which groups are for the request, once nobody has them."""
     of_policy = groups.c.policy == request.policy
-    return [of_policy] if request.max_staleness is None else [of_policy, fresh(lineage, request.max_staleness)]
+    return [of_policy] if request.max_staleness is None else [of_policy, fresh(history, request.max_staleness)]
 
 
-def count_ready(tx: Transaction, request: LeaseRequest) -> int:
+def count_ready(tx: Tx, request: LeaseRequest) -> int:
     """How many groups a claim would find, counting those whose lease has run out."""
     expired = sa.select(leases.c.token).where(leases.c.status == "open", leases.c.expires_at <= tx.now)
     free = sa.or_(
         groups.c.status == GroupStatus.COMPLETE,
         sa.and_(groups.c.status == GroupStatus.LEASED, groups.c.lease_token.in_(expired)),
     )
-    lineage = lineage_of(tx, policy_row(tx, request.policy))
-    return tx.scalar(sa.select(sa.func.count()).select_from(groups).where(*_takeable(request, lineage), free))
+    history = history_of(tx, policy_row(tx, request.policy))
+    return tx.scalar(sa.select(sa.func.count()).select_from(groups).where(*_takeable(request, history), free))
 
 
-def expire(tx: Transaction) -> int:
+def expire(tx: Tx) -> int:
     """Ends the leases whose time is over; their groups are complete again. Returns how many leases there were."""
     over = (
         sa.select(leases)
@@ -113,7 +113,7 @@ def expire(tx: Transaction) -> int:
     return len(found)
 
 
-def end_lease(tx: Transaction, lease: Any, status: str) -> int:
+def end_lease(tx: Tx, lease: Any, status: str) -> int:
     """The lease is over without being acknowledged: its groups are complete again. Returns how many."""
     tx.run(sa.update(leases).where(leases.c.token == lease.token).values(status=status))
     held = sa.update(groups).where(groups.c.lease_token == lease.token, groups.c.status == GroupStatus.LEASED)
@@ -123,7 +123,7 @@ def end_lease(tx: Transaction, lease: Any, status: str) -> int:
     return freed
 
 
-def fail(tx: Transaction, group: Any, reason: str, settings: LedgerSettings) -> bool:
+def fail(tx: Tx, group: Any, reason: str, settings: LedgerSettings) -> bool:
     """Counts a failure of the group; whether it is dead now."""
     dead = group.failures + 1 >= settings.max_failures
     values: dict[str, Any] = {"failures": group.failures + 1, "reason": reason}
@@ -134,7 +134,7 @@ def fail(tx: Transaction, group: Any, reason: str, settings: LedgerSettings) -> 
     return dead
 
 
-def return_group(tx: Transaction, group_id: str, token: int, reason: str, settings: LedgerSettings) -> None:
+def return_group(tx: Tx, group_id: str, token: int, reason: str, settings: LedgerSettings) -> None:
     """Takes a group that can't be delivered out of its lease, a failure counted unless it is replayed."""
     tx.run(sa.delete(lease_groups).where(lease_groups.c.token == token, lease_groups.c.group_id == group_id))
     held = sa.select(groups).where(groups.c.id == group_id, groups.c.lease_token == token)
@@ -144,7 +144,7 @@ def return_group(tx: Transaction, group_id: str, token: int, reason: str, settin
         tx.run(sa.update(groups).where(groups.c.id == group_id).values(values))
 
 
-def _drop_stale(tx: Transaction, policy: str, kept: sa.ColumnElement[bool]) -> None:
+def _drop_stale(tx: Tx, policy: str, kept: sa.ColumnElement[bool]) -> None:
     stale = (
         sa.select(groups.c.id, groups.c.oldest_version)
         .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, sa.not_(kept))
@@ -159,12 +159,12 @@ def _drop_stale(tx: Transaction, policy: str, kept: sa.ColumnElement[bool]) -> N
         tx.note("group_stale", row.id, policy=policy, oldest_version=row.oldest_version)
 
 
-def lock_trainer(tx: Transaction, name: str) -> Any:
+def lock_trainer(tx: Tx, name: str) -> Any:
     tx.insert_new(trainers, {"name": name, "step": None})
     return tx.first(sa.select(trainers).where(trainers.c.name == name).with_for_update(key_share=True))
 
 
-def note_demand(tx: Transaction, request: LeaseRequest) -> None:
+def note_demand(tx: Tx, request: LeaseRequest) -> None:
     held = (
         sa.select(sa.func.count())
         .select_from(lease_groups.join(leases, leases.c.token == lease_groups.c.token))

@@ -15,11 +15,11 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.rows import member_of, rollout_rows, rule_of
 from rolltap.ledger.rules import Complete, Drop, Member, Refill, decide, usable_rewards, zero_variance
 from rolltap.ledger.schema import groups, rollouts
-from rolltap.ledger.store import Transaction
+from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import NO_VERSION, GroupStatus, RolloutStatus, Scoring
 
 
-def settle(tx: Transaction, group: Any, settings: LedgerSettings) -> None:
+def settle(tx: Tx, group: Any, settings: LedgerSettings) -> None:
     """Applies the group's rule to what is now known of its rollouts."""
     if group.status != GroupStatus.OPEN:
         return
@@ -39,7 +39,7 @@ def settle(tx: Transaction, group: Any, settings: LedgerSettings) -> None:
 
 
 def _complete(
-    tx: Transaction,
+    tx: Tx,
     group: Any,
     rows: Sequence[Any],
     members: Sequence[Member],
@@ -77,7 +77,7 @@ def _complete(
     tx.wake_trainers()
 
 
-def _replace(tx: Transaction, group: Any) -> None:
+def _replace(tx: Tx, group: Any) -> None:
     """Opens a new group of the same task in the place of a dropped one."""
     fresh = {
         **group._mapping,
@@ -92,14 +92,14 @@ def _replace(tx: Transaction, group: Any) -> None:
     tx.note("group_opened", fresh["id"], policy=group.policy, task_id=group.task_id, replaces=group.id)
 
 
-def drop(tx: Transaction, group_id: str, reason: str) -> None:
+def drop(tx: Tx, group_id: str, reason: str) -> None:
     """The group will not be trained."""
     statement = sa.update(groups).where(groups.c.id == group_id)
     tx.run(statement.values(status=GroupStatus.DROPPED, reason=reason))
     tx.note("group_dropped", group_id, reason=reason)
 
 
-def leave_out(tx: Transaction, rollout_ids: Sequence[str], rows: Sequence[Any], reason: str) -> None:
+def leave_out(tx: Tx, rollout_ids: Sequence[str], rows: Sequence[Any], reason: str) -> None:
     """The rollouts become unscorable; those that are not terminal are cancelled, and their sessions closed."""
     for row in rows:
         if row.id not in rollout_ids:
@@ -113,7 +113,7 @@ def leave_out(tx: Transaction, rollout_ids: Sequence[str], rows: Sequence[Any], 
         tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
 
 
-def insert_rollouts(tx: Transaction, group_id: str, indices: Sequence[int]) -> None:
+def insert_rollouts(tx: Tx, group_id: str, indices: Sequence[int]) -> None:
     """Pending rollouts of a group."""
     fresh = [
         {

@@ -8,11 +8,11 @@ from rolltap.errors import LedgerError, NotFound
 from rolltap.ledger.base import DeadLetter
 from rolltap.ledger.rows import load_groups
 from rolltap.ledger.schema import groups
-from rolltap.ledger.store import Transaction
+from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus
 
 
-def listed(tx: Transaction, policy: str | None, limit: int) -> list[DeadLetter]:
+def listed(tx: Tx, policy: str | None, limit: int) -> list[DeadLetter]:
     statement = sa.select(groups).where(groups.c.status == GroupStatus.DEAD).order_by(groups.c.created_at).limit(limit)
     if policy is not None:
         statement = statement.where(groups.c.policy == policy)
@@ -21,7 +21,7 @@ def listed(tx: Transaction, policy: str | None, limit: int) -> list[DeadLetter]:
     return [DeadLetter(group, row.reason) for group, row in zip(found, rows, strict=True)]
 
 
-def revive(tx: Transaction, group_id: str) -> None:
+def revive(tx: Tx, group_id: str) -> None:
     """A dead group is ready again, its failures forgotten."""
     row = tx.first(sa.select(groups).where(groups.c.id == group_id).with_for_update(key_share=True))
     if row is None:

@@ -12,30 +12,30 @@ import sqlalchemy as sa
 
 from rolltap.ledger.base import Event
 from rolltap.ledger.schema import events
-from rolltap.ledger.store import Store, Transaction, wait_for
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
 
 OVERLAP = 5.0
 PAGE = 500
 
 
 class Events:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
 
     async def since(self, seq: int, limit: int = PAGE) -> Sequence[Event]:
         """The first `limit` events after `seq`."""
-        return await self._store.query(lambda tx: _page(tx, seq, limit))
+        return await self._uow.query(lambda tx: _page(tx, seq, limit))
 
     async def last(self) -> int:
         """The greatest `seq` so far; 0 if nothing happened yet."""
-        return await self._store.query(lambda tx: tx.scalar(sa.select(sa.func.max(events.c.seq))) or 0)
+        return await self._uow.query(lambda tx: tx.scalar(sa.select(sa.func.max(events.c.seq))) or 0)
 
     async def follow(self, seq: int) -> AsyncIterator[Event]:
         """The events after `seq`, then those to come."""
         seen: dict[int, float] = {}
         while True:
-            ticket = self._store.changed.ticket()
-            now = await self._store.query(lambda tx: tx.now)
+            ticket = self._uow.changed.ticket()
+            now = await self._uow.query(lambda tx: tx.now)
             read_to = seq
             while page := await self.since(read_to):
                 read_to = page[-1].seq
@@ -45,14 +45,14 @@ class Events:
                         yield event
             seq = max((known for known, at in seen.items() if at <= now - OVERLAP), default=seq)
             seen = {known: at for known, at in seen.items() if known > seq}
-            await wait_for(ticket, self._store.settings.poll)
+            await wait_for(ticket, self._uow.settings.poll)
 
     async def forget(self) -> int:
         """Deletes events that are older than the settings' `event_memory`; returns how many."""
-        memory = self._store.settings.event_memory
-        return await self._store.transact(lambda tx: tx.run(sa.delete(events).where(events.c.at < tx.now - memory)))
+        memory = self._uow.settings.event_memory
+        return await self._uow.transact(lambda tx: tx.run(sa.delete(events).where(events.c.at < tx.now - memory)))
 
 
-def _page(tx: Transaction, seq: int, limit: int) -> list[Event]:
+def _page(tx: Tx, seq: int, limit: int) -> list[Event]:
     statement = sa.select(events).where(events.c.seq > seq).order_by(events.c.seq).limit(limit)
     return [Event(row.seq, row.at, row.kind, row.subject, row.data) for row in tx.all(statement)]

@@ -15,7 +15,7 @@ from rolltap.ledger.completion import drop, insert_rollouts, leave_out, settle
 from rolltap.ledger.policies import locked_policy, room
 from rolltap.ledger.rows import load_group, load_groups, rule_json, task_digest
 from rolltap.ledger.schema import groups, rollouts, tasks
-from rolltap.ledger.store import Store, Transaction
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.types import Group, GroupStatus, Task
 
 MAX_ROLLOUTS = 4096
@@ -43,8 +43,8 @@ class GroupSpec:
 
 
 class Groups:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
 
     async def open(self, spec: GroupSpec, *, group_id: str | None = None) -> Group:
         """A group of `spec.n` pending rollouts; the same `group_id` again returns the same group.
@@ -53,7 +53,7 @@ class Groups:
         """
         id = group_id or new_id()
 
-        def work(tx: Transaction) -> Group:
+        def work(tx: Tx) -> Group:
             locked_policy(tx, spec.policy)
             known = tx.first(sa.select(groups).where(groups.c.id == id))
             if known is not None:
@@ -63,17 +63,17 @@ class Groups:
             insert_group(tx, id, spec)
             return load_group(tx, id)
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
-    def _check_room(self, tx: Transaction, policy: str) -> None:
-        if room(tx, policy, self._store.settings.trainer_silence) == 0:
+    def _check_room(self, tx: Tx, policy: str) -> None:
+        if room(tx, policy, self._uow.settings.trainer_silence) == 0:
             raise RateLimited(
                 f"policy {policy!r} has as many groups outstanding as its trainers can take; open this one later",
-                retry_after=self._store.settings.open_retry_after,
+                retry_after=self._uow.settings.open_retry_after,
             )
 
     async def get(self, group_id: str) -> Group:
-        return await self._store.query(lambda tx: load_group(tx, group_id))
+        return await self._uow.query(lambda tx: load_group(tx, group_id))
 
     async def list(
         self,
@@ -92,7 +92,7 @@ class Groups:
         if before is not None:
             last = sa.select(groups.c.created_at).where(groups.c.id == before).scalar_subquery()
             ids = ids.where(sa.tuple_(groups.c.created_at, groups.c.id) < sa.tuple_(last, sa.literal(before)))
-        return await self._store.query(lambda tx: load_groups(tx, [row.id for row in tx.all(ids)]))
+        return await self._uow.query(lambda tx: load_groups(tx, [row.id for row in tx.all(ids)]))
 
     async def cancel(self, group_id: str, reason: str = "cancelled") -> Group:
         """Ends an open group: its rollouts are cancelled where they are not terminal. A group that is not open stays.
@@ -100,7 +100,7 @@ class Groups:
         Cancelling a cancelled group again changes nothing.
         """
 
-        def work(tx: Transaction) -> Group:
+        def work(tx: Tx) -> Group:
             group = locked_group_row(tx, group_id)
             if group.status == GroupStatus.OPEN:
                 rows = tx.all(sa.select(rollouts).where(rollouts.c.group_id == group_id))
@@ -110,12 +110,12 @@ class Groups:
                 raise LedgerError(f"group {group_id} is {group.status}; only an open one can be cancelled")
             return load_group(tx, group_id)
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
     async def settle_late(self) -> int:
         """Applies the rules of open groups whose deadline has passed; returns how many there were."""
 
-        def work(tx: Transaction) -> int:
+        def work(tx: Tx) -> int:
             late = (
                 sa.select(groups)
                 .where(groups.c.status == GroupStatus.OPEN, groups.c.deadline_at <= tx.now)
@@ -125,13 +125,13 @@ class Groups:
             )
             found = tx.all(late)
             for group in found:
-                settle(tx, group, self._store.settings)
+                settle(tx, group, self._uow.settings)
             return len(found)
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
 
-def insert_task(tx: Transaction, task: Task) -> str:
+def insert_task(tx: Tx, task: Task) -> str:
     """Keeps the task's content; returns its digest."""
     digest = task_digest(task)
     content = {"id": task.id, "instruction": task.instruction, "spec": dict(task.spec), "tags": list(task.tags)}
@@ -139,7 +139,7 @@ def insert_task(tx: Transaction, task: Task) -> str:
     return digest
 
 
-def insert_group(tx: Transaction, id: str, spec: GroupSpec, *, submission_id: str | None = None) -> None:
+def insert_group(tx: Tx, id: str, spec: GroupSpec, *, submission_id: str | None = None) -> None:
     """An open group with its pending rollouts."""
     tx.run(
         groups.insert().values(
@@ -165,7 +165,7 @@ def insert_group(tx: Transaction, id: str, spec: GroupSpec, *, submission_id: st
     tx.note("group_opened", id, policy=spec.policy, task_id=spec.task.id, n=spec.n)
 
 
-def locked_group_row(tx: Transaction, group_id: str) -> Any:
+def locked_group_row(tx: Tx, group_id: str) -> Any:
     row = tx.first(sa.select(groups).where(groups.c.id == group_id).with_for_update(key_share=True))
     if row is None:
         raise NotFound(f"no group {group_id!r}", param="group_id")

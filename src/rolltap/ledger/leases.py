@@ -23,11 +23,11 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.claims import end_lease, fail, lock_trainer
 from rolltap.ledger.policies import restore
 from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
-from rolltap.ledger.store import Transaction
+from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus
 
 
-def _locked_lease(tx: Transaction, lease_id: str, token: int) -> Any:
+def _locked_lease(tx: Tx, lease_id: str, token: int) -> Any:
     """The lease's row, its trainer and itself locked; `LeaseLost` unless `token` is its own."""
     trainer = tx.scalar(sa.select(leases.c.trainer).where(leases.c.id == lease_id))
     if trainer is None:
@@ -40,7 +40,7 @@ def _locked_lease(tx: Transaction, lease_id: str, token: int) -> Any:
     return lease
 
 
-def _held_lease(tx: Transaction, lease_id: str, token: int) -> Any:
+def _held_lease(tx: Tx, lease_id: str, token: int) -> Any:
     """The lease's row, and its trainer was heard of; `LeaseLost` unless it is open and its time is not over."""
     lease = _locked_lease(tx, lease_id, token)
     if lease.status != "open":
@@ -52,14 +52,14 @@ def _held_lease(tx: Transaction, lease_id: str, token: int) -> Any:
     return lease
 
 
-def extend(tx: Transaction, lease_id: str, token: int, ttl: float) -> float:
+def extend(tx: Tx, lease_id: str, token: int, ttl: float) -> float:
     """The lease holds for `ttl` seconds from now; returns them."""
     _held_lease(tx, lease_id, token)
     tx.run(sa.update(leases).where(leases.c.id == lease_id).values(expires_at=tx.now + ttl))
     return ttl
 
 
-def acknowledge(tx: Transaction, lease_id: str, token: int, step: int) -> int:
+def acknowledge(tx: Tx, lease_id: str, token: int, step: int) -> int:
     """The groups are part of the trainer's step `step`. The same again changes nothing. Returns how many groups."""
     lease = _locked_lease(tx, lease_id, token)
     members = sa.select(lease_groups.c.group_id).where(lease_groups.c.token == token)
@@ -82,9 +82,7 @@ def acknowledge(tx: Transaction, lease_id: str, token: int, step: int) -> int:
     return len(tx.all(members))
 
 
-def refuse(
-    tx: Transaction, lease_id: str, token: int, reason: str, blamed: Sequence[str], settings: LedgerSettings
-) -> int:
+def refuse(tx: Tx, lease_id: str, token: int, reason: str, blamed: Sequence[str], settings: LedgerSettings) -> int:
     """The trainer could not use the groups: they are ready for others, or dead after too many failures.
 
     Only the `blamed` groups count a failure, all of them where none is named. Returns how many are dead now.
@@ -104,12 +102,12 @@ def refuse(
     return dead
 
 
-def release(tx: Transaction, lease_id: str, token: int) -> None:
+def release(tx: Tx, lease_id: str, token: int) -> None:
     """The lease is over, unused."""
     end_lease(tx, _held_lease(tx, lease_id, token), "released")
 
 
-def rewind(tx: Transaction, trainer: str, step: int, versions: Mapping[str, int]) -> Rewound:
+def rewind(tx: Tx, trainer: str, step: int, versions: Mapping[str, int]) -> Rewound:
     """Brings back what the trainer acknowledged after `step`, and the groups of its open leases.
 
     `versions` are those of the restored weights, by policy; later ones are abandoned.

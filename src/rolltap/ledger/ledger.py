@@ -20,20 +20,20 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from rolltap.calllog.database import Database
+from rolltap.calllog.database import Database, database_clock
 from rolltap.errors import StoreError
 from rolltap.ledger.base import CloseSession, LedgerSettings, TrajectoriesOf
 from rolltap.ledger.claims import expire
 from rolltap.ledger.events import Events
 from rolltap.ledger.groups import Groups
 from rolltap.ledger.nodes import Nodes
-from rolltap.ledger.policies import Policies
+from rolltap.ledger.policies import PolicyVersions
 from rolltap.ledger.rewards import Rewards
 from rolltap.ledger.rollouts import Rollouts
-from rolltap.ledger.store import Clock, Store, database_clock
 from rolltap.ledger.submissions import Submissions
 from rolltap.ledger.trainers import Trainers
 from rolltap.ledger.turn_caps import TurnCaps
+from rolltap.ledger.unit_of_work import Clock, UnitOfWork
 
 log = logging.getLogger("rolltap.ledger")
 
@@ -53,22 +53,22 @@ class Ledger:
         clock: Clock = database_clock,
     ) -> None:
         self.settings = settings or LedgerSettings()
-        self._store = Store(
+        self._uow = UnitOfWork(
             database, trajectories=trajectories, close_session=close_session, settings=self.settings, clock=clock
         )
-        self.groups = Groups(self._store)
-        self.rollouts = Rollouts(self._store)
-        self.rewards = Rewards(self._store)
-        self.submissions = Submissions(self._store)
-        self.nodes = Nodes(self._store)
-        self.turn_caps = TurnCaps(self._store)
-        self.trainers = Trainers(self._store)
-        self.policies = Policies(self._store)
-        self.events = Events(self._store)
+        self.groups = Groups(self._uow)
+        self.rollouts = Rollouts(self._uow)
+        self.rewards = Rewards(self._uow)
+        self.submissions = Submissions(self._uow)
+        self.nodes = Nodes(self._uow)
+        self.turn_caps = TurnCaps(self._uow)
+        self.trainers = Trainers(self._uow)
+        self.policies = PolicyVersions(self._uow)
+        self.events = Events(self._uow)
 
     async def sweep(self) -> None:
         """Does what time brings: ends leases and claims that have run out, settles groups past their deadline."""
-        await self._store.transact(expire)
+        await self._uow.transact(expire)
         await self.nodes.expire()
         while await self.groups.settle_late():
             pass

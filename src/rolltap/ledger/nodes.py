@@ -21,8 +21,8 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
-from rolltap.ledger.store import Store, Transaction, wait_for
 from rolltap.ledger.submissions import open_queued, queue_head
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
 from rolltap.ledger.waiting import note_node
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
 
@@ -30,49 +30,49 @@ FREE = {"node": None, "node_token": None, "node_expires_at": None}
 
 
 class Nodes:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
 
     async def lease(self, node: str, request: LeaseRollouts) -> Sequence[AssignedRollout]:
         """Rollouts for the node, highest priority first, then the longest waiting."""
-        silence = self._store.settings.trainer_silence
+        silence = self._uow.settings.trainer_silence
         deadline = time.monotonic() + request.wait
-        ticket = self._store.changed.ticket()
-        found = await self._store.transact(lambda tx: _lease(tx, node, request, silence))
+        ticket = self._uow.changed.ticket()
+        found = await self._uow.transact(lambda tx: _lease(tx, node, request, silence))
         while not found and (left := deadline - time.monotonic()) > 0:
-            await wait_for(ticket, min(left, self._store.settings.poll))
-            ticket = self._store.changed.ticket()
-            if await self._store.query(lambda tx: _anything(tx, request.submission)):
-                found = await self._store.transact(lambda tx: _lease(tx, node, request, silence))
+            await wait_for(ticket, min(left, self._uow.settings.poll))
+            ticket = self._uow.changed.ticket()
+            if await self._uow.query(lambda tx: _anything(tx, request.submission)):
+                found = await self._uow.transact(lambda tx: _lease(tx, node, request, silence))
         return found
 
     async def anything_waits(self, submission: str | None = None) -> bool:
         """Whether there is a rollout that nobody runs, or a queued task, be it that its trainers have no room yet."""
-        return await self._store.query(lambda tx: _anything(tx, submission))
+        return await self._uow.query(lambda tx: _anything(tx, submission))
 
     async def heartbeat(self, tokens: Collection[str], ttl: float) -> Sequence[str]:
         """The claims of `tokens` hold for `ttl` seconds from now; the rollouts that are still theirs."""
         check_ttl(ttl)
-        return await self._store.transact(lambda tx: _heartbeat(tx, tokens, ttl))
+        return await self._uow.transact(lambda tx: _heartbeat(tx, tokens, ttl))
 
     async def release(self, node: str) -> int:
         """Everything the node holds is to be run by others at once, and no failure is counted. Returns how many."""
 
-        def work(tx: Transaction) -> int:
+        def work(tx: Tx) -> int:
             tx.run(sa.delete(nodes).where(nodes.c.name == node))
             return _give_back(tx, rollouts.c.node == node, None)
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
     async def expire(self) -> int:
         """Ends the claims that have run out; returns how many there were."""
 
-        def over(tx: Transaction) -> sa.ColumnElement[bool]:
+        def over(tx: Tx) -> sa.ColumnElement[bool]:
             return rollouts.c.node_expires_at <= tx.now
 
-        if not await self._store.query(lambda tx: tx.scalar(sa.select(sa.exists().where(over(tx))))):
+        if not await self._uow.query(lambda tx: tx.scalar(sa.select(sa.exists().where(over(tx))))):
             return 0
-        return await self._store.transact(lambda tx: _give_back(tx, over(tx), self._store.settings))
+        return await self._uow.transact(lambda tx: _give_back(tx, over(tx), self._uow.settings))
 
 
 def _waiting(submission: str | None) -> sa.ColumnElement[bool]:
@@ -85,12 +85,12 @@ def _waiting(submission: str | None) -> sa.ColumnElement[bool]:
 JOINED = rollouts.join(groups, groups.c.id == rollouts.c.group_id)
 
 
-def _anything(tx: Transaction, submission: str | None) -> bool:
+def _anything(tx: Tx, submission: str | None) -> bool:
     waiting = sa.select(rollouts.c.id).select_from(JOINED).where(_waiting(submission)).limit(1)
     return tx.first(waiting) is not None or queue_head(tx, submission) is not None
 
 
-def _lease(tx: Transaction, node: str, request: LeaseRollouts, silence: float) -> Sequence[AssignedRollout]:
+def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float) -> Sequence[AssignedRollout]:
     note_node(tx, node, request.submission)
     _open_what_is_due(tx, request, silence)
     chosen = (
@@ -113,7 +113,7 @@ def _lease(tx: Transaction, node: str, request: LeaseRollouts, silence: float) -
     return [AssignedRollout(row.id, token, policies[row.group_id], tasks[row.group_id]) for row in waiting]
 
 
-def _open_what_is_due(tx: Transaction, request: LeaseRollouts, silence: float) -> None:
+def _open_what_is_due(tx: Tx, request: LeaseRollouts, silence: float) -> None:
     """Opens groups of queued tasks until those that go first could fill the node."""
     while (head := queue_head(tx, request.submission, silence)) is not None:
         ahead = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
@@ -123,7 +123,7 @@ def _open_what_is_due(tx: Transaction, request: LeaseRollouts, silence: float) -
             return
 
 
-def _heartbeat(tx: Transaction, tokens: Collection[str], ttl: float) -> list[str]:
+def _heartbeat(tx: Tx, tokens: Collection[str], ttl: float) -> list[str]:
     held = sa.and_(rollouts.c.node_token.in_(tokens), rollouts.c.node_expires_at > tx.now)
     own = [row.id for row in tx.all(sa.select(rollouts.c.id).where(held))]
     # What another transaction changes just now is left to the next heartbeat.
@@ -133,7 +133,7 @@ def _heartbeat(tx: Transaction, tokens: Collection[str], ttl: float) -> list[str
     return own
 
 
-def _give_back(tx: Transaction, which: sa.ColumnElement[bool], settings: LedgerSettings | None) -> int:
+def _give_back(tx: Tx, which: sa.ColumnElement[bool], settings: LedgerSettings | None) -> int:
     """Ends the claims `which`. With `settings` each counts as a failure of the node, and too many lose the rollout."""
     concerned = sa.select(rollouts.c.group_id).where(rollouts.c.node_token.is_not(None), which)
     lock = sa.select(groups).where(groups.c.id.in_(concerned)).order_by(groups.c.id)
@@ -157,7 +157,7 @@ def _again(row: Any, *, counted: bool) -> dict[str, Any]:
     return {**FREE, "status": RolloutStatus.PENDING, "infra_failures": row.infra_failures + counted}
 
 
-def _lost(tx: Transaction, row: Any) -> dict[str, Any]:
+def _lost(tx: Tx, row: Any) -> dict[str, Any]:
     reason = f"{row.infra_failures + 1} nodes died under it, the last one was {row.node}"
     ended = {"scoring": Scoring.UNSCORABLE, "reason": reason, "cause": Cause.INFRASTRUCTURE, "finished_at": tx.now}
     return {**FREE, **ended, "status": RolloutStatus.LOST, "infra_failures": row.infra_failures + 1}

@@ -1,4 +1,4 @@
-"""Policies: their versions, and how much the rollout side may have outstanding for their trainers."""
+"""PolicyVersions: their versions, and how much the rollout side may have outstanding for their trainers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import sqlalchemy as sa
 from rolltap.contract.trainer import PolicyState
 from rolltap.errors import ConfigError, LedgerError, UnknownPolicy
 from rolltap.ledger.base import PolicyStats
-from rolltap.ledger.lineage import lineage_of
 from rolltap.ledger.rows import OUTSTANDING
 from rolltap.ledger.schema import abandoned, demands, groups, policies, rollouts
-from rolltap.ledger.store import Store, Transaction
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork
+from rolltap.ledger.version_history import history_of
 from rolltap.types import GroupStatus
 
 
-class Policies:
-    """A version names one set of weights for ever; it only goes up (see `rolltap.ledger.lineage`)."""
+class PolicyVersions:
+    """A version names one set of weights for ever; it only goes up (see `rolltap.ledger.version_history`)."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
 
     async def register(self, name: str, *, tokenizer_hash: str = "", version: int = 0) -> PolicyState:
         """Makes the policy known; a known one keeps its version. `ConfigError` if its tokenizer has changed."""
 
-        def work(tx: Transaction) -> PolicyState:
+        def work(tx: Tx) -> PolicyState:
             fresh = {"name": name, "version": version, "given": version, "tokenizer_hash": tokenizer_hash}
             if tx.insert_new(policies, {**fresh, "paused": None, "created_at": tx.now}):
                 return _state_of(locked_policy(tx, name))
@@ -41,48 +41,48 @@ class Policies:
                 tx.run(_update(name).values(tokenizer_hash=tokenizer_hash))
             return _state_of(locked_policy(tx, name))
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
     async def get(self, name: str) -> PolicyState:
-        return await self._store.query(lambda tx: _state_of(policy_row(tx, name)))
+        return await self._uow.query(lambda tx: _state_of(policy_row(tx, name)))
 
     async def list(self) -> Sequence[PolicyState]:
         statement = sa.select(policies).order_by(policies.c.name)
-        return await self._store.query(lambda tx: [_state_of(row) for row in tx.all(statement)])
+        return await self._uow.query(lambda tx: [_state_of(row) for row in tx.all(statement)])
 
     async def set_version(self, name: str, version: int) -> PolicyState:
         """From now on the engines serve `version`. Setting the current one again changes nothing."""
 
-        def work(tx: Transaction) -> PolicyState:
+        def work(tx: Tx) -> PolicyState:
             _give(tx, name, version)
             tx.run(_update(name).values(version=version))
             tx.note("policy_version", name, version=version)
             tx.wake_trainers()
             return _state_of(locked_policy(tx, name))
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
     async def give_version(self, name: str, version: int) -> None:
         """The engines are about to load weights as `version`: from now on the number is never that of others.
 
         `LedgerError` if it is lower than the one served, or of weights that a rewind abandoned.
         """
-        await self._store.transact(lambda tx: _give(tx, name, version))
+        await self._uow.transact(lambda tx: _give(tx, name, version))
 
     async def set_paused(self, name: str, mode: str | None) -> None:
         """Notes that a weight update has begun in `mode`, or has ended."""
 
-        def work(tx: Transaction) -> None:
+        def work(tx: Tx) -> None:
             locked_policy(tx, name)
             tx.run(_update(name).values(paused=mode))
             tx.note("policy_paused" if mode else "policy_resumed", name, mode=mode)
 
-        await self._store.transact(work)
+        await self._uow.transact(work)
 
     async def stats(self, name: str) -> PolicyStats:
         """Counts of everything the ledger holds for the policy."""
-        silence = self._store.settings.trainer_silence
-        return await self._store.query(lambda tx: _stats(tx, policy_row(tx, name), silence))
+        silence = self._uow.settings.trainer_silence
+        return await self._uow.query(lambda tx: _stats(tx, policy_row(tx, name), silence))
 
 
 def _update(name: str) -> sa.Update:
@@ -93,7 +93,7 @@ def _state_of(row: Any) -> PolicyState:
     return PolicyState(row.name, row.version, row.tokenizer_hash, row.paused)
 
 
-def restore(tx: Transaction, name: str, version: int) -> int:
+def restore(tx: Tx, name: str, version: int) -> int:
     """The policy's trainer has the weights of `version` again: what was made after it is abandoned.
 
     Returns the number under which these weights go on: `version` itself if nothing was made after it.
@@ -109,10 +109,10 @@ def restore(tx: Transaction, name: str, version: int) -> int:
     return policy.given + 1
 
 
-def _give(tx: Transaction, name: str, version: int) -> None:
+def _give(tx: Tx, name: str, version: int) -> None:
     _check_number(version)
     policy = locked_policy(tx, name)
-    taken_back = [last for _, last in lineage_of(tx, policy).abandoned]
+    taken_back = [last for _, last in history_of(tx, policy).abandoned]
     lowest = max([policy.version, *(last + 1 for last in taken_back)])
     if version < lowest:
         raise LedgerError(
@@ -128,14 +128,14 @@ def _check_number(version: int) -> None:
         raise LedgerError(f"weight versions are counted from 0, not {version}", param="version")
 
 
-def policy_row(tx: Transaction, name: str) -> Any:
+def policy_row(tx: Tx, name: str) -> Any:
     row = tx.first(sa.select(policies).where(policies.c.name == name))
     if row is None:
         raise _unknown(tx, name)
     return row
 
 
-def locked_policy(tx: Transaction, name: str) -> Any:
+def locked_policy(tx: Tx, name: str) -> Any:
     """The policy's row, locked until the transaction ends."""
     row = tx.first(sa.select(policies).where(policies.c.name == name).with_for_update(key_share=True))
     if row is None:
@@ -143,24 +143,24 @@ def locked_policy(tx: Transaction, name: str) -> Any:
     return row
 
 
-def _unknown(tx: Transaction, name: str) -> UnknownPolicy:
+def _unknown(tx: Tx, name: str) -> UnknownPolicy:
     known = ", ".join(tx.connection.execute(sa.select(policies.c.name).order_by(policies.c.name)).scalars())
     return UnknownPolicy(f"no policy {name!r}; known: {known or 'none'}", param="policy")
 
 
-def outstanding(tx: Transaction, policy: str) -> int:
+def outstanding(tx: Tx, policy: str) -> int:
     """How many groups are under way, wait for a trainer, or are with one."""
     statement = sa.select(sa.func.count()).where(groups.c.policy == policy, groups.c.status.in_(OUTSTANDING))
     return tx.scalar(statement)
 
 
-def demands_of(tx: Transaction, policy: str, silence: float) -> Sequence[Any]:
+def demands_of(tx: Tx, policy: str, silence: float) -> Sequence[Any]:
     """What the policy's trainers take, of those that were heard of in the last `silence` seconds."""
     heard = sa.and_(demands.c.policy == policy, demands.c.seen_at > tx.now - silence)
     return tx.all(sa.select(demands).where(heard).order_by(demands.c.trainer))
 
 
-def room(tx: Transaction, policy: str, silence: float) -> int | None:
+def room(tx: Tx, policy: str, silence: float) -> int | None:
     """How many groups may be opened: (max_staleness + 1) · batch over its trainers, less the outstanding ones.
 
     None where no trainer was heard of in the last `silence` seconds or one of them takes groups of any age.
@@ -172,7 +172,7 @@ def room(tx: Transaction, policy: str, silence: float) -> int | None:
     return max(0, limit - outstanding(tx, policy))
 
 
-def _stats(tx: Transaction, policy: Any, silence: float) -> PolicyStats:
+def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
     of_policy = groups.c.policy == policy.name
     by_status = tx.all(sa.select(groups.c.status, sa.func.count()).where(of_policy).group_by(groups.c.status))
     of_rollouts = (
@@ -184,8 +184,8 @@ def _stats(tx: Transaction, policy: Any, silence: float) -> PolicyStats:
     ready = sa.select(groups.c.oldest_version).where(
         of_policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version >= 0
     )
-    lineage = lineage_of(tx, policy)
-    ages = Counter(lineage.behind(row.oldest_version) for row in tx.all(ready))
+    history = history_of(tx, policy)
+    ages = Counter(history.behind(row.oldest_version) for row in tx.all(ready))
     return PolicyStats(
         policy=policy.name,
         version=policy.version,

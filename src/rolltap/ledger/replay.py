@@ -5,34 +5,34 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from rolltap.contract.trainer import LeaseRequest, Replay
-from rolltap.ledger.claims import Claim, lock_trainer, open_lease
-from rolltap.ledger.lineage import Lineage, fresh, lineage_of
+from rolltap.ledger.claims import ClaimedGroups, lock_trainer, open_lease
 from rolltap.ledger.policies import policy_row
 from rolltap.ledger.schema import groups
-from rolltap.ledger.store import Transaction
+from rolltap.ledger.unit_of_work import Tx
+from rolltap.ledger.version_history import VersionHistory, fresh, history_of
 from rolltap.types import GroupStatus
 
 
-def claim_replay(tx: Transaction, request: LeaseRequest, wanted: Replay) -> Claim:
+def claim_replay(tx: Tx, request: LeaseRequest, wanted: Replay) -> ClaimedGroups:
     """A lease on groups that `wanted` describes. They may be leased for replay any number of times."""
-    lineage = lineage_of(tx, policy_row(tx, request.policy))
+    history = history_of(tx, policy_row(tx, request.policy))
     lock_trainer(tx, request.trainer)
-    group_ids = _matching(tx, request, wanted, lineage)
+    group_ids = _matching(tx, request, wanted, history)
     if not group_ids:
-        return Claim("", 0, (), lineage)
+        return ClaimedGroups("", 0, (), history)
     token, lease_id = open_lease(tx, request, group_ids, replay=True)
-    return Claim(lease_id, token, group_ids, lineage, replay=True)
+    return ClaimedGroups(lease_id, token, group_ids, history, replay=True)
 
 
-def _matching(tx: Transaction, request: LeaseRequest, wanted: Replay, lineage: Lineage) -> tuple[str, ...]:
+def _matching(tx: Tx, request: LeaseRequest, wanted: Replay, history: VersionHistory) -> tuple[str, ...]:
     statement = sa.select(groups.c.id, groups.c.tags).where(
         groups.c.policy == request.policy,
         groups.c.status == GroupStatus.ACKNOWLEDGED,
         groups.c.oldest_version >= 0,
-        groups.c.oldest_version < lineage.oldest(wanted.min_age - 1),
+        groups.c.oldest_version < history.oldest(wanted.min_age - 1),
     )
     if wanted.max_age is not None:
-        statement = statement.where(fresh(lineage, wanted.max_age))
+        statement = statement.where(fresh(history, wanted.max_age))
     if wanted.min_reward is not None:
         statement = statement.where(groups.c.reward_mean >= wanted.min_reward)
     if wanted.max_reward is not None:

@@ -13,13 +13,13 @@ from rolltap.ids import new_id
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rows import locked_group, reward_of
 from rolltap.ledger.schema import rewards
-from rolltap.ledger.store import Store, Transaction
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.types import Reward
 
 
 class Rewards:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
 
     async def append(self, reward: NewReward) -> Reward:
         """Appends; the same `id` with the same content again changes nothing, with another is refused.
@@ -29,7 +29,7 @@ class Rewards:
         """
         id = reward.id or new_id()
 
-        def work(tx: Transaction) -> Reward:
+        def work(tx: Tx) -> Reward:
             rollout, group = locked_group(tx, reward.rollout_id)
             known = tx.first(sa.select(rewards).where(rewards.c.id == id))
             if known is not None:
@@ -54,18 +54,18 @@ class Rewards:
             if not tx.insert_new(rewards, values):
                 raise LedgerError(f"reward {id} is on record for another rollout; use a new id", param="id")
             tx.note("reward", rollout.id, group_id=group.id, scope=reward.scope, value=reward.value)
-            settle(tx, group, self._store.settings)
+            settle(tx, group, self._uow.settings)
             return Reward(
                 id, rollout.id, reward.value, reward.scope, reward.source, dict(reward.detail), created_at=tx.now
             )
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
     async def of(self, rollout_id: str) -> Sequence[Reward]:
         """Every reward ever appended to the rollout, also of earlier attempts, in order."""
         statement = sa.select(rewards).where(rewards.c.rollout_id == rollout_id)
         ordered = statement.order_by(rewards.c.created_at, rewards.c.id)
-        return await self._store.query(lambda tx: [reward_of(row) for row in tx.all(ordered)])
+        return await self._uow.query(lambda tx: [reward_of(row) for row in tx.all(ordered)])
 
 
 def _check_same(known: Any, reward: NewReward) -> None:

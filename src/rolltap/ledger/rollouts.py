@@ -18,13 +18,13 @@ from rolltap.ledger.base import StartedRollout, TrainedVersions
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rows import load_group, locked_group
 from rolltap.ledger.schema import attempts, evaluations, rollouts
-from rolltap.ledger.store import Store, Transaction
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.types import Group, Rollout, RolloutStatus, Scoring
 
 
 class Rollouts:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
 
     async def get(self, rollout_id: str) -> Rollout:
         group = await self.group_of(rollout_id)
@@ -32,7 +32,7 @@ class Rollouts:
 
     async def evaluation(self, rollout_id: str) -> str:
         """What the rollout's evaluator saw; "" where there was none."""
-        packed = await self._store.query(
+        packed = await self._uow.query(
             lambda tx: tx.scalar(sa.select(evaluations.c.seen).where(evaluations.c.rollout_id == rollout_id))
         )
         return unpack_bytes(packed or b"").decode()
@@ -40,13 +40,13 @@ class Rollouts:
     async def group_of(self, rollout_id: str) -> Group:
         """The group that the rollout belongs to."""
 
-        def work(tx: Transaction) -> Group:
+        def work(tx: Tx) -> Group:
             group_id = tx.scalar(sa.select(rollouts.c.group_id).where(rollouts.c.id == rollout_id))
             if group_id is None:
                 raise NotFound(f"no rollout {rollout_id!r}", param="rollout_id")
             return load_group(tx, group_id)
 
-        return await self._store.query(work)
+        return await self._uow.query(work)
 
     async def start(
         self, rollout_id: str, session_id: str, *, runner: str = "", node_token: str = ""
@@ -56,7 +56,7 @@ class Rollouts:
         `LedgerError` if the rollout has ended, `LeaseLost` if it is another node's.
         """
 
-        def work(tx: Transaction) -> StartedRollout:
+        def work(tx: Tx) -> StartedRollout:
             rollout, group = locked_group(tx, rollout_id)
             if RolloutStatus(rollout.status).terminal:
                 raise LedgerError(f"rollout {rollout_id} has ended as {rollout.status}; it can't be started again")
@@ -71,7 +71,7 @@ class Rollouts:
             found = next(one for one in load_group(tx, group.id).rollouts if one.id == rollout_id)
             return StartedRollout(found, group.policy)
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
     async def finish(self, rollout_id: str, ending: FinishRollout) -> Rollout:
         """The one terminal state; the session is closed. The same ending again changes nothing.
@@ -83,24 +83,24 @@ class Rollouts:
         if not _check_ending(rollout, ending):
             return rollout
         if rollout.session_id is not None:
-            await self._store.close_session(rollout.session_id)
+            await self._uow.close_session(rollout.session_id)
         trained, ending = await self._trained(rollout, ending)
 
-        def work(tx: Transaction) -> None:
+        def work(tx: Tx) -> None:
             row, group = locked_group(tx, rollout_id)
             if _check_ending(row, ending):
                 _check_claim(row, ending.node_token)
                 _end(tx, row, ending, trained)
-                settle(tx, group, self._store.settings)
+                settle(tx, group, self._uow.settings)
 
-        await self._store.transact(work)
+        await self._uow.transact(work)
         return await self.get(rollout_id)
 
     async def _trained(self, rollout: Rollout, ending: FinishRollout) -> tuple[TrainedVersions, FinishRollout]:
         if ending.counts_as is not Scoring.SCORED or rollout.session_id is None:
             return TrainedVersions(), ending
         try:
-            (trajectory,) = await self._store.trajectories([rollout.session_id])
+            (trajectory,) = await self._uow.trajectories([rollout.session_id])
             return TrainedVersions.of(trajectory), ending
         except (RecordCorrupt, AlignmentError) as error:
             reason = f"{ending.reason}; " if ending.reason else ""
@@ -132,7 +132,7 @@ def _check_claim(row: Any, node_token: str) -> None:
         raise LeaseLost(f"rollout {row.id} is not this node's any more; its claim ran out or was given to another")
 
 
-def _end(tx: Transaction, row: Any, ending: FinishRollout, trained: TrainedVersions) -> None:
+def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> None:
     tx.run(
         sa.update(rollouts)
         .where(rollouts.c.id == row.id)

@@ -15,7 +15,7 @@ from rolltap.contract.admin import GroupRule
 from rolltap.errors import NotFound
 from rolltap.ledger.rules import Member
 from rolltap.ledger.schema import groups, rewards, rollouts, tasks
-from rolltap.ledger.store import Transaction
+from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Cause, Group, GroupStatus, Reward, Rollout, RolloutStatus, Scoring, Task
 
 OUTSTANDING = (GroupStatus.OPEN, GroupStatus.COMPLETE, GroupStatus.LEASED)
@@ -99,7 +99,7 @@ def task_digest(task: Task) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()
 
 
-def rollout_rows(tx: Transaction, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, Rollout]]]:
+def rollout_rows(tx: Tx, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, Rollout]]]:
     """Every rollout of the groups in order, as its row and as the type, by group. Rewards are of the last attempt."""
     earned: defaultdict[str, list[Reward]] = defaultdict(list)
     current = (
@@ -122,7 +122,7 @@ def rollout_rows(tx: Transaction, group_ids: Sequence[str]) -> dict[str, list[tu
     return found
 
 
-def load_groups(tx: Transaction, group_ids: Sequence[str]) -> list[Group]:
+def load_groups(tx: Tx, group_ids: Sequence[str]) -> list[Group]:
     """The groups in the order of `group_ids`; unknown ones are left out."""
     if not group_ids:
         return []
@@ -135,14 +135,14 @@ def load_groups(tx: Transaction, group_ids: Sequence[str]) -> list[Group]:
     ]
 
 
-def load_group(tx: Transaction, group_id: str) -> Group:
+def load_group(tx: Tx, group_id: str) -> Group:
     found = load_groups(tx, [group_id])
     if not found:
         raise NotFound(f"no group {group_id!r}", param="group_id")
     return found[0]
 
 
-def load_tasks(tx: Transaction, group_ids: Sequence[str]) -> dict[str, Task]:
+def load_tasks(tx: Tx, group_ids: Sequence[str]) -> dict[str, Task]:
     """The task of each group, by the group's id."""
     statement = (
         sa.select(tasks, groups.c.id.label("group_id"))
@@ -152,13 +152,13 @@ def load_tasks(tx: Transaction, group_ids: Sequence[str]) -> dict[str, Task]:
     return {row.group_id: task_of(row) for row in tx.all(statement)}
 
 
-def trained_rollouts(tx: Transaction, group_ids: Sequence[str]) -> set[str]:
+def trained_rollouts(tx: Tx, group_ids: Sequence[str]) -> set[str]:
     """The ids of the groups' rollouts that had tokens to train when they ended."""
     had = sa.select(rollouts.c.id).where(rollouts.c.group_id.in_(group_ids), rollouts.c.oldest_version >= 0)
     return {row.id for row in tx.all(had)}
 
 
-def locked_group(tx: Transaction, rollout_id: str) -> tuple[Any, Any]:
+def locked_group(tx: Tx, rollout_id: str) -> tuple[Any, Any]:
     """The rows of a rollout and of its group, which is locked until the transaction ends."""
     group_id = tx.scalar(sa.select(rollouts.c.group_id).where(rollouts.c.id == rollout_id))
     if group_id is None:

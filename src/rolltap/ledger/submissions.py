@@ -24,7 +24,7 @@ from rolltap.ledger.groups import GroupSpec, insert_group, insert_task
 from rolltap.ledger.policies import locked_policy, room
 from rolltap.ledger.rows import load_groups, rule_json, rule_of, task_digest, task_of
 from rolltap.ledger.schema import groups, policies, rollouts, submissions, submitted, tasks
-from rolltap.ledger.store import Store, Transaction
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.ledger.waiting import waits_for
 from rolltap.types import Group, GroupStatus, Task
 
@@ -96,14 +96,14 @@ class Submission:
 
 
 class Submissions:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
 
     async def submit(self, spec: SubmissionSpec, *, submission_id: str | None = None) -> Submission:
         """Queues the tasks; the same `submission_id` with the same content again changes nothing."""
         id = submission_id or new_id()
 
-        def work(tx: Transaction) -> Submission:
+        def work(tx: Tx) -> Submission:
             locked_policy(tx, spec.policy)
             known = tx.first(sa.select(submissions).where(submissions.c.id == id))
             if known is None:
@@ -112,34 +112,34 @@ class Submissions:
                 raise LedgerError(
                     f"submission {id} is on record with other tasks or settings; use a new id", param="id"
                 )
-            return _load(tx, id, self._store.settings)
+            return _load(tx, id, self._uow.settings)
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
     async def get(self, submission_id: str) -> Submission:
-        return await self._store.query(lambda tx: _load(tx, submission_id, self._store.settings))
+        return await self._uow.query(lambda tx: _load(tx, submission_id, self._uow.settings))
 
     async def list(self, *, limit: int = 50) -> Sequence[Submission]:
         """The newest first."""
         ids = sa.select(submissions.c.id).order_by(submissions.c.created_at.desc(), submissions.c.id.desc())
-        settings = self._store.settings
-        return await self._store.query(lambda tx: [_load(tx, row.id, settings) for row in tx.all(ids.limit(limit))])
+        settings = self._uow.settings
+        return await self._uow.query(lambda tx: [_load(tx, row.id, settings) for row in tx.all(ids.limit(limit))])
 
     async def groups(self, submission_id: str, *, after: str = "", limit: int = 100) -> Sequence[Group]:
         """Its groups by id, with rollouts and rewards; `after` is the last id of the former page."""
         ids = sa.select(groups.c.id).where(groups.c.submission_id == submission_id, groups.c.id > after)
         ids = ids.order_by(groups.c.id).limit(limit)
-        return await self._store.query(lambda tx: load_groups(tx, [row.id for row in tx.all(ids)]))
+        return await self._uow.query(lambda tx: load_groups(tx, [row.id for row in tx.all(ids)]))
 
     async def of_group(self, group_id: str) -> str | None:
         """The submission that the group belongs to."""
         found = sa.select(groups.c.submission_id).where(groups.c.id == group_id)
-        return await self._store.query(lambda tx: tx.scalar(found))
+        return await self._uow.query(lambda tx: tx.scalar(found))
 
     async def cancel(self, submission_id: str, reason: str = "cancelled") -> Submission:
         """Nothing more of it is started, and what is under way is cancelled; groups that are complete stay."""
 
-        def work(tx: Transaction) -> Submission:
+        def work(tx: Tx) -> Submission:
             locked = sa.select(submissions).where(submissions.c.id == submission_id).with_for_update()
             row = tx.first(locked)
             if row is None:
@@ -149,12 +149,12 @@ class Submissions:
                 tx.run(change.values(cancelled_at=tx.now))
                 tx.note("submission_cancelled", submission_id, reason=reason)
             _cancel_open(tx, submission_id, reason)
-            return _load(tx, submission_id, self._store.settings)
+            return _load(tx, submission_id, self._uow.settings)
 
-        return await self._store.transact(work)
+        return await self._uow.transact(work)
 
 
-def _insert(tx: Transaction, id: str, spec: SubmissionSpec) -> None:
+def _insert(tx: Tx, id: str, spec: SubmissionSpec) -> None:
     values = {
         "id": id,
         "digest": spec.digest,
@@ -173,7 +173,7 @@ def _insert(tx: Transaction, id: str, spec: SubmissionSpec) -> None:
     tx.note("submitted", id, policy=spec.policy, tasks=len(spec.tasks), n=spec.n)
 
 
-def queue_head(tx: Transaction, submission: str | None, silence: float | None = None) -> Any:
+def queue_head(tx: Tx, submission: str | None, silence: float | None = None) -> Any:
     """The queued task that goes next, locked, or None. With `silence`, only of policies that have room for a group."""
     waiting = (
         sa.select(submitted, submissions.c.priority, submissions.c.policy)
@@ -192,7 +192,7 @@ def queue_head(tx: Transaction, submission: str | None, silence: float | None = 
     return tx.first(waiting.with_for_update(skip_locked=True, of=submitted))
 
 
-def open_queued(tx: Transaction, head: Any, silence: float) -> bool:
+def open_queued(tx: Tx, head: Any, silence: float) -> bool:
     """Opens the group of a queued task; False where another transaction has just taken the room."""
     locked_policy(tx, head.policy)
     if room(tx, head.policy, silence) == 0:
@@ -209,7 +209,7 @@ def open_queued(tx: Transaction, head: Any, silence: float) -> bool:
     return True
 
 
-def _cancel_open(tx: Transaction, submission_id: str, reason: str) -> None:
+def _cancel_open(tx: Tx, submission_id: str, reason: str) -> None:
     still = sa.select(groups).where(groups.c.submission_id == submission_id, groups.c.status == GroupStatus.OPEN)
     for group in tx.all(still.order_by(groups.c.id).with_for_update(key_share=True)):
         rows = tx.all(sa.select(rollouts).where(rollouts.c.group_id == group.id))
@@ -217,7 +217,7 @@ def _cancel_open(tx: Transaction, submission_id: str, reason: str) -> None:
         drop(tx, group.id, reason)
 
 
-def _load(tx: Transaction, id: str, settings: LedgerSettings) -> Submission:
+def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
     row = tx.first(sa.select(submissions).where(submissions.c.id == id))
     if row is None:
         raise _unknown(id)

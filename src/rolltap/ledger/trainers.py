@@ -10,10 +10,10 @@ from rolltap.contract.trainer import LeaseRequest, Rewound
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import dead_letters, leases
 from rolltap.ledger.base import DeadLetter, TrainedVersions
-from rolltap.ledger.claims import Claim, claim, count_ready, return_group
+from rolltap.ledger.claims import ClaimedGroups, claim, count_ready, return_group
 from rolltap.ledger.replay import claim_replay
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
-from rolltap.ledger.store import Store, wait_for
+from rolltap.ledger.unit_of_work import UnitOfWork, wait_for
 from rolltap.types import NO_VERSION, Group, Lease, LeasedGroup, RolloutRecord, Scoring, Task, Trajectory
 
 GROUPS_AT_ONCE = 16
@@ -23,8 +23,8 @@ GROUPS_AT_ONCE = 16
 class Trainers:
     """Leases in and out. See `rolltap.ledger.leases` for what a trainer must keep to."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
 
     async def lease(self, request: LeaseRequest) -> Lease:
         """Groups for the trainer. Without a group the lease has token 0.
@@ -33,59 +33,59 @@ class Trainers:
         """
         if request.replay is not None:
             replay = request.replay
-            claimed = await self._store.transact(lambda tx: claim_replay(tx, request, replay))
+            claimed = await self._uow.transact(lambda tx: claim_replay(tx, request, replay))
             return await self._delivered(request, claimed)
         enough = min(request.at_least or request.groups, request.groups) if request.wait else 1
-        claimed = await self._store.transact(lambda tx: claim(tx, request, at_least=enough))
+        claimed = await self._uow.transact(lambda tx: claim(tx, request, at_least=enough))
         if request.wait and not claimed.group_ids:
             await self._until_ready(request, enough)
-            claimed = await self._store.transact(lambda tx: claim(tx, request))
+            claimed = await self._uow.transact(lambda tx: claim(tx, request))
         return await self._delivered(request, claimed)
 
     async def _until_ready(self, request: LeaseRequest, enough: int) -> None:
         """Returns when `enough` groups are ready, or after `request.wait` seconds."""
         deadline = time.monotonic() + request.wait
         while (left := deadline - time.monotonic()) > 0:
-            ticket = self._store.ready.ticket()
-            if await self._store.query(lambda tx: count_ready(tx, request)) >= enough:
+            ticket = self._uow.ready.ticket()
+            if await self._uow.query(lambda tx: count_ready(tx, request)) >= enough:
                 return
-            await wait_for(ticket, min(left, self._store.settings.poll))
+            await wait_for(ticket, min(left, self._uow.settings.poll))
 
     async def extend(self, lease_id: str, token: int, ttl: float | None = None) -> float:
         """The lease holds for `ttl` seconds from now, which are returned."""
-        ttl = self._store.settings.lease_ttl if ttl is None else ttl
+        ttl = self._uow.settings.lease_ttl if ttl is None else ttl
         check_ttl(ttl)
-        return await self._store.transact(lambda tx: leases.extend(tx, lease_id, token, ttl))
+        return await self._uow.transact(lambda tx: leases.extend(tx, lease_id, token, ttl))
 
     async def acknowledge(self, lease_id: str, token: int, step: int) -> int:
         """The lease's groups are part of step `step`: they are never leased again, except by a rewind or as replay."""
-        return await self._store.transact(lambda tx: leases.acknowledge(tx, lease_id, token, step))
+        return await self._uow.transact(lambda tx: leases.acknowledge(tx, lease_id, token, step))
 
     async def refuse(self, lease_id: str, token: int, reason: str, blamed: Sequence[str] = ()) -> int:
         """The trainer could not use the lease's groups; `blamed` (default: all) count a failure. Returns the dead."""
-        settings = self._store.settings
-        return await self._store.transact(lambda tx: leases.refuse(tx, lease_id, token, reason, blamed, settings))
+        settings = self._uow.settings
+        return await self._uow.transact(lambda tx: leases.refuse(tx, lease_id, token, reason, blamed, settings))
 
     async def release(self, lease_id: str, token: int) -> None:
         """The lease was never used: its groups are ready again, and no failure is counted."""
-        await self._store.transact(lambda tx: leases.release(tx, lease_id, token))
+        await self._uow.transact(lambda tx: leases.release(tx, lease_id, token))
 
     async def rewind(self, trainer: str, step: int, versions: Mapping[str, int]) -> Rewound:
         """After a checkpoint of `step` was restored, of `versions` by policy: what came after it comes back."""
-        return await self._store.transact(lambda tx: leases.rewind(tx, trainer, step, versions))
+        return await self._uow.transact(lambda tx: leases.rewind(tx, trainer, step, versions))
 
     async def dead_letters(self, policy: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
-        return await self._store.query(lambda tx: dead_letters.listed(tx, policy, limit))
+        return await self._uow.query(lambda tx: dead_letters.listed(tx, policy, limit))
 
     async def revive(self, group_id: str) -> None:
         """The dead group is ready again, its failures forgotten."""
-        await self._store.transact(lambda tx: dead_letters.revive(tx, group_id))
+        await self._uow.transact(lambda tx: dead_letters.revive(tx, group_id))
 
-    async def _delivered(self, request: LeaseRequest, claimed: Claim) -> Lease:
+    async def _delivered(self, request: LeaseRequest, claimed: ClaimedGroups) -> Lease:
         """The claim with its trajectories. A group that can't be rebuilt is taken out and counts a failure."""
         made_at = time.monotonic()
         ids = claimed.group_ids
-        found, tasks, trained = await self._store.query(
+        found, tasks, trained = await self._uow.query(
             lambda tx: (load_groups(tx, ids), load_tasks(tx, ids), trained_rollouts(tx, ids))
         )
         delivered: list[LeasedGroup] = []
@@ -97,12 +97,12 @@ class Trainers:
             policy=request.policy,
             token=claimed.token,
             expires_in=max(0.0, request.ttl - (time.monotonic() - made_at)),
-            policy_version=claimed.lineage.version,
+            policy_version=claimed.history.version,
             groups=tuple(delivered),
         )
 
     async def _rebuilt(
-        self, groups: Sequence[Group], tasks: Mapping[str, Task], trained: Set[str], claimed: Claim
+        self, groups: Sequence[Group], tasks: Mapping[str, Task], trained: Set[str], claimed: ClaimedGroups
     ) -> list[LeasedGroup]:
         """The groups with their trajectories, read together; one by one if one of them can't be rebuilt.
 
@@ -110,7 +110,7 @@ class Trainers:
         """
         wanted = [session_id for group in groups for session_id in _sessions(group)]
         try:
-            found = dict(zip(wanted, await self._store.trajectories(wanted), strict=True))
+            found = dict(zip(wanted, await self._uow.trajectories(wanted), strict=True))
             for group in groups:
                 _check_kept(group, found, trained)
         except (RecordCorrupt, AlignmentError) as error:
@@ -120,9 +120,9 @@ class Trainers:
             return []
         return [_leased_group(group, tasks[group.id], found, claimed) for group in groups]
 
-    async def _return(self, group_id: str, claimed: Claim, reason: str) -> None:
-        settings = self._store.settings
-        await self._store.transact(lambda tx: return_group(tx, group_id, claimed.token, reason, settings))
+    async def _return(self, group_id: str, claimed: ClaimedGroups, reason: str) -> None:
+        settings = self._uow.settings
+        await self._uow.transact(lambda tx: return_group(tx, group_id, claimed.token, reason, settings))
 
 
 def _sessions(group: Group) -> list[str]:
@@ -138,7 +138,7 @@ def _check_kept(group: Group, found: Mapping[str, Trajectory], trained: Set[str]
             raise RecordCorrupt(f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed")
 
 
-def _leased_group(group: Group, task: Task, found: Mapping[str, Trajectory], claimed: Claim) -> LeasedGroup:
+def _leased_group(group: Group, task: Task, found: Mapping[str, Trajectory], claimed: ClaimedGroups) -> LeasedGroup:
     """`found` are trajectories by session; those of unscorable rollouts are empty."""
     records = tuple(
         RolloutRecord(
@@ -157,6 +157,6 @@ def _leased_group(group: Group, task: Task, found: Mapping[str, Trajectory], cla
         rollouts=records,
         oldest_version=oldest,
         newest_version=max((versions.newest for versions in known), default=NO_VERSION),
-        staleness=0 if oldest == NO_VERSION else claimed.lineage.behind(oldest),
+        staleness=0 if oldest == NO_VERSION else claimed.history.behind(oldest),
         replay=claimed.replay,
     )

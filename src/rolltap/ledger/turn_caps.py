@@ -7,28 +7,28 @@ import sqlalchemy as sa
 from rolltap.errors import InvalidRequest
 from rolltap.ledger.policies import locked_policy
 from rolltap.ledger.schema import turn_caps
-from rolltap.ledger.store import Store, Transaction
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 
 
 class TurnCaps:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
 
     async def set(self, policy: str, turns: int) -> None:
         """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
         if turns < 0:
             raise InvalidRequest(f"a cap is a number of turns, or 0 for none; not {turns}", param="turns")
 
-        def work(tx: Transaction) -> None:
+        def work(tx: Tx) -> None:
             locked_policy(tx, policy)
             tx.run(sa.delete(turn_caps).where(turn_caps.c.policy == policy))
             tx.run(turn_caps.insert().values(policy=policy, turns=turns))
             tx.note("turn_cap", policy, turns=turns)
 
-        await self._store.transact(work)
+        await self._uow.transact(work)
 
     async def of(self, policy: str, asked: int) -> int:
         """The lower of what the policy and the task allow; 0 where neither has a cap."""
         found = sa.select(turn_caps.c.turns).where(turn_caps.c.policy == policy)
-        own = await self._store.query(lambda tx: tx.scalar(found)) or 0
+        own = await self._uow.query(lambda tx: tx.scalar(found)) or 0
         return min(own, asked) if own and asked else own or asked

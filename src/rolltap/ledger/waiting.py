@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.policies import demands_of, room
 from rolltap.ledger.schema import groups, nodes, rollouts
-from rolltap.ledger.store import Transaction
+from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus, RolloutStatus
 
 NODE_MEMORY = 60.0
@@ -23,7 +23,7 @@ NODE_MEMORY = 60.0
 FORGOTTEN_AFTER = 86_400.0
 
 
-def note_node(tx: Transaction, name: str, submission: str | None) -> None:
+def note_node(tx: Tx, name: str, submission: str | None) -> None:
     """The node asks for work now. Nodes that have not asked for a day are forgotten."""
     tx.run(sa.delete(nodes).where(nodes.c.asked_at < tx.now - FORGOTTEN_AFTER))
     values = {"submission_id": submission, "asked_at": tx.now}
@@ -31,7 +31,7 @@ def note_node(tx: Transaction, name: str, submission: str | None) -> None:
         tx.run(sa.update(nodes).where(nodes.c.name == name).values(values))
 
 
-def waits_for(tx: Transaction, submission: Any, queued: int, settings: LedgerSettings) -> str:
+def waits_for(tx: Tx, submission: Any, queued: int, settings: LedgerSettings) -> str:
     """What the work of a submission (its row) that nobody runs waits for, in words; "" where all of it runs."""
     free = (
         sa.select(sa.func.count())
@@ -44,7 +44,7 @@ def waits_for(tx: Transaction, submission: Any, queued: int, settings: LedgerSet
     return _for_trainers(tx, submission.policy, settings) if queued else ""
 
 
-def _for_a_node(tx: Transaction, submission: str) -> str:
+def _for_a_node(tx: Tx, submission: str) -> str:
     serves = sa.or_(nodes.c.submission_id.is_(None), nodes.c.submission_id == submission)
     holding = sa.exists().where(rollouts.c.node == nodes.c.name, rollouts.c.node_expires_at > tx.now)
     known = sa.select(nodes).where(serves).order_by(nodes.c.name)
@@ -56,7 +56,7 @@ def _for_a_node(tx: Transaction, submission: str) -> str:
     return f"a node: none asks for work (`rolltap node`){heard}"
 
 
-def _for_trainers(tx: Transaction, policy: str, settings: LedgerSettings) -> str:
+def _for_trainers(tx: Tx, policy: str, settings: LedgerSettings) -> str:
     asked = demands_of(tx, policy, settings.trainer_silence)
     who = _some([f"{row.trainer} (last heard of at {_time(row.seen_at)})" for row in asked])
     of_policy = sa.select(groups.c.status, sa.func.count()).where(groups.c.policy == policy)

@@ -12,15 +12,21 @@ from torch.nn import functional as F
 from torch.nn.attention import varlen
 
 from rolltap.trainer_client.attention import Layout, VariableLengths, span_attention
-from rolltap.trainer_client.packing import Span
+from rolltap.trainer_client.packing import TokenSpan
 
-SPANS = (Span(0, 6, 0), Span(6, 10, 6, (0,)), Span(10, 13, 6, (0,)), Span(13, 18, 0), Span(18, 20, 9, (0, 2)))
+SPANS = (
+    TokenSpan(0, 6, 0),
+    TokenSpan(6, 10, 6, (0,)),
+    TokenSpan(10, 13, 6, (0,)),
+    TokenSpan(13, 18, 0),
+    TokenSpan(18, 20, 9, (0, 2)),
+)
 """Two trunks; the first has two branches, one of them a branch of its own."""
 
 Varlen = Callable[..., Tensor]
 
 
-def layouts(spans: Sequence[Span]) -> tuple[Layout, Layout]:
+def layouts(spans: Sequence[TokenSpan]) -> tuple[Layout, Layout]:
     """As on the CPU, and as on CUDA."""
     plain = Layout.of(spans, torch.device("cpu"))
     return plain, Layout(plain.spans, plain.seen, VariableLengths.of(spans, plain.seen, torch.device("cpu")))

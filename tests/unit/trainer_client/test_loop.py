@@ -232,7 +232,7 @@ def test_a_group_that_cannot_be_trained_is_refused_and_the_others_are_trained(
 def test_even_groups_are_leased_beyond_when_asked(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
     plane.offer(random_group("even", [1.0, 1.0]), random_group("g0", [1.0, 0.0]))
     offer(plane, 1, start=1)
-    trainer(made(url, model, tmp_path, steps=1, loss={"drop_even_groups": True})).run()
+    trainer(made(url, model, tmp_path, steps=1, loss={"drop_zero_variance": True})).run()
     assert plane.acked == {"even": 1, "g0": 1, "g1": 1}
 
 

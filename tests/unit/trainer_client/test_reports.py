@@ -14,7 +14,7 @@ from rolltap.errors import ConfigError
 from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.metrics import Gauge, StepReport, describe_groups, describe_rollouts
+from rolltap.trainer_client.metrics import StepMetrics, StepReport, describe_groups, describe_rollouts
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.scoring import Scorer
 from rolltap.trainer_client.sinks import SINKS, Terminal, open_sinks
@@ -37,12 +37,12 @@ def test_infidelity_between_engine_and_trainer_shows_on_fresh_tokens_only() -> N
         batch = collate(pack)
         with torch.no_grad():
             own.append((batch, policy(batch)))
-    gauge = Gauge(torch.device("cpu"), version=3, threshold=0.05)
+    step_metrics = StepMetrics(torch.device("cpu"), version=3, threshold=0.05)
     for batch, predicted in own:
-        gauge.add(predicted, batch, PolicyLoss()(predicted, batch), first=True)
+        step_metrics.add(predicted, batch, PolicyLoss()(predicted, batch), first=True)
     batch, predicted = own[0]
     drift = (predicted.logprobs_M - batch.logprobs_M).abs()
-    found = gauge.read()
+    found = step_metrics.read()
     assert found["mismatch_mean"] == pytest.approx(float(drift.mean()), rel=1e-5)
     assert found["mismatch_max"] == pytest.approx(float(drift.max()), rel=1e-5)
     assert found["mismatch_share"] == pytest.approx(float((drift > 0.05).float().mean()), rel=1e-5)
@@ -95,5 +95,5 @@ def test_an_unknown_sink_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_no_trained_token_is_no_division_by_zero() -> None:
-    found = Gauge(torch.device("cpu"), 0, 0.2).read()
+    found = StepMetrics(torch.device("cpu"), 0, 0.2).read()
     assert (found["entropy"], found["clip_fraction"], found["correction"]) == (0, 0, 1)

@@ -1,6 +1,6 @@
 """One transaction of the ledger: its connection, the database's time, and what follows from its commit.
 
-Every operation of the ledger is a plain function of a `Transaction`, run in one hop to the database. Rows are locked
+Every operation of the ledger is a plain function of a `Tx`, run in one hop to the database. Rows are locked
 in the order trainer, lease, policy, group (what a transaction changes of a rollout, it changes under its group's
 lock), and rows of other trainers only where nobody holds them (`SKIP LOCKED`), so transactions don't wait in circles.
 """
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from rolltap.calllog.database import Database
+from rolltap.calllog.database import Database, database_clock
 from rolltap.crash import crash_point
 from rolltap.ledger.base import CloseSession, LedgerSettings, TrajectoriesOf
 from rolltap.ledger.schema import events
@@ -26,15 +26,8 @@ T = TypeVar("T")
 Clock = Callable[[sa.Connection], float]
 
 
-def database_clock(connection: sa.Connection) -> float:
-    """The time of the database's server in seconds since the epoch (SQLite's is this machine's)."""
-    if connection.dialect.name == "sqlite":
-        return connection.execute(sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0")).scalar_one()
-    return float(connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())
-
-
 @dataclass(slots=True, eq=False)
-class Transaction:
+class Tx:
     """What a function of the ledger works on."""
 
     connection: sa.Connection
@@ -99,7 +92,7 @@ async def wait_for(ticket: asyncio.Event, seconds: float) -> None:
             await ticket.wait()
 
 
-class Store:
+class UnitOfWork:
     """What the parts of the ledger share."""
 
     def __init__(
@@ -119,11 +112,11 @@ class Store:
         self._database = database
         self._clock = clock
 
-    async def transact(self, work: Callable[[Transaction], T]) -> T:
+    async def transact(self, work: Callable[[Tx], T]) -> T:
         """Runs `work` in one durable transaction, then closes the sessions it ended and wakes who waits."""
 
-        def run(connection: sa.Connection) -> tuple[T, Transaction]:
-            transaction = Transaction(connection, self._clock(connection))
+        def run(connection: sa.Connection) -> tuple[T, Tx]:
+            transaction = Tx(connection, self._clock(connection))
             result = work(transaction)
             transaction.run(events.insert(), transaction.noted)
             crash_point("ledger.transaction")
@@ -139,6 +132,6 @@ class Store:
             await self.close_session(session_id)
         return result
 
-    async def query(self, work: Callable[[Transaction], T]) -> T:
+    async def query(self, work: Callable[[Tx], T]) -> T:
         """Runs `work` on a snapshot."""
-        return await self._database.query(lambda connection: work(Transaction(connection, self._clock(connection))))
+        return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))

@@ -13,11 +13,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.ledger.schema import abandoned, groups
-from rolltap.ledger.store import Transaction
+from rolltap.ledger.unit_of_work import Tx
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class VersionHistory:
     """A policy's `version`, and the spans of abandoned ones (first, last), in order; each is followed by a number that
     stands for the version before it."""
 
@@ -47,7 +47,7 @@ class Lineage:
         return max(self.version, self.abandoned[-1][1] + 1) if self.abandoned else self.version
 
 
-def lineage_of(tx: Transaction, policy: Any) -> Lineage:
+def history_of(tx: Tx, policy: Any) -> VersionHistory:
     """That of the policy with the row `policy`.
 
     Of all rewinds, those count that the weights of now come after: a later one may have taken back an earlier one.
@@ -57,19 +57,19 @@ def lineage_of(tx: Transaction, policy: Any) -> Lineage:
     for row in tx.all(spans.order_by(abandoned.c.last.desc())):
         if not found or row.last < found[-1][0] - 1:
             found.append((row.first, row.last))
-    return Lineage(policy.version, tuple(reversed(found)))
+    return VersionHistory(policy.version, tuple(reversed(found)))
 
 
-def fresh(lineage: Lineage, max_staleness: int) -> sa.ColumnElement[bool]:
+def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
     """Whether a group has no trained token that is staler, or of abandoned weights.
 
     Only the oldest and newest version of a group are known: one that spans an abandoned version counts as sampled from
     it. Groups without a trained token are of no age.
     """
-    floor = lineage.oldest(max_staleness)
+    floor = history.oldest(max_staleness)
     own = [
         sa.or_(groups.c.oldest_version > last, groups.c.newest_version < first)
-        for first, last in lineage.abandoned
+        for first, last in history.abandoned
         if last >= floor
     ]
     return sa.or_(groups.c.oldest_version < 0, sa.and_(groups.c.oldest_version >= floor, *own))
