@@ -13,19 +13,36 @@ from rolltap.reconstructor.forest import Node, TokenForest, common_prefix
 from rolltap.types import Break, BreakReason, Outcome
 
 
-def breaks_of(forest: TokenForest) -> dict[str, Break]:
-    """The breaks of a forest by the id of the call that they stand before, in the order of the calls."""
+def breaks_of(forest: TokenForest, compacted: frozenset[str]) -> dict[str, Break]:
+    """The breaks of a forest by the id of the call that they stand before, in the order of the calls.
+
+    `compacted` are the calls that go on behind a summary: only they have the reason `COMPACTION`. A refused request
+    was no call of a conversation and has no break.
+    """
     retries = {node.id for siblings in forest.siblings() for node in siblings[1:]}
     found: dict[str, Break] = {}
     for node in forest:
         named = _named_parent(forest, node)
+        if node.call.outcome is Outcome.REFUSED:
+            continue
         if node.call.break_ is not None:
             found[node.id] = _measured(node.call.break_, node, named)
         elif node.parent is None and named is not None:
             found[node.id] = _measured(Break(_reason(node, named), node.id, named.id, 0), node, named)
         elif node.parent is None and node is not forest.nodes[0] and node.id not in retries:
             found[node.id] = Break(BreakReason.NEW_CONVERSATION, node.id, None, 0)
+        if node.id in found:
+            found[node.id] = replace(found[node.id], reason=_proven_reason(found[node.id], node.id in compacted))
     return found
+
+
+def _proven_reason(recorded: Break, compacted: bool) -> BreakReason:
+    """The reason, seen from the whole session: a prompt that quotes a reply need not be a compacted history."""
+    if compacted:
+        return BreakReason.COMPACTION
+    if recorded.reason is not BreakReason.COMPACTION:
+        return recorded.reason
+    return BreakReason.NEW_CONVERSATION if recorded.parent_id is None else BreakReason.HISTORY_EDITED
 
 
 def _named_parent(forest: TokenForest, node: Node) -> Node | None:

@@ -20,10 +20,10 @@ from rolltap.errors import ConfigError
 from rolltap.reconstructor.breaks import breaks_of
 from rolltap.reconstructor.classify import classify
 from rolltap.reconstructor.forest import Node, TokenForest
-from rolltap.reconstructor.rules import MaskReason, Rules
+from rolltap.reconstructor.rules import MaskReason, Rules, unusable
 from rolltap.reconstructor.segments import build_segment, span_pair
 from rolltap.reconstructor.strategies import KeptCalls, SegmentPlan, Strategy, strategy_named
-from rolltap.types import Break, BreakReason, Call, Segment, Trajectory
+from rolltap.types import Break, BreakReason, Call, Classification, Segment, Trajectory
 
 
 def reconstruct(calls: Iterable[Call], *, strategy: str | Strategy = "tree", rules: Rules | None = None) -> Trajectory:
@@ -43,18 +43,29 @@ def reconstruct(calls: Iterable[Call], *, strategy: str | Strategy = "tree", rul
 def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajectory:
     """The trajectory of a forest: classify, cut into plans, build one segment a plan."""
     kept = classify(forest, rules)
-    breaks = breaks_of(forest)
+    purposes = kept.purposes.by_call
+    breaks = breaks_of(forest, kept.purposes.compacted)
     plans = sorted(strategy.plans(kept), key=lambda plan: plan.path[plan.own].id)
     _check(plans, kept)
     indices = _turn_indices(forest, breaks)
-    spans = {node.id: span_pair(node, indices[node.id], kept.reasons[node.id]) for node in kept.nodes}
-    segments = tuple(build_segment(plan, spans) for plan in plans)
+    spans = {
+        node.id: span_pair(node, indices[node.id], kept.reasons[node.id], purposes[node.id].agent)
+        for node in kept.nodes
+    }
+    segments = tuple(build_segment(plan, spans, purposes) for plan in plans)
     return Trajectory(
         session_id=forest.nodes[0].call.session_id if forest.nodes else "",
         segments=segments,
         breaks=tuple(breaks.values()),
         counts=_counts(forest, kept, breaks, segments),
+        classifications=tuple(_classification(node.id, kept) for node in forest),
     )
+
+
+def _classification(call_id: str, kept: KeptCalls) -> Classification:
+    purpose, reason = kept.purposes.by_call[call_id], kept.reasons[call_id]
+    mask = "" if reason is MaskReason.TRAINED else reason.value
+    return Classification(call_id, purpose.kind, purpose.rule, purpose.agent, mask)
 
 
 def _check(plans: Sequence[SegmentPlan], kept: KeptCalls) -> None:
@@ -98,6 +109,7 @@ def _counts(
             "calls": len(forest),
             "prompt_tokens": sum(len(node.call.prompt_ids) for node in forest),
             "sampled_tokens": sum(len(node.call.output_ids) for node in forest),
+            "delivered_tokens": sum(len(node.call.output_ids) for node in forest if unusable(node.call) is None),
             "trainable_tokens": sum(kept.trained[root.id] for root in kept.roots),
             "trained_tokens": sum(int(segment.loss_mask.sum()) for segment in segments),
             "trained_calls": sum(reason is MaskReason.TRAINED for reason in kept.reasons.values()),
@@ -115,4 +127,5 @@ def _counts(
             counts[f"masked_calls.{reason}"] += 1
             counts[f"masked_tokens.{reason}"] += len(node.call.output_ids)
     counts.update(f"breaks.{found.reason}" for found in breaks.values())
+    counts.update(f"calls.{purpose.kind}" for purpose in kept.purposes.by_call.values())
     return {name: counts[name] for name in sorted(counts)}

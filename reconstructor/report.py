@@ -19,8 +19,8 @@ class Report:
 
     @property
     def kept(self) -> float | None:
-        """Share of the trainable sampled tokens that carry loss: 1.0, or something is wrong. None if there are none."""
-        return _share(self.counts.get("trained_tokens", 0), self.counts.get("trainable_tokens", 0))
+        """Share of the sampled and delivered tokens that carry loss; `masked_tokens` says why the others don't."""
+        return _share(self.counts.get("trained_tokens", 0), self.counts.get("delivered_tokens", 0))
 
     @property
     def trained(self) -> float | None:
@@ -53,6 +53,7 @@ class Report:
             "trained": self.trained,
             "merge_ratio": self.merge_ratio,
             "saved": self.saved,
+            "calls_by_kind": self.breakdown("calls"),
             "breaks_by_reason": self.breakdown("breaks"),
             "masked_calls": self.breakdown("masked_calls"),
             "masked_tokens": self.breakdown("masked_tokens"),

@@ -28,13 +28,14 @@ class MaskReason(StrEnum):
     UNDELIVERED = "undelivered"
     LOGPROBS_MISSING = "logprobs_missing"
     LOGPROBS_NOT_FINITE = "logprobs_not_finite"
-    AUXILIARY = "auxiliary"
     JUDGE = "judge"
     SIMULATOR = "simulator"
     OTHER_POLICY = "other_policy"
     # Left out where `Rules.mask` names them.
     ABANDONED = "abandoned"  # the harness asked again with the same prompt and went on with the other reply
+    AUXILIARY = "auxiliary"  # a side call
     SUMMARY = "summary"  # a compaction's summary
+    CONSTRAINED = "constrained"  # a grammar or a forced tool call limited what could be sampled
     LENGTH_TRUNCATED = "length_truncated"  # cut off by the token limit
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
     VERSION_UNKNOWN = "version_unknown"  # the weight version that sampled it is not on record
@@ -43,7 +44,9 @@ class MaskReason(StrEnum):
 SWITCHABLE = frozenset(
     {
         MaskReason.ABANDONED,
+        MaskReason.AUXILIARY,
         MaskReason.SUMMARY,
+        MaskReason.CONSTRAINED,
         MaskReason.LENGTH_TRUNCATED,
         MaskReason.TOOL_CALL_UNPARSABLE,
         MaskReason.VERSION_UNKNOWN,
@@ -56,7 +59,6 @@ _OUTCOMES = {
     Outcome.REFUSED: MaskReason.REFUSED,
 }
 _KINDS = {
-    CallKind.AUXILIARY: MaskReason.AUXILIARY,
     CallKind.JUDGE: MaskReason.JUDGE,
     CallKind.SIMULATOR: MaskReason.SIMULATOR,
 }
@@ -80,27 +82,29 @@ class Rules:
         """These rules with the named ones off."""
         return replace(self, mask=self.mask - {_named(reason) for reason in reasons})
 
-    def mask_reason(self, call: Call, *, abandoned: bool) -> MaskReason:
-        """The first reason why `call` carries no loss, or `TRAINED`."""
-        return self._always(call) or self._by_choice(call, abandoned=abandoned) or MaskReason.TRAINED
+    def mask_reason(self, call: Call, kind: CallKind, *, abandoned: bool) -> MaskReason:
+        """The first reason why `call`, which was for `kind`, carries no loss, or `TRAINED`."""
+        return self._always(call, kind) or self._by_choice(call, kind, abandoned=abandoned) or MaskReason.TRAINED
 
-    def _always(self, call: Call) -> MaskReason | None:
+    def _always(self, call: Call, kind: CallKind) -> MaskReason | None:
         if spoiled := unusable(call):
             return spoiled
         if call.flaw is Flaw.LOGPROBS_MISSING or len(call.logprobs) != len(call.output_ids):
             return MaskReason.LOGPROBS_MISSING
         if call.flaw is Flaw.LOGPROBS_NOT_FINITE or not np.isfinite(call.logprobs).all():
             return MaskReason.LOGPROBS_NOT_FINITE
-        if call.kind in _KINDS:
-            return _KINDS[call.kind]
+        if kind in _KINDS:
+            return _KINDS[kind]
         if self.policy is not None and call.policy != self.policy:
             return MaskReason.OTHER_POLICY
         return None
 
-    def _by_choice(self, call: Call, *, abandoned: bool) -> MaskReason | None:
+    def _by_choice(self, call: Call, kind: CallKind, *, abandoned: bool) -> MaskReason | None:
         holds = {
             MaskReason.ABANDONED: abandoned,
-            MaskReason.SUMMARY: call.kind is CallKind.SUMMARY,
+            MaskReason.AUXILIARY: kind is CallKind.AUXILIARY,
+            MaskReason.SUMMARY: kind is CallKind.SUMMARY,
+            MaskReason.CONSTRAINED: call.shape.constrained,
             MaskReason.LENGTH_TRUNCATED: call.finish is Finish.LENGTH,
             MaskReason.TOOL_CALL_UNPARSABLE: call.flaw is Flaw.TOOL_CALL_UNPARSABLE,
             MaskReason.VERSION_UNKNOWN: call.flaw is Flaw.VERSION_UNKNOWN or not call.versions,

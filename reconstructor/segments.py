@@ -13,6 +13,7 @@ import numpy as np
 
 from rolltap.errors import AlignmentError
 from rolltap.reconstructor.forest import Node
+from rolltap.reconstructor.kinds import Purpose
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.reconstructor.strategies import SegmentPlan
 from rolltap.types import NO_VERSION, Call, CallKind, CallSpan, Segment
@@ -26,15 +27,15 @@ class SpanPair:
     context: CallSpan
 
 
-def span_pair(node: Node, index: int, reason: MaskReason) -> SpanPair:
+def span_pair(node: Node, index: int, reason: MaskReason, agent: str) -> SpanPair:
     start, end, call = len(node.call.prompt_ids), node.length, node.call
-    context = CallSpan(call.id, start, end, trained=False, index=index, agent=call.agent)
+    context = CallSpan(call.id, start, end, trained=False, index=index, agent=agent)
     if reason is not MaskReason.TRAINED:
         return SpanPair(context, context)
-    return SpanPair(CallSpan(call.id, start, end, trained=True, index=index, agent=call.agent), context)
+    return SpanPair(CallSpan(call.id, start, end, trained=True, index=index, agent=agent), context)
 
 
-def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair]) -> Segment:
+def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair], purposes: Mapping[str, Purpose]) -> Segment:
     """The arrays of a run. Extras are 0 off the mask; where a trained call lacks one, NaN (floats) or -1 (integers)."""
     last = plan.path[-1].call
     token_ids = np.concatenate([last.prompt_ids, last.output_ids]).astype(np.int32, copy=False)
@@ -50,7 +51,8 @@ def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair]) -> Segment:
         logprobs[start:end] = call.logprobs
         for span in call.versions:
             versions[start + span.start : start + span.end] = span.version
-    main = next((node.call for node in own if node.call.kind is CallKind.MAIN), own[0].call)
+    own_purposes = [purposes[node.id] for node in own]
+    purpose = next((each for each in own_purposes if each.kind is CallKind.MAIN), own_purposes[0])
     context = tuple(spans[node.id].context for node in plan.path[: plan.own])
     return Segment(
         token_ids=token_ids,
@@ -58,8 +60,8 @@ def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair]) -> Segment:
         logprobs=logprobs,
         versions=versions,
         turns=context + tuple(spans[node.id].owned for node in own),
-        agent=main.agent,
-        kind=main.kind,
+        agent=purpose.agent,
+        kind=purpose.kind,
         extras=_extras(trained, length),
     )
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from rolltap.errors import ConfigError
 from rolltap.plugins import lookup
 from rolltap.reconstructor.forest import Node
+from rolltap.reconstructor.kinds import Purposes
 from rolltap.reconstructor.rules import MaskReason
 
 
@@ -29,6 +30,7 @@ class KeptCalls:
     children: Mapping[str, tuple[Node, ...]]
     reasons: Mapping[str, MaskReason]
     trained: Mapping[str, int]
+    purposes: Purposes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,10 +118,10 @@ def _first(kept: KeptCalls, node: Node, children: tuple[Node, ...]) -> Node | No
 
 def _heaviest(kept: KeptCalls, node: Node, children: tuple[Node, ...]) -> Node | None:
     """The child whose subtree trains the most, the node's own agent first; None where only untrained ones hang."""
-    trained = kept.trained
+    trained, agents = kept.trained, kept.purposes.by_call
 
     def weight(child: Node) -> tuple[bool, bool, int]:
-        return trained[child.id] > 0, child.call.agent == node.call.agent, trained[child.id]
+        return trained[child.id] > 0, agents[child.id].agent == agents[node.id].agent, trained[child.id]
 
     heir = max(children, key=weight)
     return None if trained[node.id] and not trained[heir.id] else heir

@@ -27,19 +27,19 @@ from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.conversation.chat import ChatRequest, Choice, ReplyEnded, ReplyEvent, ReplyStarted, Usage
 from rolltap.proxy.engines.base import ChatCall, SampleChunk, SampleRequest
 from rolltap.proxy.sessions.session_cache import LiveSession
-from rolltap.types import Break, BreakReason, CallKind, Flaw, Outcome
+from rolltap.types import CallKind, Flaw, Outcome
 
 log = logging.getLogger("rolltap.turn")
 
 
-def kind_of(policy: Policy, chat: ChatRequest, break_: Break | None) -> CallKind:
-    """What a call is for: the policy decides, then the harness's own hint, then its shape."""
+def kind_of(policy: Policy, chat: ChatRequest) -> CallKind:
+    """What is known of a call's purpose when it is made: the policy decides, then what the harness states.
+
+    `MAIN` means that nothing is known; the reconstructor decides from the whole session.
+    """
     if not policy.settings.trainable:
         return CallKind.AUXILIARY
-    if chat.hints.kind in set(CallKind):
-        return CallKind(chat.hints.kind)
-    apart = break_ is not None and break_.reason is BreakReason.NEW_CONVERSATION
-    return CallKind.AUXILIARY if apart and not chat.tools else CallKind.MAIN
+    return CallKind(chat.hints.kind) if chat.hints.kind in set(CallKind) else CallKind.MAIN
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +84,7 @@ class Turn:
 
     def kind(self) -> CallKind:
         """What the call is for."""
-        return kind_of(self.policy, self.chat, self.calls[0].plan.break_)
+        return kind_of(self.policy, self.chat)
 
     def leave(self) -> bool:
         """A reader went away; the last one cancels the turn, unless (True) it had only to be recorded."""

@@ -17,6 +17,7 @@ from rolltap.crash import crash_point
 from rolltap.errors import RolltapError, StoreError
 from rolltap.ids import new_id
 from rolltap.proxy.call.metrics import Metrics
+from rolltap.proxy.call.shape import shape_of
 from rolltap.proxy.continuation.forest import Node
 from rolltap.proxy.continuation.plan import Lineages, PromptPlan
 from rolltap.proxy.conversation.chat import ChatRequest, Choice, Usage
@@ -157,6 +158,7 @@ class Recorder:
                 sampling_asked=msgspec.to_builtins(chat.sampling),
                 sampling_sent=_sent(call.request),
                 hints=chat.hints.raw,
+                shape=shape_of(chat, plan),
                 lineage=msgspec.msgpack.encode(plan.lineage),
             )
         )

@@ -6,6 +6,7 @@ begins with every token that its parent's engine saw and sampled.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -20,7 +21,13 @@ from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Tex
 from rolltap.types import Break, BreakReason, Int32
 
 SUMMARY_MIN_CHARACTERS = 32
-"""A reply at least this long that reappears in another role is a summary."""
+"""A reply at least this long that reappears in another role is quoted."""
+
+SUMMARY_TAG = re.compile(r"<(?P<tag>summary|state_snapshot)>(?P<text>.*?)</(?P=tag)>", re.DOTALL)
+"""Harnesses that ask for an analysis and a summary keep only what stands in this tag."""
+
+QUOTABLE_CALLS = 4
+"""How many of a session's last calls are searched for: a summary is used at once."""
 
 PROMPT_TAIL = 256
 """Ids of a parent's prompt that a renderer is shown: enough for its generation prompt, which says what is open."""
@@ -36,6 +43,7 @@ class PromptPlan:
     break_: Break | None
     lineage: Lineage
     items_shared: int
+    quotes: tuple[str, ...] = ()  # recent calls whose reply stands in the request as somebody else's words
 
     def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> Node:
         """The planned call's place in the forest; `items` are its request's."""
@@ -114,16 +122,19 @@ class Lineages:
         """The plan for `prompt`; `reason` says why it is not the plain continuation of `match.context`, if known."""
         parent = match.context or match.node or match.elsewhere
         shared = _common_prefix(prompt, parent)
+        quotes: tuple[str, ...] = ()
         if match.context is None:
-            reason = self._unmatched(forest, request, outline, match)
+            quotes = _quoted_replies(forest, request)
+            reason = BreakReason.COMPACTION if quotes else self._unmatched(forest, outline, match)
         elif reason is None and shared < match.context.context_length:
-            reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE
+            # An upstream that renders by itself has not said its prompt yet: there is no template of ours to blame.
+            reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE if len(prompt) else BreakReason.TOKENS_DIFFER
         break_ = None
         if reason is not None:
             break_ = Break(reason, call_id, parent.call_id if parent else None, shared, outline.lead + match.proven)
         base = match.covered if match.context is not None else 0
         lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system)
-        return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent))
+        return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes)
 
     def _named(self, request: ChatRequest) -> list[str]:
         """The calls that the handles of the last assistant turn name."""
@@ -136,12 +147,10 @@ class Lineages:
                 break
         return [call_id for text in texts if (call_id := self.handles.read(text))]
 
-    def _unmatched(self, forest: Forest, request: ChatRequest, outline: Outline, match: Match) -> BreakReason | None:
+    def _unmatched(self, forest: Forest, outline: Outline, match: Match) -> BreakReason | None:
         """Why no recorded reply leads to this request; None where nothing had to be continued."""
         if not forest.nodes:
             return None
-        if _repeats_a_reply(forest, request):
-            return BreakReason.COMPACTION
         if match.node is not None:
             unfinished = match.proven == match.node.length and not match.node.continuable
             return BreakReason.PARENT_UNFINISHED if unfinished else BreakReason.HISTORY_EDITED
@@ -256,14 +265,17 @@ def weight(request: ChatRequest, first: int = 0) -> int:
     return sum(map(len, request.items[first:])) + beside
 
 
-def _repeats_a_reply(forest: Forest, request: ChatRequest) -> bool:
-    """Whether one of the last replies stands in the request as somebody else's words: a compaction's summary."""
+def _quoted_replies(forest: Forest, request: ChatRequest) -> tuple[str, ...]:
+    """Which of the last replies stand in the request as somebody else's words, as a compaction's summary does."""
     others = [message.text for message in request.messages if message.role != "assistant"]
-    for node in list(forest.nodes.values())[-4:]:
-        text = node.reply.text.strip() if node.reply is not None else ""
-        if len(text) >= SUMMARY_MIN_CHARACTERS and any(text in other for other in others):
-            return True
-    return False
+    quoted = []
+    for node in list(forest.nodes.values())[-QUOTABLE_CALLS:]:
+        text = node.reply.text if node.reply is not None else ""
+        inner = SUMMARY_TAG.search(text)
+        passages = [text.strip(), *([inner["text"].strip()] if inner is not None else [])]
+        if any(len(passage) >= SUMMARY_MIN_CHARACTERS and passage in other for passage in passages for other in others):
+            quoted.append(node.call_id)
+    return tuple(quoted)
 
 
 def _common_prefix(prompt: Int32, parent: Node | None) -> int:

@@ -84,7 +84,9 @@ class EngineSettings(Section):
     idle_s: float = Field(default=120, gt=0, description="longest silence between tokens, in seconds")
 
 
-MaskedByDefault = Literal["abandoned", "summary", "length_truncated", "tool_call_unparsable", "version_unknown"]
+MaskedByDefault = Literal[
+    "abandoned", "auxiliary", "summary", "constrained", "length_truncated", "tool_call_unparsable", "version_unknown"
+]
 
 
 class PinSettings(Section):

@@ -46,10 +46,10 @@ class Finish(StrEnum):
 
 
 class CallKind(StrEnum):
-    """What a call is for. Only `MAIN` calls, and `SUMMARY` calls by policy, carry loss."""
+    """What a call is for. `JUDGE` and `SIMULATOR` calls never carry loss; side calls do where a policy asks."""
 
     MAIN = "main"
-    AUXILIARY = "auxiliary"  # titles, token probes, classifiers, helper models
+    AUXILIARY = "auxiliary"  # a side call: titles, classifiers, routers, helper models
     SUMMARY = "summary"  # a compaction's summary
     JUDGE = "judge"  # an evaluator's model call
     SIMULATOR = "simulator"  # a simulated user
@@ -147,6 +147,24 @@ class Break:
     message_index: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CallShape:
+    """What a request looked like beside its tokens: evidence for the reconstructor's classification, not a decision."""
+
+    tools: int | None = None  # tools offered; None: not recorded
+    toolset: str = ""  # digest of the tools
+    system: str = ""  # digest of the leading system text
+    replies: int = 0  # assistant messages in the request
+    choices: int = 1  # samples that the request asked for (`n`)
+    constrained: bool = False  # a grammar or a forced tool call limits what can be sampled
+    role: str = ""  # the role that the session's owner gave the caller
+    quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
+
+
+NO_SHAPE = CallShape()
+"""Nothing is on record about the request."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """One model exchange, an immutable fact.
@@ -173,6 +191,7 @@ class Call:
     break_: Break | None = None
     flaw: Flaw | None = None
     delivered: bool | None = None  # None: not known (the process died before it could tell)
+    shape: CallShape = NO_SHAPE
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -252,17 +271,33 @@ class Segment:
         return int(trained[0]) if len(trained) else len(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What a call was for, and whether its tokens carry loss; each with the rule that decided.
+
+    `rule` is a `KindRule` of the reconstructor, `mask` a `MaskReason`, or empty where the call is trained.
+    """
+
+    call_id: str
+    kind: CallKind
+    rule: str
+    agent: str
+    mask: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """The segments and breaks of a session: a pure function of its calls.
 
-    `counts` holds what the report shows (calls, sampled, trained and masked tokens by rule, merges).
+    `counts` holds what the report shows (calls, sampled, trained and masked tokens by rule, merges);
+    `classifications` has one entry a call, in the order of their ids.
     """
 
     session_id: str
     segments: tuple[Segment, ...]
     breaks: tuple[Break, ...]
     counts: Mapping[str, int]
+    classifications: tuple[Classification, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class Relay:
             request = policy.sample_request(call_id, live.session.id, chat, [])
             call = OpenCall(call_id, node, plan, request, [], time.time())
             live.forest.add(node)
-        kind, body_hash = kind_of(policy, chat, plan.break_), hashlib.sha256(body).hexdigest()
+        kind, body_hash = kind_of(policy, chat), hashlib.sha256(body).hexdigest()
         try:
             await self._recorder.begin(call, live.session.id, policy.name, chat, kind, body_hash)
         except BaseException:

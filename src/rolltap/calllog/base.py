@@ -25,7 +25,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rolltap.types import Break, Call, CallKind, Finish, Flaw, Float32, Int32, Outcome, Session, VersionSpan
+from rolltap.types import (
+    NO_SHAPE,
+    Break,
+    Call,
+    CallKind,
+    CallShape,
+    Finish,
+    Flaw,
+    Float32,
+    Int32,
+    Outcome,
+    Session,
+    VersionSpan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,7 @@ class CallIntent:
     sampling_asked: Mapping[str, Any] = field(default_factory=dict)
     sampling_sent: Mapping[str, Any] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)  # what the harness's headers say
+    shape: CallShape = NO_SHAPE  # what the request looks like beside its tokens
     lineage: bytes = b""  # opaque: what the continuation needs to rebuild its forest from the log
 
 
@@ -117,6 +131,7 @@ class CallRow:
             break_=intent.break_,
             flaw=done.flaw if done else None,
             delivered=self.delivered,
+            shape=intent.shape,
             extras=done.extras if done else {},
         )
 

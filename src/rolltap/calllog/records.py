@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,7 +28,7 @@ from rolltap.calllog.codec import (
 from rolltap.calllog.facts import Delivery, same_fact
 from rolltap.calllog.schema import call_intents
 from rolltap.errors import RecordCorrupt
-from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, Session, VersionSpan
+from rolltap.types import Break, BreakReason, CallKind, CallShape, Finish, Flaw, Outcome, Session, VersionSpan
 
 Row = tuple[Any, ...]
 S = TypeVar("S", bound=msgspec.Struct)
@@ -45,6 +46,7 @@ class IntentDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling_sent: dict[str, Any] = {}
     hints: dict[str, str] = {}
     break_: tuple[str, str, str | None, int, int | None] | None = None
+    shape: dict[str, Any] = {}  # the fields of `CallShape` that are not its defaults
 
 
 class CompletionDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -158,6 +160,7 @@ def intent_row(intent: CallIntent) -> tuple[Row, dict[bytes, bytes]]:
         sampling_sent=dict(intent.sampling_sent),
         hints=dict(intent.hints),
         break_=(at.reason, at.call_id, at.parent_id, at.token_index, at.message_index) if at else None,
+        shape=_packed_shape(intent.shape),
     )
     key = (
         intent.id,
@@ -206,8 +209,17 @@ def read_intent(row: Row, parts: Mapping[bytes, bytes] | None) -> CallIntent:
         sampling_asked=detail.sampling_asked,
         sampling_sent=detail.sampling_sent,
         hints=detail.hints,
+        shape=_read_shape(detail.shape),
         lineage=unpack_bytes(lineage),
     )
+
+
+def _packed_shape(shape: CallShape) -> dict[str, Any]:
+    return {field.name: value for field in fields(shape) if (value := getattr(shape, field.name)) != field.default}
+
+
+def _read_shape(packed: Mapping[str, Any]) -> CallShape:
+    return CallShape(**{**packed, "quotes": tuple(packed.get("quotes", ()))})
 
 
 def delivery_row(delivery: Delivery) -> Row:

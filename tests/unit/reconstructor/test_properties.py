@@ -61,6 +61,7 @@ def trained_tokens(trajectory: Trajectory) -> Counter[tuple[str, int, int, float
 def may_train(call: Call, rules: Rules) -> bool:
     """The rules again, in one expression, without the retries."""
     switched = {
+        "auxiliary": call.kind is CallKind.AUXILIARY,
         "summary": call.kind is CallKind.SUMMARY,
         "length_truncated": call.finish is Finish.LENGTH,
         "tool_call_unparsable": call.flaw is Flaw.TOOL_CALL_UNPARSABLE,
@@ -70,7 +71,7 @@ def may_train(call: Call, rules: Rules) -> bool:
         call.outcome is Outcome.COMPLETED
         and call.delivered is not False
         and call.flaw is not Flaw.LOGPROBS_MISSING
-        and call.kind in (CallKind.MAIN, CallKind.SUMMARY)
+        and call.kind not in (CallKind.JUDGE, CallKind.SIMULATOR)
         and not any(holds and name in rules.mask for name, holds in switched.items())
     )
 

@@ -151,10 +151,10 @@ def test_abandoned_samples_are_trained_on_request():
 
 
 @pytest.mark.parametrize("kind", [CallKind.AUXILIARY, CallKind.JUDGE, CallKind.SIMULATOR])
-def test_side_calls_are_kept_for_reading_and_never_trained(kind: CallKind):
+def test_side_calls_are_kept_for_reading_and_not_trained(kind: CallKind):
     main, side = make_call(0, [1], [2]), make_call(1, [9], [9, 9], kind=kind)
     follow = make_call(2, after(main, 3), [4])
-    trajectory = reconstruct([main, side, follow], rules=Rules(mask=frozenset()))
+    trajectory = reconstruct([main, side, follow])
     assert [(segment.kind, masked(segment)) for segment in trajectory.segments] == [
         (CallKind.MAIN, "1 [2] 3 [4]"),
         (kind, "9 9 9"),
@@ -280,7 +280,7 @@ def test_reports_add_up():
     report = total([report_of(reconstruct(calls)), report_of(reconstruct(calls[:1]))])
     told = report.to_dict()
     assert (told["trajectories"], told["calls"], told["rows"], told["trained_calls"]) == (2, 4, 2, 3)
-    assert (told["kept"], told["merge_ratio"], told["trained"]) == (1.0, 1.5, 0.75)
+    assert (told["kept"], told["merge_ratio"], told["trained"]) == (0.75, 1.5, 0.75)
     assert told["saved"] == pytest.approx(3 / 11)
     assert told["breaks_by_reason"] == {"new_conversation": 1}
     assert told["masked_calls"] == {"auxiliary": 1}

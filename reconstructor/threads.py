@@ -1,0 +1,105 @@
+"""A session's threads: the calls that belong to one conversation, over breaks too.
+
+Token prefixes prove parents; a thread also follows the recorded breaks whose reason says that the conversation goes on.
+Its links decide what a call was for, never what is trained behind what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rolltap.reconstructor.forest import Node, TokenForest
+from rolltap.types import Break, BreakReason
+
+FRESH_STARTS = frozenset({BreakReason.NEW_CONVERSATION, BreakReason.COMPACTION})
+"""Breaks behind which a conversation does not go on, unless the request holds as much history as its parent's."""
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """Calls of one conversation, by id."""
+
+    calls: list[Node] = field(default_factory=list)
+
+    @property
+    def first(self) -> Node:
+        return self.calls[0]
+
+    @property
+    def toolsets(self) -> set[str]:
+        """Digests of the tool lists that its calls offered."""
+        return {node.call.shape.toolset for node in self.calls if node.call.shape.tools}
+
+    @property
+    def systems(self) -> set[str]:
+        """Digests of the system texts that its calls began with."""
+        return {node.call.shape.system for node in self.calls}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Threads:
+    """The threads of a session in the order of their first calls, and how their calls hang together.
+
+    `depths` counts the replies in each call's history, `before` the call that each goes on from, `followers` the
+    reverse.
+    """
+
+    threads: list[Thread]
+    by_call: Mapping[str, Thread]
+    depths: Mapping[str, int]
+    before: Mapping[str, Node]
+    followers: Mapping[str, list[Node]]
+
+
+def threads_of(forest: TokenForest) -> Threads:
+    """Links every call with the one that it goes on from, in tokens or over a break."""
+    depths: dict[str, int] = {}
+    before: dict[str, Node] = {}
+    followers: dict[str, list[Node]] = {}
+    roots: dict[str, str] = {}
+    for node in forest:
+        earlier = _earlier(forest, node, depths)
+        roots[node.id] = node.id
+        depths[node.id] = _depth(node, earlier, depths)
+        if earlier is not None:
+            before[node.id] = earlier
+            followers.setdefault(earlier.id, []).append(node)
+    for call_id, earlier in before.items():
+        low, high = sorted((_root(roots, call_id), _root(roots, earlier.id)))
+        roots[high] = low
+    by_root: dict[str, Thread] = {}
+    by_call = {node.id: by_root.setdefault(_root(roots, node.id), Thread()) for node in forest}
+    for node in forest:
+        by_call[node.id].calls.append(node)
+    return Threads(list(by_root.values()), by_call, depths, before, followers)
+
+
+def _earlier(forest: TokenForest, node: Node, depths: Mapping[str, int]) -> Node | None:
+    """The call that `node` goes on from."""
+    if node.parent is not None:
+        return node.parent
+    recorded = node.call.break_
+    named = forest.get(recorded.parent_id if recorded is not None else node.call.parent_id)
+    if named is None or named is node:
+        return None
+    return named if recorded is None or _goes_on(recorded, node, depths.get(named.id, 0)) else None
+
+
+def _goes_on(recorded: Break, node: Node, depth: int) -> bool:
+    return recorded.reason not in FRESH_STARTS or 0 < node.call.shape.replies >= depth
+
+
+def _depth(node: Node, earlier: Node | None, depths: Mapping[str, int]) -> int:
+    """Replies in the call's history; as recorded where it does not plainly continue another call."""
+    if earlier is None or (node.parent is None and node.call.break_ is not None):
+        return node.call.shape.replies
+    return depths.get(earlier.id, 0) + 1
+
+
+def _root(roots: dict[str, str], call_id: str) -> str:
+    """The representative of a call's thread; shortens the path on the way."""
+    while roots[call_id] != call_id:
+        roots[call_id] = roots[roots[call_id]]
+        call_id = roots[call_id]
+    return call_id
