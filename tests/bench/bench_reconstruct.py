@@ -193,7 +193,7 @@ async def whole_log(rng: np.random.Generator, folder: Path, calls: int, console:
         if seen in (sessions // 2, sessions):
             marks.append((seen, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024))
 
-    job = Job(url, folder / "dataset", exporter_named("trajectories"), Query(), Rules())
+    job = Job(url, folder / "dataset", exporter_named("trajectories"), Query(), lambda _: Rules())
     start = time.process_time()
     manifest = await run_export(job, show=show)
     return {

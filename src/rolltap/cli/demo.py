@@ -135,7 +135,7 @@ def _record(console: Console, folder: Path) -> dict[str, Any]:
         out=folder / "dataset",
         exporter=exporter_named("trajectories", {}),
         query=Query(where=parse_where([f"policy={POLICY}"])),
-        rules=Rules().train(*PENALISED),
+        rules=lambda session: Rules(policy=session.policy).train(*PENALISED),
         differs=None,
     )
     with console.status("reading the record back"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +13,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rolltap.calllog import open_call_log
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
+from rolltap.datasets.record import Reading, open_record, recorded_groups
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
 from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, Query
 from rolltap.reconstructor.exporters.select import ITEM_FIELDS, SEGMENT_FIELDS, parse_where
 from rolltap.reconstructor.rules import Rules
+from rolltap.settings import Settings, load_settings
+from rolltap.types import Session
 
 SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"
 """Environment variable with further secrets to keep out, separated by newlines."""
@@ -36,7 +38,7 @@ class Job:
     out: Path
     exporter: Exporter
     query: Query
-    rules: Rules
+    rules: Callable[[Session], Rules]
     differs: Differs | None = None
 
 
@@ -52,6 +54,9 @@ def export(
     split: Annotated[str, typer.Option(help="shares by task, as train=0.9,test=0.1")] = "train=1",
     seed: Annotated[int, typer.Option(help="draws other tasks into the splits")] = 0,
     container: Annotated[str, typer.Option(help="jsonl or parquet; default the format's own")] = "",
+    include: Annotated[
+        list[str] | None, typer.Option(help="rollouts to keep that a lease would not train: running, failed, ...")
+    ] = None,
     duplicates: Annotated[bool, typer.Option(help="keep rows with equal content")] = False,
     strategy: Annotated[str, typer.Option(help="how calls merge: tree, prefix or per_call")] = "tree",
     train: Annotated[list[str] | None, typer.Option(help="a rule to switch off, as length_truncated")] = None,
@@ -69,6 +74,7 @@ def export(
         splits=read_splits(split),
         seed=seed,
         container=container or None,  # type: ignore[arg-type]
+        include=frozenset(include or ()),
         duplicates=duplicates,
         secrets=os.environ.get(SECRETS_VARIABLE, "").splitlines(),
         shard_mb=shard_mb,
@@ -79,7 +85,7 @@ def export(
         out=out,
         exporter=exporter_named(format, dict(_pairs(option or [], "--option"))),
         query=query,
-        rules=Rules().train(*(train or [])),
+        rules=policy_rules(load_settings(config_path(config)), train or []),
         differs=differs_by(tokenizer) if tokenizer is not None else None,
     )
     with console.status("reading the record") as status:
@@ -91,15 +97,13 @@ def export(
 
 async def run_export(job: Job, *, show: Callable[[int, int], None] = lambda sessions, rows: None) -> dict[str, Any]:
     """Writes the dataset and returns its manifest. `show` is told how many sessions and groups have been read."""
-    from rolltap.cli.record import recorded_groups
-
-    call_log = open_call_log(job.store, writable=False)
+    call_log = open_record(job.store)
     await call_log.start()
     try:
         with DatasetWriter(job.out, job.exporter, job.query, differs=job.differs) as writer:
             sessions = 0
             groups = 0
-            async for group in recorded_groups(call_log, strategy=job.query.strategy, rules=job.rules):
+            async for group in recorded_groups(call_log, Reading(job.query.strategy, job.rules)):
                 await asyncio.to_thread(writer.add, group)
                 sessions += len(group)
                 groups += 1
@@ -111,9 +115,17 @@ async def run_export(job: Job, *, show: Callable[[int, int], None] = lambda sess
 
 def settings_store(config: Path | None) -> str:
     """The store that `rolltap serve` would use here."""
-    from rolltap.settings import load_settings
-
     return load_settings(config_path(config)).store_url
+
+
+def policy_rules(settings: Settings, train: Sequence[str]) -> Callable[[Session], Rules]:
+    """The rules that a lease of the session's policy would have, with the rules `train` off as well."""
+
+    def rules(session: Session) -> Rules:
+        policy = settings.policies.get(session.policy)
+        return Rules(policy=session.policy).train(*(policy.train if policy is not None else ()), *train)
+
+    return rules
 
 
 def read_splits(text: str) -> dict[str, float]:
@@ -182,6 +194,8 @@ def _print(out: Path, manifest: dict[str, Any]) -> None:
     for name in ("duplicates_left_out", "rows_with_secrets_left_out", "secrets_redacted"):
         if manifest[name]:
             console.print(f"{name.replace('_', ' ')}: {manifest[name]:,}")
+    for reason, count in manifest["sessions_left_out"].items():
+        console.print(f"sessions left out: {count:,} ({reason})")
     for reason, count in manifest["skipped"].items():
         console.print(f"without a row: {count:,} ({reason})")
     if note := manifest.get("note"):

@@ -1,42 +1,18 @@
-"""`rolltap import`: foreign traces into the log, as sessions of text without tokens.
-
-A trace becomes a session of one call for each assistant turn. Such sessions show and export like any other, but
-nothing of them can be trained by token. The whole input is read and checked before anything is written, and a trace
-that is already there is left as it is.
-"""
+"""`rolltap import`: foreign traces into the log, as sessions of text without tokens."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
-import numpy as np
 import typer
 from rich.console import Console
 
-from rolltap.calllog import open_call_log
-from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
 from rolltap.cli.common import ConfigOption, one_line_errors
 from rolltap.cli.export import settings_store
-from rolltap.errors import DatasetError, RequestError
-from rolltap.proxy.conversation.chat import ChatRequest
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import WireRequest
-from rolltap.reconstructor.importers import READERS, Trace, read_traces
-from rolltap.types import Finish, Flaw, Outcome, Session
-
-POLICY = "imported"
-DIALECT = "openai_chat"
-PROCESS = "import"
-ENDLESS = 4_102_444_800.0
-"""2100-01-01: imported sessions have no key that anybody holds, so their expiry means nothing."""
+from rolltap.datasets.importing import read_file, write
+from rolltap.reconstructor.importers import READERS
 
 
 @one_line_errors
@@ -54,102 +30,3 @@ def import_(
     written = asyncio.run(write(store or settings_store(config), found))
     known = f", {len(found) - written:,} were there already" if written < len(found) else ""
     Console(stderr=True, highlight=False).print(f"{written:,} sessions imported{known}")
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """A session to write. `turns` are its requests, parsed, and the assistant message of each."""
-
-    session: Session
-    turns: tuple[tuple[ChatRequest, bytes], ...]
-
-
-def read_file(path: Path, format: str) -> Iterator[Imported]:
-    """The sessions of a file; `DatasetError` names the file, line and field that can't be read."""
-    try:
-        text = path.read_text()
-        changed = path.stat().st_mtime
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise DatasetError(f"{path}: can't be read: {reason}") from None
-    for trace in read_traces(format, text, str(path)):
-        yield _imported(trace, changed)
-
-
-async def write(store: str, found: list[Imported]) -> int:
-    """Writes the sessions that are not there yet; how many."""
-    call_log = open_call_log(store)
-    await call_log.start()
-    try:
-        return sum([await _write(call_log, imported) for imported in found])
-    finally:
-        await call_log.close()
-
-
-def _imported(trace: Trace, changed: float) -> Imported:
-    content = json.dumps([trace.name, list(trace.messages), list(trace.tools)], sort_keys=True, default=str)
-    digest = hashlib.sha256(content.encode()).hexdigest()
-    turns = tuple(_turns(trace))
-    if not turns:
-        raise DatasetError(f"{trace.name}: no assistant message")
-    session = Session(
-        id=f"imported-{digest[:20]}",
-        policy=POLICY,
-        key_hash=hashlib.sha256(f"imported {digest}".encode()).hexdigest(),
-        created_at=trace.created_at or changed,
-        expires_at=ENDLESS,
-        tags={**trace.tags, "imported": trace.name},
-    )
-    return Imported(session, turns)
-
-
-def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes]]:
-    """A request and its reply for each assistant message; the first messages must not be the assistant's."""
-    for index, message in enumerate(trace.messages):
-        if message["role"] != "assistant" or index == 0:
-            continue
-        body: dict[str, Any] = {"model": POLICY, "messages": list(trace.messages[:index])}
-        if trace.tools:
-            body["tools"] = list(trace.tools)
-        reply = _parsed({**body, "messages": list(trace.messages[: index + 1])}, trace.name).messages[-1]
-        yield _parsed(body, trace.name), msgspec.json.encode(reply)
-
-
-def _parsed(body: dict[str, Any], name: str) -> ChatRequest:
-    try:
-        return DIALECTS[DIALECT].parse(WireRequest("", {}, {}, {}, json.dumps(body, ensure_ascii=False).encode()))
-    except RequestError as error:
-        raise DatasetError(f"{name}: {error.message}") from None
-
-
-async def _write(call_log: CallLog, imported: Imported) -> bool:
-    """Whether there was anything to write. A session that is there but open is one that was cut short: it goes on."""
-    session = await call_log.session(imported.session.id) or imported.session
-    if session.closed_at is not None:
-        return False
-    empty = np.empty(0, np.int32)
-    parent: str | None = None
-    known = 0
-    await call_log.open_session(session)
-    for number, (chat, reply) in enumerate(imported.turns):
-        call_id = f"{session.id}-{number:05d}"
-        request = RequestParts(chat.head, chat.items[known:], known, chat.fixed)
-        at = session.created_at + number / 1000
-        await call_log.append_intent(
-            CallIntent(call_id, session.id, PROCESS, at, POLICY, DIALECT, empty, request, parent_id=parent)
-        )
-        await call_log.append_completion(
-            CallCompletion(
-                call_id=call_id,
-                finished_at=at,
-                outcome=Outcome.COMPLETED,
-                finish=Finish.STOP,
-                output_ids=empty,
-                logprobs=np.empty(0, np.float32),
-                flaw=Flaw.TOKENS_MISSING,
-                message=reply,
-            )
-        )
-        parent, known = call_id, len(chat.items)
-    await call_log.close_session(session.id, time.time())
-    return True

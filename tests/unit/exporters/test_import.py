@@ -54,10 +54,22 @@ def store(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/rolltap.db"
 
 
-def with_tool_names(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as the record has them: every tool result names its tool."""
-    names = {call["id"]: call["function"]["name"] for m in messages for call in m.get("tool_calls", ())}
-    return [{**m, "name": names[m["tool_call_id"]]} if m["role"] == "tool" else m for m in messages]
+def as_exported(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as a dataset has them: tool results name their tools, ids are short, replies have a weight."""
+    called = [call for message in messages for call in message.get("tool_calls", ())]
+    names = {call["id"]: call["function"]["name"] for call in called}
+    ids = {call["id"]: f"call{number:05d}" for number, call in enumerate(called, 1)}
+    exported = []
+    for message in messages:
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            message = {**message, "name": names[call_id], "tool_call_id": ids[call_id]}
+        if message["role"] == "assistant":
+            message = {**message, "weight": 1}
+        if "tool_calls" in message:
+            message["tool_calls"] = [{**call, "id": ids[call["id"]]} for call in message["tool_calls"]]
+        exported.append(message)
+    return exported
 
 
 def traced(path: Path, documents: list[Any]) -> str:
@@ -80,7 +92,7 @@ def test_message_logs_come_back_as_they_went_in(store: str, tmp_path: Path):
     code, output = run("import", traced(tmp_path / "log.jsonl", documents), "--store", store)
     assert (code, output.strip()) == (0, "2 sessions imported")
     rows = conversations(store, tmp_path / "out")
-    assert sorted((row["messages"] for row in rows), key=len) == [other, with_tool_names(CONVERSATION)]
+    assert sorted((row["messages"] for row in rows), key=len) == [as_exported(other), as_exported(CONVERSATION)]
     assert [json.loads(row["tools"]) for row in rows] == [TOOLS, TOOLS]
     sessions = {session.tags["imported"]: (session, calls) for session, calls in record(store)}
     session, calls = sessions["one"]
@@ -98,7 +110,7 @@ def test_what_was_exported_as_atif_can_be_imported(world: World, store: str, tmp
     code, output = run("import", traced(tmp_path / "atif.json", [plain]), "-f", "atif", "--store", store)
     assert code == 0, output
     (row,) = conversations(store, tmp_path / "out")
-    assert row["messages"] == with_tool_names([dict(m) for m in item.texts["s-0001"].conversation])
+    assert row["messages"] == as_exported([dict(m) for m in item.texts["s-0001"].conversation])
     ((session, _),) = record(store)
     assert (session.tags["harness"], session.tags["reward"]) == ("codex", "0.5")
     assert session.created_at == item.texts["s-0000"].created_at

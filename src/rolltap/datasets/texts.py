@@ -1,73 +1,19 @@
-"""What exports are made of: the call log and the ledger as `ExportItem`s, a group at a time.
-
-Everything is streamed: one group's sessions are in memory at once, and no more.
-"""
+"""What recorded calls said, as messages in OpenAI's chat form, whatever protocol they came in."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from rolltap.calllog.base import CallLog, CallRow
+from rolltap.calllog.base import CallRow
 from rolltap.calllog.facts import extend_items
 from rolltap.errors import RequestError
-from rolltap.ledger.archive import all_groups
 from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Text, Tool
 from rolltap.proxy.dialects import known_dialects
-from rolltap.reconstructor.exporters.base import CallText, ExportItem
-from rolltap.reconstructor.reconstruct import reconstruct
-from rolltap.reconstructor.rules import Rules
-from rolltap.types import Group, Rollout, Session, Task
-
-
-async def recorded_groups(call_log: CallLog, *, strategy: str, rules: Rules) -> AsyncIterator[list[ExportItem]]:
-    """The rollouts of each group, oldest first; then each session that belongs to no rollout, by itself."""
-    in_groups: set[str] = set()
-    async for group, task in all_groups(call_log.database):  # type: ignore[attr-defined]
-        items = []
-        for rollout in group.rollouts:
-            session = await call_log.session(rollout.session_id) if rollout.session_id else None
-            if session is not None:
-                in_groups.add(session.id)
-                items.append(await _item(call_log, session, (strategy, rules), (group, rollout, task)))
-        if items:
-            yield items
-    async for session in call_log.all_sessions():
-        if session.id not in in_groups and session.rollout_id is None:
-            yield [await _item(call_log, session, (strategy, rules), None)]
-
-
-async def _item(
-    call_log: CallLog, session: Session, how: tuple[str, Rules], of: tuple[Group, Rollout, Task] | None
-) -> ExportItem:
-    rows = await call_log.rows(session.id)
-    calls = [row.call() for row in rows]
-    trajectory = reconstruct(calls, strategy=how[0], rules=how[1])
-    texts = call_texts(rows)
-    group, rollout, task = of or (None, None, None)
-    rewards = rollout.rewards if rollout is not None else ()
-    totals = [reward.value for reward in rewards if reward.scope == "rollout"]
-    return ExportItem(
-        session=session,
-        trajectory=trajectory,
-        calls={call.id: call for call in calls},
-        texts=texts,
-        rollout=rollout,
-        task=task,
-        reward=sum(totals) if totals else None,
-        rewards=rewards,
-        harness=_harness(session, task),
-        tags=group.tags if group is not None else (),
-    )
-
-
-def _harness(session: Session, task: Task | None) -> str:
-    """The harness that ran: as the session is tagged, else as the task asks."""
-    asked = task.spec.get("harness", "") if task is not None else ""
-    return session.tags.get("harness") or (asked if isinstance(asked, str) else "")
+from rolltap.reconstructor.exporters.base import CallText
 
 
 def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
