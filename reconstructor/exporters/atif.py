@@ -31,6 +31,7 @@ class Atif:
     name: ClassVar[str] = "atif"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl",)
     faithful: ClassVar[bool] = True
+    for_training: ClassVar[bool] = True
 
     def schema(self) -> Mapping[str, str]:
         return {}

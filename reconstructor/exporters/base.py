@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from rolltap.types import Call, CallSpan, Int32, Reward, Rollout, Segment, Session, Task, Trajectory
+from rolltap.types import Call, CallKind, CallSpan, Int32, Reward, Rollout, Segment, Session, Task, Trajectory
 
 Message = Mapping[str, Any]
 Container = Literal["jsonl", "parquet"]
@@ -66,6 +66,16 @@ class ExportItem:
         """The segments that carry loss."""
         return [segment for segment in self.trajectory.segments if segment.loss_mask.any()]
 
+    @property
+    def kinds(self) -> Mapping[str, CallKind]:
+        """What each call was for."""
+        return {found.call_id: found.kind for found in self.trajectory.classifications}
+
+    @property
+    def agents(self) -> Mapping[str, str]:
+        """The agent that made each call."""
+        return {found.call_id: found.agent for found in self.trajectory.classifications}
+
     def labels(self) -> dict[str, Any]:
         """What every row says of where it comes from."""
         return {
@@ -75,10 +85,6 @@ class ExportItem:
             "task_id": self.task.id if self.task is not None else None,
             "reward": self.reward,
         }
-
-    def conversation(self, segment: Segment) -> CallText | None:
-        """The conversation that a segment's last trained call ends; None where the log holds no text of it."""
-        return self.texts.get(last_span(segment).call_id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +100,8 @@ class Rendered:
 class Row:
     """A line of a dataset. Rows with the same `content` are duplicates; None says that a row never is one.
 
-    `texts` is the text that stands behind the row's token ids, where it holds any; `rendered` the tokens behind its
-    messages, where a trainer will render these anew.
+    `texts` is all text that stands behind the row's token ids, where it holds any (`texts_behind`); `rendered` the
+    tokens behind its messages, where a trainer will render these anew.
     """
 
     values: Mapping[str, Any]
@@ -112,11 +118,15 @@ class Skipped:
 
 
 class Exporter(Protocol):
-    """One format. `faithful` says whether its rows hold the sampled tokens; else a trainer renders messages anew."""
+    """One format. `faithful` says whether its rows hold the sampled tokens; else a trainer renders messages anew.
+
+    `for_training` formats leave out what a lease would not train; the others are for reading and keeping.
+    """
 
     name: ClassVar[str]
     containers: ClassVar[tuple[Container, ...]]  # the first is the default
     faithful: ClassVar[bool]
+    for_training: ClassVar[bool]
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         """The rows of the rollouts of one group (or of one session that has no group)."""
@@ -125,6 +135,19 @@ class Exporter(Protocol):
     def schema(self) -> Mapping[str, str]:
         """The columns for Parquet and their types, as `writers.TYPES` names them."""
         ...
+
+
+def texts_behind(item: ExportItem, call_ids: Iterable[str]) -> list[Any]:
+    """Everything that the prompts and replies of calls say, each message object once: what their token ids spell.
+
+    A reply that its harness did not send back, or only in part, is among the tokens all the same.
+    """
+    found: dict[int, Any] = {}
+    for call_id in call_ids:
+        text = item.texts.get(call_id)
+        if text is not None:
+            found.update((id(part), part) for part in (*text.conversation, text.tools))
+    return list(found.values())
 
 
 def last_span(segment: Segment) -> CallSpan:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters.admission import LEFT_OUT, left_out
 from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, Skipped
 from rolltap.reconstructor.exporters.redact import Redactor
 from rolltap.reconstructor.exporters.select import Where
@@ -35,7 +36,8 @@ Differs = Callable[[Rendered], bool]
 class Query:
     """What a dataset was asked to hold. `splits` are shares by name, which add up to 1; `seed` reshuffles the tasks.
 
-    `duplicates` keeps rows with equal content. `shard_mb` is the size at which the next file begins.
+    `include` names reasons of `admission.LEFT_OUT` for which sessions stay in. `duplicates` keeps rows with equal
+    content. `shard_mb` is the size at which the next file begins.
     """
 
     where: Where = field(default_factory=Where)
@@ -43,6 +45,7 @@ class Query:
     seed: int = 0
     container: Container | None = None
     duplicates: bool = False
+    include: frozenset[str] = frozenset()
     secrets: Sequence[str] = ()
     shard_mb: float = 256.0
     strategy: str = "tree"
@@ -50,6 +53,9 @@ class Query:
     def __post_init__(self) -> None:
         if not self.splits or min(self.splits.values()) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6:
             raise DatasetError(f"--split: shares must be above 0 and add up to 1, not {dict(self.splits)}")
+        if unknown := self.include - set(LEFT_OUT) | self.include & {"evaluation"}:
+            known = ", ".join(reason for reason in LEFT_OUT if reason != "evaluation")
+            raise DatasetError(f"--include: no {', '.join(sorted(unknown))}; known: {known}")
         if self.shard_mb <= 0:
             raise DatasetError("--shard-mb: must be above 0")
 
@@ -87,6 +93,7 @@ class DatasetWriter:
         self._counts: Counter[str] = Counter()
         self._tasks: dict[str, set[str]] = {name: set() for name in query.splits}
         self._skipped: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
         self._report = Report()
 
     def __enter__(self) -> DatasetWriter:
@@ -106,7 +113,7 @@ class DatasetWriter:
     def add(self, group: Sequence[ExportItem]) -> None:
         """Takes in the rollouts of one group, or one session that has none."""
         self._counts["sessions"] += len(group)
-        items = [kept for item in group if (kept := self._query.where.keep(item)) is not None]
+        items = [kept for item in group if (kept := self._query.where.keep(item)) is not None and self._admits(item)]
         if not items:
             return
         self._counts["sessions_selected"] += len(items)
@@ -118,6 +125,14 @@ class DatasetWriter:
                     self._skipped[row.reason] += 1
                 elif self._wanted(row):
                     self._write(split, items[0].task_id, row)
+
+    def _admits(self, item: ExportItem) -> bool:
+        """Whether a session may be in this dataset; counts those that may not."""
+        reason = left_out(item) if self._exporter.for_training else None
+        if reason is None or reason in self._query.include:
+            return True
+        self._left_out[reason] += 1
+        return False
 
     def finish(self) -> dict[str, Any]:
         """Names the files, writes the manifest, and puts the folder in its place. Returns the manifest."""
@@ -165,6 +180,7 @@ class DatasetWriter:
                 "where": str(query.where),
                 "splits": dict(query.splits),
                 "seed": query.seed,
+                "include": sorted(query.include),
                 "duplicates": query.duplicates,
                 "strategy": query.strategy,
             },
@@ -175,6 +191,7 @@ class DatasetWriter:
             },
             "sessions": self._counts["sessions"],
             "sessions_selected": self._counts["sessions_selected"],
+            "sessions_left_out": dict(sorted(self._left_out.items())),
             "duplicates_left_out": self._counts["duplicates_left_out"],
             "rows_with_secrets_left_out": self._counts["rows_with_secrets_left_out"],
             "secrets_redacted": self._redactor.redacted,

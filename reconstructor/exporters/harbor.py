@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_span, trained_spans
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, texts_behind, trained_spans
 from rolltap.reconstructor.exporters.transitions import versions_of
 from rolltap.types import Segment
 
@@ -22,6 +22,7 @@ class Harbor:
     name: ClassVar[str] = "harbor"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl",)
     faithful: ClassVar[bool] = True
+    for_training: ClassVar[bool] = True
 
     def schema(self) -> Mapping[str, str]:
         return {}
@@ -32,8 +33,7 @@ class Harbor:
             if not segments:
                 yield Skipped("no tokens that may be trained")
                 continue
-            found = [item.texts.get(last_span(segment).call_id) for segment in segments]
-            texts = [(text.conversation, text.tools) for text in found if text is not None]
+            texts = texts_behind(item, [turn.call_id for segment in segments for turn in segment.turns])
             details = [rollout_detail(item, segment) for segment in segments]
             yield Row({**item.labels(), "rollout_details": details}, texts=texts)
 

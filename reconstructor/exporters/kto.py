@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
-from rolltap.reconstructor.exporters.text import (
-    ReasoningUse,
-    one_of,
-    opening,
-    rewarded,
-    tools_text,
-    with_reasoning,
-)
+from rolltap.reconstructor.exporters.conversation import ReasoningUse, one_of, rewarded, tools_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +24,7 @@ class Kto:
     name: ClassVar[str] = "kto"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
     faithful: ClassVar[bool] = False
+    for_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of("reasoning", self.reasoning, ("keep", "drop"))
@@ -55,13 +49,12 @@ class Kto:
                 yield found
             else:
                 reward, conversation = found
-                prompt = list(opening(item, conversation))
-                completion = conversation.text.conversation[len(prompt) :]
+                messages = conversation.messages(self.reasoning)
                 values = {
-                    "prompt": with_reasoning(prompt, self.reasoning),
-                    "completion": with_reasoning(completion, self.reasoning),
+                    "prompt": messages[: conversation.opening],
+                    "completion": messages[conversation.opening :],
                     "label": reward > self.threshold,
-                    "tools": tools_text(conversation.text.tools),
+                    "tools": tools_text(conversation.tools),
                     **item.labels(),
                 }
                 content = [values[name] for name in ("prompt", "completion", "label", "tools")]

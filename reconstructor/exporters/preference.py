@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
-from rolltap.reconstructor.exporters.text import (
+from rolltap.reconstructor.exporters.conversation import (
     Conversation,
     ReasoningUse,
     one_of,
-    opening,
     rewarded,
     tools_text,
-    with_reasoning,
 )
 
 
@@ -34,6 +32,7 @@ class Preference:
     name: ClassVar[str] = "preference"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
     faithful: ClassVar[bool] = False
+    for_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of("reasoning", self.reasoning, ("keep", "drop"))
@@ -68,21 +67,23 @@ class Preference:
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
             if better[0] - worse[0] <= self.margin:
                 yield Skipped("pair whose rewards don't differ by more than the margin")
-            elif list(opening(*better[2:])) != list(opening(*worse[2:])):
+            elif self._prompt(better[3]) != self._prompt(worse[3]):
                 yield Skipped("pair that doesn't begin alike")
             else:
                 yield self._pair(better, worse)
 
+    def _prompt(self, conversation: Conversation) -> list[dict[str, Any]]:
+        return conversation.messages(self.reasoning)[: conversation.opening]
+
     def _pair(
         self, better: tuple[float, str, ExportItem, Conversation], worse: tuple[float, str, ExportItem, Conversation]
     ) -> Row:
-        prompt = list(opening(*better[2:]))
-        values: dict[str, Any] = {"prompt": with_reasoning(prompt, self.reasoning)}
+        values: dict[str, Any] = {"prompt": self._prompt(better[3])}
         for side, (reward, _, item, conversation) in (("chosen", better), ("rejected", worse)):
-            values[side] = with_reasoning(conversation.text.conversation[len(prompt) :], self.reasoning)
+            values[side] = conversation.messages(self.reasoning)[conversation.opening :]
             values[f"reward_{side}"] = reward
             values[f"rollout_{side}"] = item.rollout.id if item.rollout else None
-        values["tools"] = tools_text(better[3].text.tools)
+        values["tools"] = tools_text(better[3].tools)
         values["group_id"], values["task_id"] = better[2].group_id, better[2].task_id
         return Row(
             values,

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_span
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_span, texts_behind
 
 IGNORED = -100
 
@@ -23,6 +23,7 @@ class SftTokens:
     name: ClassVar[str] = "sft-tokens"
     containers: ClassVar[tuple[Container, ...]] = ("parquet", "jsonl")
     faithful: ClassVar[bool] = True
+    for_training: ClassVar[bool] = True
 
     def schema(self) -> Mapping[str, str]:
         return {
@@ -43,6 +44,5 @@ class SftTokens:
                 end = last_span(segment).end
                 ids = segment.token_ids[:end]
                 labels = np.where(segment.loss_mask[:end], ids, IGNORED).astype(np.int32)
-                text = item.conversation(segment)
-                texts = (text.conversation, text.tools) if text is not None else ()
+                texts = texts_behind(item, [turn.call_id for turn in segment.turns])
                 yield Row({"input_ids": ids, "labels": labels, **item.labels()}, content=(ids, labels), texts=texts)

@@ -2,7 +2,8 @@
 
 Turns alternate: `human` or `observation`, then `gpt` or `function_call`. Parallel calls are a JSON list in one
 `function_call`, their results a JSON list in one `observation`; reasoning stands before them in `<think>`. The format
-has no place for words beside a call: they are kept in the turn's own field `text`, which its readers ignore.
+has no place for words beside a call: they are kept in the turn's own field `text`, which its readers ignore. A model's
+turn has a `weight`: 1 where this row trains it, 0 for context.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, Skipped
-from rolltap.reconstructor.exporters.text import ReasoningUse, content_text, conversations, one_of, with_reasoning
+from rolltap.reconstructor.exporters.conversation import ReasoningUse, content_text, conversations, one_of
 
 OURS = ("gpt", "function_call")
 
@@ -27,6 +28,7 @@ class ShareGpt:
     name: ClassVar[str] = "sharegpt"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl",)
     faithful: ClassVar[bool] = False
+    for_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of("reasoning", self.reasoning, ("keep", "drop"))
@@ -37,13 +39,13 @@ class ShareGpt:
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
             for conversation in conversations(item):
-                messages = with_reasoning(conversation.text.conversation, self.reasoning)
+                messages = conversation.weighted(self.reasoning)
                 turns = share_gpt_turns(messages)
                 if not alternates(turns):
                     yield Skipped("turns don't alternate")
                     continue
                 system = "\n\n".join(content_text(m) for m in messages if m["role"] == "system")
-                tools = json.dumps([tool["function"] for tool in conversation.text.tools], ensure_ascii=False)
+                tools = json.dumps([tool["function"] for tool in conversation.tools], ensure_ascii=False)
                 values = {"conversations": turns, "system": system, "tools": tools, **item.labels()}
                 yield Row(values, content=(turns, system, tools), rendered=conversation.rendered())
 
@@ -88,8 +90,9 @@ def _assistant(message: Message) -> dict[str, Any]:
         for call in message.get("tool_calls") or ()
     ]
     text = content_text(message)
+    weight = {"weight": message["weight"]} if "weight" in message else {}
     if not calls:
-        return {"from": "gpt", "value": thought + text}
+        return {"from": "gpt", "value": thought + text, **weight}
     value = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
-    turn = {"from": "function_call", "value": thought + value}
+    turn = {"from": "function_call", "value": thought + value, **weight}
     return {**turn, "text": text} if text.strip() else turn

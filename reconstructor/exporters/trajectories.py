@@ -1,7 +1,8 @@
 """The full record: one row a segment, with its arrays, turns, rewards and conversation.
 
-Segments without loss (side calls, abandoned beginnings of a history) are rows too; `loss_mask` says so. This is the
-format to keep: every other one can be made of it.
+Segments without loss (side calls, abandoned beginnings of a history) are rows too; `loss_mask` says so. `messages` are
+rebuilt from the recorded replies; `turns` has what is on record of each call, its kind and mask with the rule that
+decided, and the break before it. Calls that came to nothing (aborted, refused, undelivered) have no tokens in any row.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
-from rolltap.types import Break, Segment
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, texts_behind
+from rolltap.reconstructor.exporters.conversation import RecordedMessage, recorded_messages
+from rolltap.types import CallSpan, Segment
 
 COLUMNS: Mapping[str, str] = {
     "session_id": "string",
@@ -52,6 +54,7 @@ class Trajectories:
     name: ClassVar[str] = "trajectories"
     containers: ClassVar[tuple[Container, ...]] = ("parquet", "jsonl")
     faithful: ClassVar[bool] = True
+    for_training: ClassVar[bool] = False
 
     def schema(self) -> Mapping[str, str]:
         return COLUMNS
@@ -60,14 +63,50 @@ class Trajectories:
         for item in group:
             if not item.trajectory.segments:
                 yield Skipped("no tokens on record")
-            breaks = {found.call_id: found for found in item.trajectory.breaks}
+            facts = _Facts(item)
             for index, segment in enumerate(item.trajectory.segments):
-                yield _row(item, segment, index, breaks)
+                yield _row(item, segment, index, facts)
 
 
-def _row(item: ExportItem, segment: Segment, index: int, breaks: Mapping[str, Break]) -> Row:
+class _Facts:
+    """What is known of a session's calls, by id."""
+
+    def __init__(self, item: ExportItem) -> None:
+        self.item = item
+        self.breaks = {found.call_id: found for found in item.trajectory.breaks}
+        self.classifications = {found.call_id: found for found in item.trajectory.classifications}
+
+    def of(self, turn: CallSpan) -> dict[str, Any]:
+        """A turn with everything that is on record of its call."""
+        call = self.item.calls[turn.call_id]
+        found, text = self.classifications.get(turn.call_id), self.item.texts.get(turn.call_id)
+        return {
+            **asdict(turn),
+            "kind": found.kind.value if found is not None else call.kind.value,
+            "rule": found.rule if found is not None else "",
+            "mask": found.mask if found is not None else "",
+            "outcome": call.outcome.value,
+            "finish": call.finish.value,
+            "flaw": call.flaw.value if call.flaw is not None else None,
+            "delivered": call.delivered,
+            "policy": call.policy,
+            "break": self.break_before(turn.call_id),
+            "created_at": text.created_at if text is not None else None,
+            "finished_at": text.finished_at if text is not None else None,
+            "dialect": text.dialect if text is not None else "",
+            "sampling": dict(text.sampling) if text is not None else {},
+            "usage": dict(text.usage) if text is not None else {},
+        }
+
+    def break_before(self, call_id: str) -> dict[str, Any] | None:
+        found = self.breaks.get(call_id)
+        return asdict(found) if found is not None else None
+
+
+def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
     last = item.texts.get(segment.turns[-1].call_id)
-    found = breaks.get(segment.turns[0].call_id)
+    recorded = recorded_messages(item, [(turn.call_id, turn.trained) for turn in segment.turns])
+    broken = next((turn.call_id for turn in segment.turns if turn.call_id in facts.breaks), "")
     versions = segment.versions[segment.loss_mask]
     values: dict[str, Any] = {
         **item.labels(),
@@ -85,17 +124,24 @@ def _row(item: ExportItem, segment: Segment, index: int, breaks: Mapping[str, Br
         "versions": segment.versions,
         "oldest_version": int(versions.min()) if len(versions) else None,
         "newest_version": int(versions.max()) if len(versions) else None,
-        "turns": [asdict(turn) for turn in segment.turns],
+        "turns": [facts.of(turn) for turn in segment.turns],
         "extras": {name: array.tolist() for name, array in segment.extras.items()},
-        "break": asdict(found) if found is not None else None,
+        "break": facts.break_before(broken),
         "rewards": list(_rewards(item)),
         "sampling": dict(last.sampling) if last is not None else None,
-        "messages": last.conversation if last is not None else None,
+        "messages": [_message(each) for each in recorded] if recorded is not None else None,
         "tools": list(last.tools) if last is not None else None,
         "created_at": item.session.created_at,
         "tags": {**item.session.tags, **dict.fromkeys(item.tags, "")},
     }
-    return Row(values, texts=(values["messages"], values["tools"]))
+    return Row(values, texts=texts_behind(item, [turn.call_id for turn in segment.turns]))
+
+
+def _message(recorded: RecordedMessage) -> dict[str, Any]:
+    """A message; one that a call of this row sampled names the call, and has a weight."""
+    if recorded.call_id is None:
+        return dict(recorded.message)
+    return {**recorded.message, "call_id": recorded.call_id, "weight": int(recorded.train)}
 
 
 def _rewards(item: ExportItem) -> Iterator[dict[str, Any]]:

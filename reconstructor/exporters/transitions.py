@@ -1,7 +1,7 @@
 """Step transitions with returns, for offline RL: one row a trained call.
 
-An episode is a session's trained calls in the order in which they were made. A step's `reward` is the sum of the
-rewards of its own call (scope `call:<id>`); the rollout's reward comes with the last step of the main agent, and
+An episode is one agent's trained calls of a session in the order in which they were made. A step's `reward` is the sum
+of the rewards of its own call (scope `call:<id>`); the rollout's reward comes with the main agent's last step, and
 `return_to_go` is G_t = r_t + gamma * G_{t+1}. `prompt_ids` is the state that the engine saw, `output_ids` the action.
 """
 
@@ -14,8 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, trained_spans
-from rolltap.types import NO_VERSION, Call, CallSpan, Int32
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, texts_behind, trained_spans
+from rolltap.types import NO_VERSION, Call, CallSpan, Int32, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Transitions:
     name: ClassVar[str] = "transitions"
     containers: ClassVar[tuple[Container, ...]] = ("parquet", "jsonl")
     faithful: ClassVar[bool] = True
+    for_training: ClassVar[bool] = True
 
     def schema(self) -> Mapping[str, str]:
         return {
@@ -49,42 +50,47 @@ class Transitions:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
-            turns = sorted((turn for segment in item.rows for turn in trained_spans(segment)), key=lambda t: t.call_id)
-            if not turns:
+            steps = [(turn, segment) for segment in item.rows for turn in trained_spans(segment)]
+            if not steps:
                 yield Skipped("no tokens that may be trained")
-                continue
-            rewards = step_rewards(item, turns)
-            returns = returns_to_go(rewards, self.gamma)
-            for step, turn in enumerate(turns):
-                call = item.calls[turn.call_id]
-                text = item.texts.get(turn.call_id)
-                values = {
-                    **item.labels(),
-                    "step": step,
-                    "turn_index": turn.index,
-                    "call_id": turn.call_id,
-                    "agent": turn.agent,
-                    "prompt_ids": call.prompt_ids,
-                    "output_ids": call.output_ids,
-                    "logprobs": call.logprobs,
-                    "versions": versions_of(call),
-                    "reward": rewards[step],
-                    "return_to_go": returns[step],
-                    "done": step == len(turns) - 1,
-                }
-                yield Row(values, texts=(text.conversation, text.tools) if text is not None else ())
+            steps.sort(key=lambda step: step[0].call_id)
+            for agent in dict.fromkeys(turn.agent for turn, _ in steps):
+                yield from self._episode(item, [step for step in steps if step[0].agent == agent])
+
+    def _episode(self, item: ExportItem, steps: Sequence[tuple[CallSpan, Segment]]) -> Iterable[Row]:
+        """The steps of one agent."""
+        rewards = step_rewards(item, [turn for turn, _ in steps])
+        returns = returns_to_go(rewards, self.gamma)
+        for step, (turn, segment) in enumerate(steps):
+            call = item.calls[turn.call_id]
+            values = {
+                **item.labels(),
+                "step": step,
+                "turn_index": turn.index,
+                "call_id": turn.call_id,
+                "agent": turn.agent,
+                "prompt_ids": call.prompt_ids,
+                "output_ids": call.output_ids,
+                "logprobs": call.logprobs,
+                "versions": versions_of(call),
+                "reward": rewards[step],
+                "return_to_go": returns[step],
+                "done": step == len(steps) - 1,
+            }
+            behind = [each.call_id for each in segment.turns if each.end <= turn.end]
+            yield Row(values, texts=texts_behind(item, behind))
 
 
 def step_rewards(item: ExportItem, turns: Sequence[CallSpan]) -> list[float]:
-    """Each step's reward; the rollout's own is added to the main agent's last step."""
+    """Each step's reward in one agent's episode; the rollout's own is added to the main agent's last step."""
     by_call: defaultdict[str, float] = defaultdict(float)
     for reward in item.rewards:
         scope, _, call_id = reward.scope.partition(":")
         if scope == "call":
             by_call[call_id] += reward.value
     rewards = [by_call[turn.call_id] for turn in turns]
-    main = [step for step, turn in enumerate(turns) if not turn.agent]
-    rewards[main[-1] if main else -1] += item.reward or 0.0
+    if not turns[-1].agent or all(segment.agent for segment in item.rows):
+        rewards[-1] += item.reward or 0.0
     return rewards
 
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
-from rolltap.reconstructor.exporters.text import (
+from rolltap.reconstructor.exporters.conversation import (
     ReasoningUse,
     content_text,
     conversations,
     one_of,
-    opening,
-    with_reasoning,
 )
 
 
@@ -37,6 +35,7 @@ class VerlRl:
     name: ClassVar[str] = "verl-rl"
     containers: ClassVar[tuple[Container, ...]] = ("parquet",)
     faithful: ClassVar[bool] = False
+    for_training: ClassVar[bool] = False
 
     def schema(self) -> Mapping[str, str]:
         columns = {
@@ -54,7 +53,8 @@ class VerlRl:
             yield Skipped("no conversation that may be trained")
             return
         item, conversation = found
-        prompt = [{"role": m["role"], "content": content_text(m)} for m in opening(item, conversation)]
+        messages = conversation.messages()
+        prompt = [{"role": m["role"], "content": content_text(m)} for m in messages[: conversation.opening]]
         spec: Mapping[str, Any] = item.task.spec if item.task is not None else {}
         truth = spec.get("ground_truth", spec.get("evaluator", ""))
         values: dict[str, Any] = {
@@ -78,6 +78,7 @@ class VerlSft:
     name: ClassVar[str] = "verl-sft"
     containers: ClassVar[tuple[Container, ...]] = ("parquet",)
     faithful: ClassVar[bool] = False
+    for_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of("reasoning", self.reasoning, ("keep", "drop"))
@@ -88,9 +89,9 @@ class VerlSft:
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
             for conversation in conversations(item):
-                messages = with_reasoning(conversation.text.conversation, self.reasoning)
+                messages = conversation.messages(self.reasoning)
                 thinking = any(message.get("reasoning_content") for message in messages)
-                tools = list(conversation.text.tools) or None
+                tools = list(conversation.tools) or None
                 values = {
                     "messages": messages,
                     "tools": tools,

@@ -212,7 +212,8 @@ def _type(arrow: Any, kind: str) -> Any:
         function = arrow.struct([("name", text), ("arguments", text)])
         call = arrow.struct([("id", text), ("type", text), ("function", function)])
         plain = [(name, text) for name in ("role", "content", "reasoning_content", "name", "tool_call_id")]
-        return arrow.list_(arrow.struct([*plain, ("tool_calls", arrow.list_(call))]))
+        calls = ("tool_calls", arrow.list_(call))
+        return arrow.list_(arrow.struct([*plain, calls, ("weight", arrow.int8())]))
     names = {"json": "string", "bool": "bool_"}
     return getattr(arrow, names.get(kind, kind))()
 

@@ -1,0 +1,38 @@
+"""Which sessions a training dataset takes: those that a lease would train. The others are counted by reason.
+
+A lease gives no rows for an unscorable rollout and no loss for a masked one, and no group before all of its rollouts
+have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from rolltap.reconstructor.exporters.base import ExportItem
+from rolltap.types import RolloutStatus, Scoring
+
+LeftOut = Literal["running", "failed", "unscorable", "masked", "evaluation"]
+LEFT_OUT: tuple[LeftOut, ...] = get_args(LeftOut)
+
+PURPOSE_TAG = "purpose"
+EVALUATION = "eval"
+"""A session opened with `purpose = eval` measures; it is never trained."""
+
+_STATUSES: Mapping[RolloutStatus, LeftOut] = {
+    RolloutStatus.PENDING: "running",
+    RolloutStatus.RUNNING: "running",
+    RolloutStatus.FAILED: "failed",
+    RolloutStatus.CANCELLED: "failed",
+    RolloutStatus.LOST: "failed",
+}
+_SCORINGS: Mapping[Scoring, LeftOut] = {Scoring.UNSCORABLE: "unscorable", Scoring.MASKED: "masked"}
+
+
+def left_out(item: ExportItem) -> LeftOut | None:
+    """Why a lease would not train the session; None if it would, or if it is no rollout's."""
+    if item.session.tags.get(PURPOSE_TAG) == EVALUATION:
+        return "evaluation"
+    if item.rollout is None:
+        return None
+    return _STATUSES.get(item.rollout.status) or _SCORINGS.get(item.rollout.scoring)
