@@ -21,7 +21,7 @@ from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailabl
 from rolltap.ids import new_id
 from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, VersionSpan
 
-from ..unit.calllog.making import a_completion, a_session, an_intent, append, ids
+from ..unit.calllog.facts import a_completion, a_session, an_intent, append, ids
 from .conftest import Store
 
 
@@ -272,10 +272,9 @@ async def test_the_log_is_the_same_after_it_was_closed_and_opened_again(lasting_
     await log.open_session(session)
     root = await append(log, session)
     child = await append(log, session, parent_id=root.id, shared=5)
-    told = asyncio.create_task(log.append_delivery(child.id, True))
-    await asyncio.sleep(0)
+    written = log.append_delivery(child.id, True)
     await log.close()
-    await told
+    await written
     with pytest.raises(StoreUnavailable):
         await log.append_intent(an_intent(session))
     again = lasting_store.open()

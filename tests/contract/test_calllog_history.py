@@ -10,7 +10,7 @@ from rolltap.calllog.base import CallLog, RequestParts
 from rolltap.errors import RecordCorrupt
 from rolltap.ids import new_id
 
-from ..unit.calllog.making import a_completion, a_session, an_intent, append, ids
+from ..unit.calllog.facts import a_completion, a_session, an_intent, append, ids
 
 
 async def test_prompts_are_rebuilt_along_chains_branches_and_edits(log: CallLog):

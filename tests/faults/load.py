@@ -10,7 +10,7 @@ from rolltap.calllog.base import CallLog
 from rolltap.errors import StoreUnavailable
 from rolltap.types import Outcome, Session
 
-from ..unit.calllog.making import a_completion, an_intent
+from ..unit.calllog.facts import a_completion, an_intent
 
 DRAINED_WITHIN_S = 10.0
 

@@ -19,7 +19,7 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.types import Outcome
 
-from ..unit.calllog.making import a_completion, a_session, an_intent, ids
+from ..unit.calllog.facts import a_completion, a_session, an_intent, ids
 from .load import DRAINED_WITHIN_S, Load, emptied
 
 

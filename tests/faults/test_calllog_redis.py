@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from rolltap.calllog.base import CallIntent
-from rolltap.calllog.commit import Entry
+from rolltap.calllog.base import RequestParts
 from rolltap.calllog.database import Database
+from rolltap.calllog.fact_codec import EncodedFact, encode_fact
 from rolltap.calllog.facts import Fact
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.redis import STREAM, IngestWriter
+from rolltap.calllog.schema import call_intents
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.types import Outcome
 
-from ..unit.calllog.making import a_completion, a_session, an_intent
+from ..unit.calllog.facts import a_completion, a_session, an_intent
 from .load import DRAINED_WITHIN_S, Load, emptied
 
 
@@ -93,24 +95,18 @@ class AwayStore:
 
     async def settled(self) -> None: ...
 
-    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
         raise StoreUnavailable("away")
 
 
 class RememberingStore(AwayStore):
-    """A store that keeps the facts in the order in which they came."""
+    """A store that keeps the intents in the order in which they came."""
 
     def __init__(self) -> None:
-        self.facts: list[Fact] = []
-        self.written = asyncio.Event()
+        self.intents: list[str] = []
 
-    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
-        self.facts += [entry.value for entry in entries]
-        self.written.set()
-
-    @property
-    def intents(self) -> list[str]:
-        return [fact.id for fact in self.facts if isinstance(fact, CallIntent)]
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
+        self.intents += [fact.row[0] for fact in facts if fact.table is call_intents]
 
 
 @pytest.mark.parametrize("fault", ["killed", "flushed"])
@@ -119,24 +115,20 @@ async def test_a_call_never_comes_to_the_store_before_its_parent(
 ):
     monkeypatch.setattr("rolltap.calllog.redis.PAUSE_S", 60.0)
     store = RememberingStore()
-    writer = IngestWriter(private_redis.url, store, look_s=60.0)
+    writer = IngestWriter(private_redis.url, store)
     await writer.start()
-    session = a_session()
-    await writer.write([Entry(session)])
-    await store.written.wait()
-    parent = an_intent(session)
-    child = an_intent(session, parent_id=parent.id)
-    await writer.write([Entry(parent)])  # lies in the stream: the drain pauses
+    parent = an_intent("session")
+    child = an_intent("session", parent_id=parent.id)
+    await writer.write([encode_fact(parent)])  # is held: the drain pauses
+    assert store.intents == []
     if fault == "killed":
         await asyncio.to_thread(private_redis.kill)
     else:
         async with Redis.from_url(private_redis.url) as vandal:
             await vandal.flushall()
-    await writer.write([Entry(child)])
-    while child.id not in store.intents:
-        writer._wanted.set()
-        await asyncio.sleep(0.01)
-    assert store.intents[0] == parent.id
+    await writer.write([encode_fact(child)])
+    await writer.settled()
+    assert store.intents == [parent.id, child.id]
     await writer.close()
 
 
@@ -147,7 +139,7 @@ async def test_what_a_dead_proxy_left_in_the_stream_is_drained_by_the_next(postg
     intent = an_intent(session)
     facts: list[Fact] = [session, intent, a_completion(intent.id)]
     for fact in facts:
-        await dead.write([Entry(fact)])
+        await dead.write([encode_fact(fact)])
     await dead.close()
     log = open_call_log(postgres_url, ingest=private_redis.url)
     await log.start()
@@ -161,18 +153,62 @@ async def test_what_a_dead_proxy_left_in_the_stream_is_drained_by_the_next(postg
     await client.aclose()
 
 
-async def test_peers_take_over_what_a_proxy_took_and_never_wrote(postgres_url: str, private_redis: Any):
-    stuck = IngestWriter(private_redis.url, AwayStore())
-    database = Database(postgres_url)
-    log = SqlCallLog(database, wrap=lambda store: IngestWriter(private_redis.url, store, claim_s=0.2))
+async def test_a_start_is_not_kept_up_by_a_peer_that_died_while_it_swept(postgres_url: str, private_redis: Any):
+    dead = IngestWriter(private_redis.url, AwayStore())
+    await dead.start()
+    session = a_session()
+    await dead.write([encode_fact(session)])
+    sweeper = IngestWriter(private_redis.url, AwayStore())
+    with pytest.raises(StoreUnavailable):
+        await sweeper.start()  # the sweepers' lock is held from here on
+    await sweeper.close()
+    await dead.close()
+    log = open_call_log(postgres_url, ingest=private_redis.url)
     await log.start()
+    assert await log.session(session.id) == session
+    await log.close()
+
+
+@pytest.mark.parametrize("helper", ["a reader", "the sweep"])
+async def test_peers_write_what_a_proxy_appended_and_never_wrote(postgres_url: str, private_redis: Any, helper: str):
+    stuck = IngestWriter(private_redis.url, AwayStore())
+    await stuck.start()
+    sweep_s = 0.2 if helper == "the sweep" else 60.0
+    log = SqlCallLog(Database(postgres_url), wrap=lambda store: IngestWriter(private_redis.url, store, sweep_s=sweep_s))
+    await log.start()
+    session = a_session()
+    intents = [an_intent(session) for _ in range(40)]
+    await log.open_session(session)
+    for number, intent in enumerate(intents):
+        if number % 2:
+            await stuck.write([encode_fact(intent)])
+        else:
+            await log.append_intent(intent)
+    if helper == "the sweep":
+        async with Redis.from_url(private_redis.url) as client:
+            while await client.xlen(STREAM):  # noqa: ASYNC110 - the log's own task sweeps
+                await asyncio.sleep(0.01)
+    assert [row.intent.id for row in await log.rows(session.id)] == [intent.id for intent in intents]
+    await stuck.close()
+    await log.close()
+
+
+async def test_a_large_request_part_goes_through_the_stream_once(postgres_url: str, private_redis: Any):
+    """And is there for the calls after it, whoever writes them to the store."""
+    sizes: list[int] = []
+    stuck = IngestWriter(private_redis.url, AwayStore())
     await stuck.start()
     session = a_session()
-    intent = an_intent(session)
-    await log.open_session(session)
-    for number in range(40):  # whichever of both takes each of them
-        await log.append_intent(intent if number == 20 else an_intent(session))
-    assert len(await log.rows(session.id)) == 40
+    request = RequestParts(b"", (), 0, {"tools": random.Random(0).randbytes(100_000)})
+    intents = [an_intent(session, request=request) for _ in range(2)]
+    async with Redis.from_url(private_redis.url) as client:
+        for fact in (session, *intents):
+            await stuck.write([encode_fact(fact)])
+            sizes.append((await client.memory_usage(STREAM)) or 0)
+    assert sizes[1] - sizes[0] > 100_000 > 20 * (sizes[2] - sizes[1])
+    log = open_call_log(postgres_url, ingest=private_redis.url)
+    await log.start()
+    assert [(await log.request(intent.id)).fixed for intent in intents] == [request.fixed] * 2
     await stuck.close()
     await log.close()
 

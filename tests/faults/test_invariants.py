@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rolltap.calllog.base import CallIntent, CallRow
-from rolltap.calllog.commit import Entry
+from rolltap.calllog.base import CallRow
 from rolltap.calllog.database import Database
-from rolltap.calllog.facts import Fact
+from rolltap.calllog.fact_codec import EncodedFact
+from rolltap.calllog.schema import call_intents
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.writing import GroupWriter
 
-from ..unit.calllog.making import a_session, an_intent
+from ..unit.calllog.facts import a_session, an_intent
 from . import invariants
 from .clients import Told
 
@@ -29,7 +29,7 @@ class HeldWriter:
 
     def __init__(self, store: GroupWriter) -> None:
         self._store = store
-        self._entries: list[Entry[Fact]] = []
+        self._intents: list[EncodedFact] = []
 
     async def start(self) -> None: ...
 
@@ -37,12 +37,12 @@ class HeldWriter:
 
     async def settled(self) -> None: ...
 
-    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
-        self._entries += [entry for entry in entries if isinstance(entry.value, CallIntent)]
-        await self._store.write([entry for entry in entries if not isinstance(entry.value, CallIntent)])
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
+        self._intents += [fact for fact in facts if fact.table is call_intents]
+        await self._store.write([fact for fact in facts if fact.table is not call_intents])
 
     async def let_go(self) -> None:
-        await self._store.write(self._entries)
+        await self._store.write(self._intents)
 
 
 async def test_an_intent_that_is_durable_outside_the_store_is_waited_for_and_a_lost_one_is_told(

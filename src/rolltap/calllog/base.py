@@ -19,6 +19,7 @@ Invariants, held by every store and checked by the contract suite (`tests/contra
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -191,8 +192,11 @@ class CallLog(Protocol):
 
     async def append_completion(self, completion: CallCompletion) -> None: ...
 
-    async def append_delivery(self, call_id: str, delivered: bool) -> None:
-        """What reached its client once has arrived, whatever was or is said beside that."""
+    def append_delivery(self, call_id: str, delivered: bool) -> asyncio.Future[None]:
+        """The future ends when the delivery is written, which may take a while.
+
+        A reply that reached its client once has arrived, whatever is recorded of other attempts.
+        """
         ...
 
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:

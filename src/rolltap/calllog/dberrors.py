@@ -1,7 +1,8 @@
-"""Turns what drivers raise into rolltap's store errors, at the one place where databases are spoken to."""
+"""Turns what drivers raise into rolltap's store errors, at the one place where databases are used."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,13 +17,16 @@ _DAMAGED = ("malformed", "not a database", "file is encrypted", "invalid page", 
 
 @contextmanager
 def store_errors(name: str) -> Iterator[None]:
-    """Within it, a driver's error on the database `name` is raised as a `StoreError` of one line."""
+    """Raises a driver's error on the database `name` as a `StoreError` of one line.
+
+    The errors are SQLAlchemy's, or SQLite's own where a statement goes to the driver directly.
+    """
     try:
         yield
-    except (exc.IntegrityError, exc.DataError) as error:
+    except (exc.IntegrityError, exc.DataError, sqlite3.IntegrityError, sqlite3.DataError) as error:
         raise RecordCorrupt(f"{name}: a row is refused: {_first_line(error)}") from error
-    except exc.DBAPIError as error:
-        raise failure(name, _first_line(error)) from error
+    except (exc.DBAPIError, sqlite3.Error) as error:
+        raise _store_error(name, _first_line(error)) from error
     except exc.TimeoutError as error:
         raise StoreUnavailable(f"{name}: all connections are in use", retry_after=RETRY_AFTER_S) from error
     except (OSError, TimeoutError) as error:
@@ -30,14 +34,14 @@ def store_errors(name: str) -> Iterator[None]:
         raise StoreUnavailable(f"{name} can't be reached: {reason}", retry_after=RETRY_AFTER_S) from error
 
 
-def failure(name: str, line: str) -> StoreError:
-    """What a driver's error means that is not about a row."""
+def _store_error(name: str, line: str) -> StoreError:
     if any(sign in line for sign in _DAMAGED):
         return RecordCorrupt(f"{name} is damaged: {line}; restore it from a backup")
     return StoreUnavailable(f"{name}: {line}", retry_after=RETRY_AFTER_S)
 
 
-def _first_line(error: exc.DBAPIError) -> str:
+def _first_line(error: Exception) -> str:
     """The driver's own words, without SQLAlchemy's statement and the class names in front."""
-    lines = str(error.orig).splitlines() or [type(error.orig).__name__]
+    cause = error.orig if isinstance(error, exc.DBAPIError) else error
+    lines = str(cause).splitlines() or [type(cause).__name__]
     return lines[0].removeprefix("<class ").split("'>: ")[-1]

@@ -1,18 +1,26 @@
-"""One fact as self-contained bytes: what the spool, the ingest stream and exported sessions hold.
+"""Facts as stores take them, and as bytes.
 
-msgpack of `[kind, row, parts]`: the row as its table stores it, and the large parts of an intent's request.
+A fact is encoded once, into a row of its table; an intent has the large parts of its request beside the row. The
+spool, the ingest stream and the tables all take this form.
+
+As bytes, a fact is the msgpack of `[kind, row, parts]`. Such bytes are decoded whole before they are used, so a fact
+that was damaged on its way raises `RecordCorrupt`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 
 from rolltap.calllog.base import CallCompletion, CallIntent
 from rolltap.calllog.codec import pack_bytes, unpack_bytes
-from rolltap.calllog.facts import Delivery, Fact
+from rolltap.calllog.facts import Delivery, Fact, name_of
 from rolltap.calllog.records import (
+    INTENT_HASHES,
     Row,
     completion_row,
     delivery_row,
@@ -23,9 +31,33 @@ from rolltap.calllog.records import (
     read_intent,
     read_session,
     session_row,
+    split_hashes,
 )
-from rolltap.errors import RecordCorrupt
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, sessions
+from rolltap.errors import RecordCorrupt, RolltapError
 from rolltap.types import Session
+
+_TABLES = {"session": sessions, "intent": call_intents, "completion": call_completions, "delivery": deliveries}
+_KINDS = {table.name: kind for kind, table in _TABLES.items()}
+_READ = {"session": read_session, "completion": read_completion, "delivery": read_delivery}
+
+
+@dataclass(slots=True, eq=False)
+class EncodedFact:
+    """A row of `table`, and the large parts of an intent's request by hash.
+
+    The store that refuses this fact, and takes others of the same write, sets `failure`.
+    """
+
+    table: sa.Table
+    row: Row
+    parts: Mapping[bytes, bytes] = field(default_factory=dict)
+    failure: RolltapError | None = None
+
+    @property
+    def name(self) -> str:
+        kind = _KINDS[self.table.name]
+        return f"session {self.row[0]}" if kind == "session" else f"the {kind} of call {self.row[0]}"
 
 
 class _Packed(msgspec.Struct, array_like=True, frozen=True):
@@ -38,39 +70,42 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
-def pack_fact(fact: Fact) -> bytes:
-    """`ValueError` or `TypeError` for what no store can hold."""
-    return _encoder.encode(_packed(fact))
+def encode_fact(fact: Fact) -> EncodedFact:
+    """`RecordCorrupt` for what no store can hold."""
+    try:
+        match fact:
+            case CallIntent():
+                return EncodedFact(call_intents, *intent_row(fact))
+            case CallCompletion():
+                return EncodedFact(call_completions, completion_row(fact))
+            case Delivery():
+                return EncodedFact(deliveries, delivery_row(fact))
+            case Session():
+                return EncodedFact(sessions, session_row(fact))
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise RecordCorrupt(f"{name_of(fact)} can't be stored: {error}") from error
 
 
-def _packed(fact: Fact) -> _Packed:
-    match fact:
-        case CallIntent():
-            row, parts = intent_row(fact)
-            return _Packed("intent", list(row), [pack_bytes(part) for part in parts.values()])
-        case CallCompletion():
-            return _Packed("completion", list(completion_row(fact)))
-        case Delivery():
-            return _Packed("delivery", list(delivery_row(fact)))
-        case Session():
-            return _Packed("session", list(session_row(fact)))
+def pack_fact(fact: EncodedFact, without: Container[bytes] = ()) -> bytes:
+    """The fact as bytes; those of its parts that are in `without` are left out."""
+    parts = [pack_bytes(part) for digest, part in fact.parts.items() if digest not in without]
+    return _encoder.encode(_Packed(_KINDS[fact.table.name], list(fact.row), parts))
 
 
-def unpack_fact(data: bytes) -> Fact:
+def unpack_fact(data: bytes) -> EncodedFact:
     """`RecordCorrupt` if the bytes are not those of a fact, or its checksum does not hold."""
     try:
         packed = _decoder.decode(data)
         row: Row = tuple(packed.row)
-        match packed.kind:
-            case "intent":
-                unpacked = [unpack_bytes(part) for part in packed.parts]
-                return read_intent(row, {part_hash(part): part for part in unpacked})
-            case "completion":
-                return read_completion(row)
-            case "delivery":
-                return read_delivery(row)
-            case "session":
-                return read_session(row)
+        if packed.kind == "intent":
+            read_intent(row, None)
+            parts = {part_hash(part): part for part in map(unpack_bytes, packed.parts)}
+            if not parts.keys() <= set(split_hashes(row[INTENT_HASHES])):
+                raise RecordCorrupt(f"not a packed fact: call {row[0]} has a request part with another hash")
+            return EncodedFact(call_intents, row, parts)
+        _READ[packed.kind](row)
+        return EncodedFact(_TABLES[packed.kind], row)
+    except KeyError as error:
+        raise RecordCorrupt(f"not a packed fact: kind {error}") from error
     except (msgspec.MsgspecError, ValueError, TypeError, IndexError) as error:
         raise RecordCorrupt(f"not a packed fact: {error}") from error
-    raise RecordCorrupt(f"not a packed fact: kind {packed.kind!r}")

@@ -1,4 +1,4 @@
-"""What the stores share about facts: the ones that `CallLog` takes as arguments only, equality, derivation."""
+"""What all stores share about facts: those that `CallLog` takes as plain arguments, names, equality, derivation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def name_of(fact: Fact) -> str:
 
 
 def aborted(call_id: str, at: float) -> CallCompletion:
-    """The completion of a call whose process ended before it did."""
+    """The completion of a call whose process ended before the call did."""
     return CallCompletion(
         call_id=call_id,
         finished_at=at,
@@ -50,19 +50,20 @@ def aborted(call_id: str, at: float) -> CallCompletion:
 
 
 def extend_items(call_id: str, items: tuple[bytes, ...], request: RequestParts) -> tuple[bytes, ...]:
-    """All items of a request whose parent's are `items`."""
+    """All items of a request, given the `items` of its parent's request."""
     if request.items_shared > len(items):
         raise RecordCorrupt(f"call {call_id}: shares {request.items_shared} items of a request of {len(items)}")
     return items[: request.items_shared] + request.items
 
 
-def same_fact(one: Any, other: Any) -> bool:
+def same_fact(first: Any, second: Any) -> bool:
     """Whether two facts are equal, arrays bit for bit (NaNs included)."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        one, other = np.asarray(one), np.asarray(other)
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if is_dataclass(one) and type(one) is type(other):
-        return all(same_fact(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same_fact(one[key], other[key]) for key in one)
-    return one == other
+    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
+        first, second = np.asarray(first), np.asarray(second)
+        same_layout = first.dtype == second.dtype and first.shape == second.shape
+        return same_layout and first.tobytes() == second.tobytes()
+    if is_dataclass(first) and type(first) is type(second):
+        return all(same_fact(getattr(first, field.name), getattr(second, field.name)) for field in fields(first))
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(same_fact(first[key], second[key]) for key in first)
+    return first == second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -80,9 +81,12 @@ class MemoryCallLog:
             del self._completions[call_id]
         _is_new(self._completions, call_id, completion, self._completions.get(call_id))
 
-    async def append_delivery(self, call_id: str, delivered: bool) -> None:
+    def append_delivery(self, call_id: str, delivered: bool) -> asyncio.Future[None]:
         if delivered or call_id not in self._deliveries:
             self._deliveries[call_id] = Delivery(call_id, delivered)
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        written.set_result(None)
+        return written
 
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
         intents = [self._intents[call_id] for call_id in self._calls.get(session_id, ())]

@@ -7,6 +7,7 @@ goes on, and must not have forgotten the first half of what this process then co
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -75,6 +76,8 @@ class PostgresBackend:
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self.dialect: sa.Dialect = self._engine.dialect
+        self._inserter: Any = None
+        self._inserting = asyncio.Lock()
 
     async def start(self) -> None:
         async with self.read() as connection:
@@ -92,6 +95,9 @@ class PostgresBackend:
             log.warning("%s runs with %s=off: loss of power LOSES acknowledged calls", self._name, name)
 
     async def close(self) -> None:
+        if self._inserter is not None:
+            await greenlet_spawn(self._inserter.close)  # back to the pool, which closes it
+            self._inserter = None
         await self._engine.dispose()
 
     @asynccontextmanager
@@ -123,24 +129,31 @@ class PostgresBackend:
         statement = together(tuple(rows))
         parameters = [column for some in rows.values() for column in columns(some)]
         crash_point("store.transaction")
-        with store_errors(self._name), _driver_errors(self._name, self._engine.dialect.loaded_dbapi.Error):
-            pooled = await self._driver()
-            try:
-                counts = await pooled.driver_connection.fetchrow(statement, *parameters)
-            except BaseException:
-                pooled.invalidate()  # lost, or in the middle of something
-                raise
-            await greenlet_spawn(pooled.close)  # back to the pool
-            return tuple(counts)
+        async with self._inserting:
+            with store_errors(self._name), _driver_errors(self._name, self._engine.dialect.loaded_dbapi.Error):
+                driver = await self._insert_driver()
+                try:
+                    return tuple(await driver.fetchrow(statement, *parameters))
+                except BaseException:
+                    self._drop_inserter()  # lost, or in the middle of something
+                    raise
 
-    async def _driver(self) -> Any:
-        """A pooled connection of the driver that the server has not closed."""
-        while True:
-            pooled = await self._engine.raw_connection()
-            driver: Any = pooled.driver_connection
-            if not driver.is_closed():
-                return pooled
-            pooled.invalidate()
+    async def _insert_driver(self) -> Any:
+        """The driver of a pooled connection that is kept for `insert`: the pool takes 0.2 ms to lend one."""
+        if self._inserter is not None and self._inserter.driver_connection.is_closed():
+            self._drop_inserter()
+        while self._inserter is None:
+            pooled: Any = await self._engine.raw_connection()
+            if pooled.driver_connection.is_closed():
+                pooled.invalidate()
+            else:
+                self._inserter = pooled
+        return self._inserter.driver_connection
+
+    def _drop_inserter(self) -> None:
+        if self._inserter is not None:
+            self._inserter.invalidate()
+            self._inserter = None
 
 
 @contextmanager

@@ -73,7 +73,8 @@ class StoredRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 HASH_BYTES = 32
-INTENT_HASHES = [column.name for column in call_intents.columns].index("part_hashes")
+_INTENT_COLUMNS = [column.name for column in call_intents.columns]
+INTENT_PROCESS, INTENT_HASHES = map(_INTENT_COLUMNS.index, ("process", "part_hashes"))
 
 NOT_READ = RequestParts(b"")
 """Stands for the request of an intent that was read without it."""
@@ -283,10 +284,8 @@ def read_completion(row: Row) -> CallCompletion:
 
 def checksum(key: Row, body: Row) -> int:
     """CRC-32 of a row's columns."""
-    crc = zlib.crc32(_key_text(key))
-    for column in body:
-        crc = zlib.crc32(column.encode() if isinstance(column, str) else column, crc)
-    return crc
+    columns = [column.encode() if isinstance(column, str) else column for column in body]
+    return zlib.crc32(b"".join([_key_text(key), *columns]))
 
 
 def _key_text(key: Row) -> bytes:

@@ -1,84 +1,89 @@
-"""A Redis stream before the store: facts are durable when Redis has fsynced them, and drained into it in batches.
+"""A Redis stream before the store: facts are durable when Redis has fsynced them, and reach the store in batches.
 
-`write` appends a group to the stream in one round trip; with `appendfsync always` Redis answers after its fsync. Every
-proxy is a consumer of one group: it takes batches off the stream, writes them to the store (where writing twice is
-harmless) and deletes them. What a consumer took and did not delete within `CLAIM_S` is claimed by its peers.
+`write` appends a group to the stream as one entry; with `appendfsync always` Redis answers after its fsync. The proxy
+holds what it appended in memory. `PAUSE_S` later it writes that to the store, many groups in one transaction, and
+deletes the entries. So a proxy reads nothing back, and it does not matter to it whether Redis still has its data: facts
+are lost only if Redis loses them and the proxy dies within that pause.
 
-What Redis forgets is not lost either. Beside the stream stands its incarnation, a random value that goes when the data
-goes. A proxy holds what it appended, and under which incarnation, until it sees that incarnation without the entry: it
-was drained. Under another one the entry was lost, and the proxy writes it to the store itself; so it does while Redis
-can't be reached. Facts are lost only if Redis loses its data and the proxy dies within `LOOK_S` of it.
+The stream itself is read for proxies that died. Each proxy looks every `SWEEP_S` for entries that old, writes them to
+the store, where writing twice is harmless, and deletes them; a lock in Redis keeps peers from doing so at once. A proxy
+that starts sweeps everything first. A reader who waits for a peer longer than `PATIENCE_S` sweeps, too.
 
-A fact that the store refuses at the drain (another one is there under its id) can't be told to its appender any more:
-it is logged as an error and kept in the stream `rolltap:refused`.
+While Redis can't be reached, facts go to the store directly, after those that are held.
+
+A fact that the store refuses (another one is there under its id) can't be told to its appender any more: it is logged
+as an error and kept in the stream `rolltap:refused`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from rolltap.calllog.commit import Entry
-from rolltap.calllog.fact_codec import pack_fact, unpack_fact
-from rolltap.calllog.facts import Fact, name_of
-from rolltap.calllog.writing import GroupWriter, SpoolState
+from rolltap.calllog.fact_codec import EncodedFact, pack_fact, unpack_fact
+from rolltap.calllog.writing import GroupWriter, SpoolState, known_parts
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
-from rolltap.ids import new_id
 
 log = logging.getLogger("rolltap.store")
 
 STREAM = "rolltap:calls"
 REFUSED = "rolltap:refused"
-INCARNATION = "rolltap:incarnation"
-GROUP = "rolltap"
+SWEEPER = "rolltap:sweeper"
 
-OWN, NEW = "0", ">"
-"""Positions in the stream: what this consumer took and did not delete, and what nobody took."""
+FIELD = b"facts"
+"""The one field of an entry: msgpack of a list of packed facts."""
 
-BATCH = 500
-BLOCK_MS = 1000
 PAUSE_S = 0.02
-"""Between batches, so that they are worth their transaction; a reader who waits for the stream ends it."""
+"""How long facts are held for others to go to the store with them; a reader ends it."""
 
-CLAIM_S = 10.0
-LOOK_S = 0.2
+ENTRY_BYTES = 8 << 20
+"""A group with more bytes becomes several entries."""
+
+BATCH = 2000
+SWEPT_ENTRIES = 20
+SWEEP_S = 10.0
+PATIENCE_S = 1.0
+POLL_S = 0.02
+SWEEPER_MS = 2000
+"""When the lock of a sweeper that died ends. A longer sweep may get company, which only costs time."""
+
 RETRY_S = 0.5
 CATCH_UP_S = 10.0
 TIMEOUT_S = 5.0
 OLDEST_VERSION = (6, 2)
 
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[bytes])
+
 
 class IngestWriter:
     """A `GroupWriter` before another one. See the module."""
 
-    def __init__(self, url: str, store: GroupWriter, *, look_s: float = LOOK_S, claim_s: float = CLAIM_S) -> None:
+    def __init__(self, url: str, store: GroupWriter, *, sweep_s: float = SWEEP_S) -> None:
         self._url = url
         self._store = store
-        self._look_s = look_s
-        self._claim_s = claim_s
-        self._redis: Redis = Redis.from_url(
-            url, socket_timeout=TIMEOUT_S + BLOCK_MS / 1000, socket_connect_timeout=TIMEOUT_S
-        )
-        self._consumer = new_id()
-        self._held: dict[tuple[bytes | None, bytes], Fact] = {}
+        self._sweep_s = sweep_s
+        self._redis: Redis = Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+        self._held: dict[tuple[bytes, ...], Sequence[EncodedFact]] = {}  # by the ids of their entries, oldest first
+        self._known_parts = known_parts()
         self._away = False
         self._closing = False
-        self._drained = asyncio.Event()
-        self._wanted = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._filled = asyncio.Event()
+        self._draining = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
-        return len(self._held) + self._store.waiting
+        return sum(map(len, self._held.values())) + self._store.waiting
 
     @property
     def spool(self) -> SpoolState | None:
@@ -88,24 +93,21 @@ class IngestWriter:
         await self._store.start()
         try:
             await self._check()
-            await self._join()
-            await self._claim(idle_s=0)
+            await self._until_moved(0.0)
         except RedisError as error:
             raise StoreUnavailable(f"{self._url} can't be used: {error}") from error
-        self._tasks = [asyncio.create_task(loop()) for loop in (self._drain, self._look)]
+        self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Writes what this process holds; what it can't write stays in the stream for its peers, or the next start."""
-        self._closing = True  # redis-py can swallow a cancellation, so the loops look at this as well
-        for task in self._tasks:
-            task.cancel()
+        self._closing = True  # redis-py can swallow a cancellation, so the loop looks at this as well
+        if self._task is not None:
+            self._task.cancel()
             with suppress(asyncio.CancelledError):
-                await task
-        self._tasks = []
-        held = list(self._held)
-        with suppress(StoreUnavailable, RedisError, OSError):
-            await self._write_held(held)
-            await self._delete([entry_id for _, entry_id in held])
+                await self._task
+            self._task = None
+        with suppress(StoreUnavailable):
+            await self._drain()
         await self._redis.aclose()
         await self._store.close()
 
@@ -117,216 +119,165 @@ class IngestWriter:
             raise ConfigError(f"{self._url}: Redis {info['redis_version']} is too old; 6.2 or later is needed")
         wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
         try:
-            found = await self._redis.config_get(*wanted)
+            settings = await self._redis.config_get(*wanted)
         except ResponseError as error:
             log.warning("%s hides its settings (%s): make sure of %s", self._url, error, wanted)
             return
-        wrong = {name: value for name, value in wanted.items() if found.get(name) != value}
+        wrong = {name: value for name, value in wanted.items() if settings.get(name) != value}
         if wrong:
             orders = "; ".join(f"CONFIG SET {name} {value}" for name, value in wrong.items())
-            raise ConfigError(f"{self._url} can lose acknowledged calls; give it in redis.conf or by: {orders}")
+            raise ConfigError(f"{self._url} can lose acknowledged calls; set this in redis.conf or by: {orders}")
         if info.get("aof_last_write_status") != "ok":
             raise ConfigError(f"{self._url} can't write its append-only file; see its log")
 
-    async def _join(self) -> None:
-        """Makes the stream's incarnation and its consumer group, where they are missing."""
-        await self._redis.set(INCARNATION, secrets.token_hex(16), nx=True)
-        with suppress(ResponseError):
-            await self._redis.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
-
-    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
-        packed: list[tuple[Fact, bytes]] = []
-        for entry in entries:
-            try:
-                packed.append((entry.value, pack_fact(entry.value)))
-            except (TypeError, ValueError) as error:
-                entry.failure = RecordCorrupt(f"{name_of(entry.value)} can't be stored: {error}")
-        if not packed:
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
+        if not facts:
             return
-        if self._away or not await self._append(packed):
-            await self._write_held(list(self._held))  # first: a call may go on from one of these
-            await self._store.write([entry for entry in entries if entry.failure is None])
+        if self._away or not await self._append(facts):
+            await self._drain()  # first: a call may go on from one of these
+            await self._store.write(facts)
 
-    async def _append(self, packed: Sequence[tuple[Fact, bytes]]) -> bool:
+    async def _append(self, facts: Sequence[EncodedFact]) -> bool:
         """Whether Redis has them all."""
-        pipeline = self._redis.pipeline()
-        pipeline.get(INCARNATION)
-        for _, data in packed:
-            pipeline.xadd(STREAM, {"f": data})
+        pipeline = self._redis.pipeline(transaction=False)
+        for entry in _entries([pack_fact(fact, self._known_parts) for fact in facts]):
+            pipeline.xadd(STREAM, {FIELD: entry})
         try:
-            incarnation, *ids = await pipeline.execute()
+            ids = await pipeline.execute()
         except (RedisError, OSError) as error:
             log.warning("Redis takes no calls, they go to the store: %s", error)
             self._away = True
+            self._filled.set()
             return False
         crash_point("ingest.appended")
-        for entry_id, (fact, _) in zip(ids, packed, strict=True):
-            self._held[incarnation, entry_id] = fact
+        self._known_parts.update(
+            (digest, None) for fact in facts for digest in fact.parts if digest not in self._known_parts
+        )
+        self._held[tuple(ids)] = facts
+        self._filled.set()
         return True
 
-    async def _drain(self) -> None:
-        """Takes what is new off the stream, for as long as this runs; now and then what others left lying."""
-        claim_at, position = 0.0, OWN
+    async def _run(self) -> None:
+        """Writes what is held, for as long as this runs; now and then what dead proxies left."""
+        sweep_at = time.monotonic() + self._sweep_s
         while not self._closing:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, sweep_at - time.monotonic())):
+                    await self._filled.wait()
+            self._filled.clear()
+            await asyncio.sleep(PAUSE_S)
             try:
-                async with self._there():
-                    if time.monotonic() >= claim_at:
-                        claim_at = time.monotonic() + self._claim_s
-                        await self._claim(self._claim_s)
-                    found = await self._redis.xreadgroup(
-                        GROUP, self._consumer, {STREAM: position}, count=BATCH, block=BLOCK_MS
-                    )
-                    batch = _entries(found)
-                    position = position if batch else NEW
-                    await self._move(batch)
-                if batch:
-                    await self._pause()
+                if self._away:
+                    await self._redis.ping()
+                    self._away = False
+                await self._drain()
+                if time.monotonic() >= sweep_at:
+                    sweep_at = time.monotonic() + self._sweep_s
+                    await self._sweep(await self._old())
             except (StoreUnavailable, RedisError, OSError):
-                claim_at, position = 0.0, OWN
+                self._filled.set()
                 await asyncio.sleep(RETRY_S)
 
-    async def _pause(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._wanted.wait(), PAUSE_S)
-        self._wanted.clear()
+    async def _drain(self) -> None:
+        """Writes what is held to the store, in order."""
+        async with self._draining:
+            while self._held:
+                groups: list[tuple[bytes, ...]] = []
+                facts: list[EncodedFact] = []
+                for ids, group in self._held.items():
+                    groups.append(ids)
+                    facts += group
+                    if len(facts) >= BATCH:
+                        break
+                await self._move(facts, [entry_id for ids in groups for entry_id in ids])
+                for ids in groups:
+                    del self._held[ids]
 
-    @asynccontextmanager
-    async def _there(self) -> AsyncIterator[None]:
-        """A stream without the group has been flushed: makes it again."""
-        try:
-            yield
-        except ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
-                raise
-            await self._join()
+    async def _move(self, facts: Sequence[EncodedFact], ids: Sequence[bytes]) -> None:
+        """Writes the facts of these entries to the store and deletes the entries.
 
-    async def _claim(self, idle_s: float) -> None:
-        """Takes over what a consumer (this one included) took and did not delete for so long."""
-        start = b"0-0"
-        while True:
-            start, batch, *_ = await self._redis.xautoclaim(
-                STREAM, GROUP, self._consumer, min_idle_time=int(idle_s * 1000), start_id=start, count=BATCH
-            )
-            if batch:
-                await self._move(batch)
-            if start == b"0-0":
-                return
-
-    async def _move(self, batch: Sequence[tuple[bytes, Mapping[bytes, bytes] | None]]) -> None:
-        """Writes a batch to the store and deletes it from the stream. What Redis lost goes first, as it is older."""
-        incarnation: Any = await self._redis.get(INCARNATION)
-        await self._save_lost(incarnation)
-        entries: list[Entry[Fact]] = []
-        refused: list[tuple[bytes, str]] = []
-        for data in (fields[b"f"] for _, fields in batch if fields):
-            try:
-                entries.append(Entry(unpack_fact(data)))
-            except RecordCorrupt as error:
-                refused.append((data, str(error)))
-        if entries:
-            await self._write_somehow(entries)
-        refused += [(pack_fact(entry.value), str(entry.failure)) for entry in entries if entry.failure is not None]
-        for data, reason in refused:
-            log.error("a fact of the ingest stream was refused, and is kept in %s: %s", REFUSED, reason)
-            await self._redis.xadd(REFUSED, {"f": data, "reason": reason})
+        If Redis can't be reached, the entries stay there: they are swept later, which changes nothing in the store.
+        """
+        await self._store.write(facts)
         crash_point("ingest.written")
-        ids = [one for one, _ in batch]
-        await self._delete(ids)
-        self._drained.set()
+        with suppress(RedisError, OSError):
+            for fact in facts:
+                if fact.failure is not None:
+                    await self._refuse(pack_fact(fact), str(fact.failure))
+            if not self._away:
+                await self._redis.xdel(STREAM, *ids)
 
-    async def _write_somehow(self, entries: Sequence[Entry[Fact]]) -> None:
-        """Tries until the store answers; peers that have one claim the batch meanwhile."""
-        while True:
-            try:
-                await self._store.write(entries)
-            except StoreUnavailable:
-                if self._closing:
-                    raise
-                await asyncio.sleep(RETRY_S)
-            else:
-                return
+    async def _refuse(self, data: bytes, reason: str) -> None:
+        log.error("a fact of the ingest stream was refused, and is kept in %s: %s", REFUSED, reason)
+        await self._redis.xadd(REFUSED, {"f": data, "reason": reason})
 
-    async def _delete(self, ids: Sequence[bytes]) -> None:
-        """Takes entries off the stream: they are in the store."""
-        if ids:
-            pipeline = self._redis.pipeline()
-            pipeline.xack(STREAM, GROUP, *ids)
-            pipeline.xdel(STREAM, *ids)
-            await pipeline.execute()
-
-    async def _look(self) -> None:
-        """Lets go of what was drained; writes what Redis lost, or has out of reach, to the store."""
-        while not self._closing:
-            await asyncio.sleep(self._look_s)
-            with suppress(StoreUnavailable):
-                await self._look_once()
-
-    async def _look_once(self) -> None:
-        held = list(self._held)
-        try:
-            incarnation, oldest = await self._oldest()
-        except (RedisError, OSError):
-            await self._write_held(held)
+    async def _sweep(self, last: bytes) -> None:
+        """Moves the entries up to `last` into the store, whoever appended them, unless a peer does so now."""
+        if not await self._redis.set(SWEEPER, b"", nx=True, px=SWEEPER_MS):
             return
-        self._away = False
-        await self._save_lost(incarnation)
-        for key in held:
-            if oldest is None or _order(key[1]) < _order(oldest):
-                self._held.pop(key, None)
+        while batch := await self._range(last, SWEPT_ENTRIES):
+            facts: list[EncodedFact] = []
+            for _, entry in batch:
+                for data in _packed_facts(entry):
+                    try:
+                        facts.append(unpack_fact(data))
+                    except RecordCorrupt as error:
+                        await self._refuse(data, str(error))
+            await self._move(facts, [entry_id for entry_id, _ in batch])
+        await self._redis.delete(SWEEPER)
 
-    async def _save_lost(self, incarnation: bytes | None) -> None:
-        """Writes to the store what this process appended under another incarnation than Redis has now."""
-        lost = [key for key in self._held if key[0] is None or key[0] != incarnation]
-        if lost:
-            log.error("Redis lost its data; %d facts go to the store from memory", len(lost))
-            await self._write_held(lost)
+    async def _range(self, last: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        """The stream's first entries, up to the one with id `last`: ids and packed facts."""
+        entries: Any = await self._redis.xrange(STREAM, max=last, count=count)
+        return [(entry_id, fields.get(FIELD, b"")) for entry_id, fields in entries]
 
-    async def _oldest(self) -> tuple[bytes | None, bytes | None]:
-        """The incarnation, and the id of the oldest entry in the stream."""
-        pipeline = self._redis.pipeline()
-        pipeline.get(INCARNATION)
-        pipeline.xrange(STREAM, count=1)
-        incarnation, first = await pipeline.execute()
-        return incarnation, first[0][0] if first else None
+    async def _newest(self) -> bytes | None:
+        """The id of the stream's last entry."""
+        entries: Any = await self._redis.xrevrange(STREAM, count=1)
+        return entries[0][0] if entries else None
 
-    async def _write_held(self, keys: Sequence[tuple[bytes | None, bytes]]) -> None:
-        entries = [Entry(self._held[key]) for key in keys if key in self._held]
-        if entries:
-            await self._store.write(entries)
-            for key in keys:
-                self._held.pop(key, None)
+    async def _old(self) -> bytes:
+        """The greatest id of an entry that is `SWEEP_S` old, by Redis's clock."""
+        seconds, microseconds = await self._redis.time()
+        return str(int(1000 * (seconds - self._sweep_s) + microseconds / 1000)).encode()
 
     async def settled(self) -> None:
-        """Waits until everything that any proxy had appended before is drained."""
-        try:
-            async with asyncio.timeout(CATCH_UP_S):
-                await self._look_once()
-                await self._until_drained()
-        except TimeoutError:
-            raise StoreUnavailable("the store is catching up with the ingest stream", retry_after=1) from None
-        except (RedisError, OSError):
-            await self._write_held(list(self._held))
+        """Waits until the store has everything that any proxy had appended before."""
+        await self._drain()
+        if not self._away:
+            try:
+                async with asyncio.timeout(CATCH_UP_S):
+                    await self._until_moved(PATIENCE_S)
+            except TimeoutError:
+                raise StoreUnavailable("the store is catching up with the ingest stream", retry_after=1) from None
+            except (RedisError, OSError) as error:
+                log.warning("Redis can't be asked for the calls of other proxies: %s", error)
         await self._store.settled()
 
-    async def _until_drained(self) -> None:
-        last = _order((await self._redis.xinfo_stream(STREAM))["last-generated-id"])
-        while True:
-            self._drained.clear()
-            self._wanted.set()
-            _, oldest = await self._oldest()
-            if oldest is None or _order(oldest) > last:
-                return
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), 0.05)
+    async def _until_moved(self, patience_s: float) -> None:
+        """Returns when all entries of now are in the store; from `patience_s` on this process helps to move them."""
+        last, sweep_at = await self._newest(), time.monotonic() + patience_s
+        while last is not None and await self._range(last, 1):
+            if time.monotonic() >= sweep_at:
+                await self._sweep(last)
+            await asyncio.sleep(POLL_S)
 
 
-def _order(entry_id: bytes | str) -> tuple[int, int]:
-    """A stream id's place: milliseconds, then a count."""
-    text = entry_id.decode() if isinstance(entry_id, bytes) else entry_id
-    milliseconds, _, count = text.partition("-")
-    return int(milliseconds), int(count)
+def _entries(facts: Sequence[bytes]) -> list[bytes]:
+    """The packed facts as entries of up to about `ENTRY_BYTES`."""
+    groups: list[list[bytes]] = [[]]
+    size = 0
+    for fact in facts:
+        if size > ENTRY_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(fact)
+        size += len(fact)
+    return [_encoder.encode(group) for group in groups]
 
 
-def _entries(found: Any) -> list[tuple[bytes, Mapping[bytes, bytes] | None]]:
-    """What XREADGROUP answered of the one stream; nothing if it ran into its time limit."""
-    return list(found[0][1]) if found else []
+def _packed_facts(entry: bytes) -> list[bytes]:
+    try:
+        return _decoder.decode(entry)
+    except msgspec.MsgspecError:
+        return [entry]  # not a fact: it is refused

@@ -17,10 +17,8 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
-from rolltap.calllog.base import CallIntent
-from rolltap.calllog.commit import Entry
-from rolltap.calllog.fact_codec import pack_fact, unpack_fact
-from rolltap.calllog.facts import Fact, name_of
+from rolltap.calllog.fact_codec import EncodedFact, pack_fact, unpack_fact
+from rolltap.calllog.schema import call_intents
 from rolltap.calllog.spool import RETRY_AFTER_S, START, Spool
 from rolltap.calllog.sqlite import Worker
 from rolltap.calllog.writing import GroupWriter, SpoolState
@@ -89,30 +87,28 @@ class SpoolWriter:
         self._worker.shutdown()
         await self._store.close()
 
-    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
         if not self._away:
             try:
                 async with asyncio.timeout(self._stall_s):
-                    await self._store.write(entries)
+                    await self._store.write(facts)
             except (StoreUnavailable, TimeoutError) as error:
                 self._away = True
                 self._filled.set()
                 log.warning("the store is away, calls go to the spool: %s", error or "a commit took too long")
             else:
                 return
-        await self._keep([entry for entry in entries if entry.failure is None])
+        await self._keep([fact for fact in facts if fact.failure is None])
 
-    async def _keep(self, entries: Sequence[Entry[Fact]]) -> None:
+    async def _keep(self, facts: Sequence[EncodedFact]) -> None:
         async with self._appending:
             records: list[bytes] = []
             room = {new: self._spool.room(for_new_calls=new) for new in (True, False)}
-            for entry in entries:
-                record = _packed(entry)
-                if record is None:
-                    continue
+            for fact in facts:
+                record = pack_fact(fact)
                 size = self._spool.size(record)
-                if size > room[isinstance(entry.value, CallIntent)]:
-                    entry.failure = StoreUnavailable("the store is away and the spool full", retry_after=RETRY_AFTER_S)
+                if size > room[fact.table is call_intents]:
+                    fact.failure = StoreUnavailable("the store is away and the spool full", retry_after=RETRY_AFTER_S)
                     continue
                 room = {new: left - size for new, left in room.items()}
                 records.append(record)
@@ -172,26 +168,17 @@ class SpoolWriter:
             return
 
     async def _move(self, records: Sequence[bytes]) -> None:
-        entries: list[Entry[Fact]] = []
+        facts: list[EncodedFact] = []
         for record in records:
             try:
-                entries.append(Entry(unpack_fact(record)))
+                facts.append(unpack_fact(record))
             except RecordCorrupt as error:
                 await self._set_aside(record, str(error))
-        await self._store.write(entries)
-        for entry in entries:
-            if entry.failure is not None:
-                await self._set_aside(pack_fact(entry.value), f"{name_of(entry.value)}: {entry.failure}")
+        await self._store.write(facts)
+        for fact in facts:
+            if fact.failure is not None:
+                await self._set_aside(pack_fact(fact), f"{fact.name}: {fact.failure}")
 
     async def _set_aside(self, record: bytes, reason: str) -> None:
         path = await self._worker.run(lambda: self._spool.set_aside(record))
         log.error("a fact of the spool was refused, and is kept in %s: %s", path, reason)
-
-
-def _packed(entry: Entry[Fact]) -> bytes | None:
-    """The entry's fact as bytes; None, and the entry failed, if it has no such form."""
-    try:
-        return pack_fact(entry.value)
-    except (TypeError, ValueError) as error:
-        entry.failure = RecordCorrupt(f"{name_of(entry.value)} can't be stored: {error}")
-        return None

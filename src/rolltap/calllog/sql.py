@@ -7,17 +7,18 @@ deliveries is committed for the death of this process only, any other for loss o
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import sqlalchemy as sa
+from cachetools import LRUCache
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition, RequestParts
-from rolltap.calllog.commit import GroupCommit
+from rolltap.calllog.commit import Entry, GroupCommit
 from rolltap.calllog.database import Database
+from rolltap.calllog.fact_codec import EncodedFact, encode_fact
 from rolltap.calllog.facts import Delivery, Fact
 from rolltap.calllog.process_registry import ProcessRegistry, registry_of
 from rolltap.calllog.reading import (
@@ -31,13 +32,18 @@ from rolltap.calllog.reading import (
 from rolltap.calllog.records import read_session, session_row
 from rolltap.calllog.schema import call_intents, sessions
 from rolltap.calllog.versions import bring_up_to_date
-from rolltap.calllog.writing import MANY_BYTES, FactWriter, GroupWriter
-from rolltap.errors import NotFound, StoreUnavailable
+from rolltap.calllog.writing import FactWriter, GroupWriter
+from rolltap.errors import NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.types import Call, Session
 
 PAGE = 500
-SEEN_SESSIONS = 10_000
+SEEN_SESSIONS = 4096
+"""Sessions that are still known while the store is away; about 1 kB each."""
+
 ANSWERS_WITHIN_S = 2.0
+
+MANY_BYTES = 256 << 10
+"""More than this is encoded or decoded in another thread, so that the event loop goes on."""
 
 
 class SqlCallLog:
@@ -54,8 +60,8 @@ class SqlCallLog:
         self.database = database
         self._registry = registry or registry_of(database)
         self._writer = wrap(FactWriter(database, self._registry))
-        self._commits: GroupCommit[Fact] = GroupCommit(self._writer.write)
-        self._seen: OrderedDict[str, Session] = OrderedDict()
+        self._commits: GroupCommit[Fact] = GroupCommit(self._write)
+        self._seen: LRUCache[str, Session] = LRUCache(SEEN_SESSIONS)
 
     @property
     def waiting(self) -> int:
@@ -94,7 +100,7 @@ class SqlCallLog:
 
     async def open_session(self, session: Session) -> None:
         await self._commits.append(session)
-        self._remember(session)
+        self._seen[session.key_hash] = session
 
     async def claim_session(self, session: Session) -> Session:
         await self._writer.settled()
@@ -106,7 +112,7 @@ class SqlCallLog:
             return connection.execute(sa.select(sessions).where(sessions.c.key_hash == session.key_hash)).one()
 
         found = read_session(tuple(await self.database.transact(claim)))
-        self._remember(found)
+        self._seen[found.key_hash] = found
         return found
 
     async def close_session(self, session_id: str, at: float) -> None:
@@ -135,18 +141,12 @@ class SqlCallLog:
                 raise
             return self._seen[key_hash]
         if found is not None:
-            self._remember(found)
+            self._seen[key_hash] = found
         return found
 
     async def session_of(self, call_id: str) -> Session | None:
         made = sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id)
         return await self._session(sessions.c.id.in_(made))
-
-    def _remember(self, session: Session) -> None:
-        self._seen[session.key_hash] = session
-        self._seen.move_to_end(session.key_hash)
-        while len(self._seen) > SEEN_SESSIONS:
-            self._seen.popitem(last=False)
 
     async def _session(self, which: sa.ColumnElement[bool]) -> Session | None:
         statement = sa.select(sessions).where(which)
@@ -180,8 +180,16 @@ class SqlCallLog:
         await self._commits.append(completion)
         self._registry.ended(completion.call_id)
 
-    async def append_delivery(self, call_id: str, delivered: bool) -> None:
-        await self._commits.append(Delivery(call_id, delivered), hurry=False)
+    def append_delivery(self, call_id: str, delivered: bool) -> asyncio.Future[None]:
+        return self._commits.append(Delivery(call_id, delivered), hurry=False)
+
+    async def _write(self, entries: Sequence[Entry[Fact]]) -> None:
+        """Encodes the facts, and writes those that can be."""
+        heavy = sum(_weight(entry.value) for entry in entries) > MANY_BYTES
+        facts = await asyncio.to_thread(_encode, entries) if heavy else _encode(entries)
+        await self._writer.write([fact for _, fact in facts])
+        for entry, fact in facts:
+            entry.failure = fact.failure
 
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
         await self._writer.settled()
@@ -211,3 +219,25 @@ class SqlCallLog:
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         await self._writer.settled()
         return await self._registry.abort_orphans(live, at=at)
+
+
+def _encode(entries: Sequence[Entry[Fact]]) -> list[tuple[Entry[Fact], EncodedFact]]:
+    """The entries with their encoded facts, but those that no store can hold: they have failed."""
+    facts: list[tuple[Entry[Fact], EncodedFact]] = []
+    for entry in entries:
+        try:
+            facts.append((entry, encode_fact(entry.value)))
+        except RecordCorrupt as error:
+            entry.failure = error
+    return facts
+
+
+def _weight(fact: Fact) -> int:
+    """Roughly how many bytes there are to encode."""
+    match fact:
+        case CallIntent(new_ids=ids, request=request):
+            return ids.nbytes + len(request.head) + sum(map(len, request.items)) + sum(map(len, request.fixed.values()))
+        case CallCompletion(output_ids=ids, message=message, extras=extras):
+            return 2 * ids.nbytes + len(message) + sum(array.nbytes for array in extras.values())
+        case _:
+            return 0

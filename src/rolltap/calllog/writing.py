@@ -1,76 +1,65 @@
-"""Writes groups of facts into the tables: encoding, one transaction, and what to do about rows that clash."""
+"""Writes encoded facts into the tables: one transaction a batch, and what to do about rows that clash."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import msgspec
 import sqlalchemy as sa
+from cachetools import TTLCache
 
 from rolltap.calllog import schema
-from rolltap.calllog.base import CallCompletion, CallIntent
 from rolltap.calllog.codec import pack_bytes
-from rolltap.calllog.commit import Entry
 from rolltap.calllog.database import Database, Durability
-from rolltap.calllog.facts import Delivery, Fact, name_of
+from rolltap.calllog.fact_codec import EncodedFact
 from rolltap.calllog.insert import Insert
 from rolltap.calllog.process_registry import ProcessRegistry
-from rolltap.calllog.records import (
-    Row,
-    completion_row,
-    delivery_row,
-    intent_row,
-    same_row,
-    session_row,
-)
+from rolltap.calllog.records import INTENT_PROCESS, Row, same_row
 from rolltap.crash import crash_point
 from rolltap.errors import RecordCorrupt, StoreUnavailable
-from rolltap.types import Session
 
 KNOWN_PARTS = 4096
 PART_TRUST_S = 3600.0
 """How long a part that this process wrote is taken to be in the log without writing it again."""
 
-MANY_BYTES = 256 << 10
-"""Groups over this size are encoded in another thread, so that the event loop goes on."""
+_RELAXED = {schema.call_intents, schema.deliveries}
+"""Facts that must survive the death of this process only; all others must survive loss of power, too."""
 
 
-@dataclass(slots=True, eq=False)
+def known_parts() -> TTLCache[bytes, None]:
+    """Hashes of the request parts that were written within `PART_TRUST_S`, the last `KNOWN_PARTS` of them."""
+    return TTLCache(KNOWN_PARTS, PART_TRUST_S)
+
+
 class CommitBatch:
-    """Encoded facts by table, the entries that they came from, and the large parts of their requests.
+    """Encoded facts by table and key, and the large parts of their requests.
 
-    `repeats` are entries with the key of another one of the group: they are for the next group.
+    `repeats` are facts with the key of another one of the batch: they are for the next batch.
     """
 
-    rows: dict[sa.Table, list[Row]] = field(default_factory=dict)
-    entries: dict[sa.Table, list[Entry[Fact]]] = field(default_factory=dict)
-    parts: dict[bytes, bytes] = field(default_factory=dict)
-    processes: set[str] = field(default_factory=set)
-    repeats: list[Entry[Fact]] = field(default_factory=list)
-    _keys: set[tuple[str, str]] = field(default_factory=set)
-
-    def add(self, table: sa.Table, entry: Entry[Fact], row: Row) -> None:
-        key = (table.name, row[0])
-        if key in self._keys:
-            self.repeats.append(entry)
-            return
-        self._keys.add(key)
-        self.rows.setdefault(table, []).append(row)
-        self.entries.setdefault(table, []).append(entry)
+    def __init__(self, facts: Sequence[EncodedFact]) -> None:
+        self.facts: dict[sa.Table, dict[str, EncodedFact]] = {}
+        self.parts: dict[bytes, bytes] = {}
+        self.processes: set[str] = set()
+        self.repeats: list[EncodedFact] = []
+        for fact in facts:
+            if self.facts.setdefault(fact.table, {}).setdefault(fact.row[0], fact) is not fact:
+                self.repeats.append(fact)
+            elif fact.table is schema.call_intents:
+                self.parts.update(fact.parts)
+                self.processes.add(fact.row[INTENT_PROCESS])
 
     @property
     def durability(self) -> Durability:
-        relaxed = self.rows.keys() <= {schema.call_intents, schema.deliveries}
-        return Durability.PROCESS if relaxed else Durability.POWER
+        return Durability.PROCESS if self.facts.keys() <= _RELAXED else Durability.POWER
+
+    def rows(self) -> dict[sa.Table, list[Row]]:
+        return {table: [fact.row for fact in by_key.values()] for table, by_key in self.facts.items()}
 
 
 class SpoolState(NamedTuple):
-    """Of the spool that takes facts while the store is away."""
+    """State of the spool that takes facts while the store is away."""
 
     in_use: bool
     room: bool  # for a new call
@@ -83,8 +72,8 @@ class GroupWriter(Protocol):
 
     async def close(self) -> None: ...
 
-    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
-        """Returns when every entry is durable or has its `failure`; raises if none is."""
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
+        """Returns when every fact is durable or has its `failure`; raises if none is."""
         ...
 
     async def settled(self) -> None:
@@ -115,7 +104,7 @@ class FactWriter:
         facts = (schema.sessions, schema.call_intents, schema.call_completions, schema.deliveries)
         self._inserts = {table: Insert(table, dialect) for table in facts}
         self._inserts[schema.parts] = Insert(schema.parts, dialect, replace="true")
-        self._known_parts: OrderedDict[bytes, float] = OrderedDict()
+        self._known_parts = known_parts()
 
     async def start(self) -> None: ...
 
@@ -123,104 +112,65 @@ class FactWriter:
 
     async def settled(self) -> None: ...
 
-    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
-        """Commits the entries together; one that can't be written fails by itself."""
-        heavy = sum(_weight(entry.value) for entry in entries) > MANY_BYTES
-        group = await asyncio.to_thread(self._encode, entries) if heavy else self._encode(entries)
-        if not group.rows:
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
+        """Commits the facts together; one that can't be written fails by itself."""
+        if not facts:
             return
+        batch = CommitBatch(facts)
         try:
-            inserted = await self._commit(group)
+            inserted = await self._commit(batch)
         except RecordCorrupt as error:
-            if len(entries) == 1:
-                entries[0].failure = error
+            if len(facts) == 1:
+                facts[0].failure = error
                 return
-            for entry in entries:
-                if entry.failure is None:
-                    await self.write([entry])
+            for fact in facts:
+                await self.write([fact])
             return
         crash_point("store.committed")
-        self._registry.announced(group.processes)
-        now = time.monotonic()
-        self._known_parts.update(dict.fromkeys(group.parts, now))
-        while len(self._known_parts) > KNOWN_PARTS:
-            self._known_parts.popitem(last=False)
-        for table, rows in group.rows.items():
-            if inserted[table] < len(rows):
-                await self._compare(table, group)
-        if group.repeats:
-            await self.write(group.repeats)
+        self._registry.announced(batch.processes)
+        self._known_parts.update(dict.fromkeys(batch.parts))  # only what was written: `seen_at` must not grow old
+        for table, by_key in batch.facts.items():
+            if inserted[table] < len(by_key):
+                await self._compare(table, by_key)
+        await self.write(batch.repeats)
 
-    def _encode(self, entries: Sequence[Entry[Fact]]) -> CommitBatch:
-        group = CommitBatch()
-        for entry in entries:
-            try:
-                self._encode_one(group, entry)
-            except (TypeError, ValueError, msgspec.MsgspecError) as error:
-                entry.failure = RecordCorrupt(f"{name_of(entry.value)} can't be stored: {error}")
-        return group
-
-    def _encode_one(self, group: CommitBatch, entry: Entry[Fact]) -> None:
-        match entry.value:
-            case CallIntent() as intent:
-                row, parts = intent_row(intent)
-                group.add(schema.call_intents, entry, row)
-                group.parts.update(parts)
-                group.processes.add(intent.process)
-            case CallCompletion() as completion:
-                group.add(schema.call_completions, entry, completion_row(completion))
-            case Delivery() as delivery:
-                group.add(schema.deliveries, entry, delivery_row(delivery))
-            case Session() as session:
-                group.add(schema.sessions, entry, session_row(session))
-
-    async def _commit(self, group: CommitBatch) -> dict[sa.Table, int]:
-        """Writes the group in one transaction, a second time if the connection was lost: writing twice is harmless."""
-        trusted = time.monotonic() - PART_TRUST_S
-        fresh = [digest for digest in group.parts if self._known_parts.get(digest, -PART_TRUST_S) <= trusted]
-        parts = [(digest, time.time(), pack_bytes(group.parts[digest])) for digest in sorted(fresh)]
-        rows = {schema.parts: parts, **group.rows} if parts else group.rows
+    async def _commit(self, batch: CommitBatch) -> dict[sa.Table, int]:
+        """Writes the batch in one transaction, a second time if the connection was lost: writing twice is harmless."""
+        batch.parts = {digest: part for digest, part in batch.parts.items() if digest not in self._known_parts}
+        rows = batch.rows()
+        if batch.parts:
+            # Sorted: two proxies that write the same parts must lock them in the same order.
+            parts: list[Row] = [(key, time.time(), pack_bytes(part)) for key, part in sorted(batch.parts.items())]
+            rows = {schema.parts: parts, **rows}
         try:
-            return await self._write_rows(rows, group)
+            return await self._write_rows(rows, batch)
         except StoreUnavailable:
-            return await self._write_rows(rows, group)
+            return await self._write_rows(rows, batch)
 
-    async def _write_rows(self, rows: Mapping[sa.Table, Sequence[Row]], group: CommitBatch) -> dict[sa.Table, int]:
+    async def _write_rows(self, rows: Mapping[sa.Table, Sequence[Row]], batch: CommitBatch) -> dict[sa.Table, int]:
         """How many rows of each table were new or took the place of another."""
-        if self._registry.knows(group.processes):
+        if self._registry.knows(batch.processes):
             inserts = {self._inserts[table]: some for table, some in rows.items()}
-            counts = await self._database.insert(inserts, group.durability)
+            counts = await self._database.insert(inserts, batch.durability)
             return dict(zip(rows, counts, strict=True))
 
         def work(connection: sa.Connection) -> dict[sa.Table, int]:
-            self._registry.announce(connection, group.processes)
+            self._registry.announce(connection, batch.processes)
             inserted = {table: self._inserts[table].run(connection, some) for table, some in rows.items()}
             crash_point("store.transaction")
             return inserted
 
-        return await self._database.transact(work, group.durability)
+        return await self._database.transact(work, batch.durability)
 
-    async def _compare(self, table: sa.Table, group: CommitBatch) -> None:
-        """Fails the entries whose row differs from the one that was there."""
+    async def _compare(self, table: sa.Table, facts: Mapping[str, EncodedFact]) -> None:
+        """Fails the facts whose row differs from the one that was there."""
         key = next(iter(table.primary_key))
-        rows = group.rows[table]
 
-        def stored(connection: sa.Connection) -> dict[str, Row]:
-            query = sa.select(table).where(key.in_([row[0] for row in rows]))
+        def read(connection: sa.Connection) -> dict[str, Row]:
+            query = sa.select(table).where(key.in_(facts))
             return {row[0]: tuple(row) for row in connection.execute(query)}
 
-        there = await self._database.query(stored)
-        for row, entry in zip(rows, group.entries[table], strict=True):
-            if not same_row(table.name, there[row[0]], row):
-                entry.failure = RecordCorrupt(f"{name_of(entry.value)} is in the log already, and differs")
-
-
-def _weight(fact: Fact) -> int:
-    """Roughly how many bytes there are to encode."""
-    match fact:
-        case CallIntent(new_ids=ids, request=request):
-            return ids.nbytes + len(request.head) + sum(map(len, request.items)) + sum(map(len, request.fixed.values()))
-        case CallCompletion(output_ids=ids, message=message, extras=extras):
-            return 2 * ids.nbytes + len(message) + sum(array.nbytes for array in extras.values())
-        case _:
-            return 0
+        stored = await self._database.query(read)
+        for row_key, fact in facts.items():
+            if not same_row(table.name, stored[row_key], fact.row):
+                fact.failure = RecordCorrupt(f"{fact.name} is in the log already, and differs")

@@ -44,9 +44,9 @@ async def commits(store: Store) -> GroupCommit[int]:
 
 
 async def test_what_waits_during_a_commit_is_written_together_in_order(store: Store, commits: GroupCommit[int]):
-    first = asyncio.create_task(commits.append(0))
+    first = commits.append(0)
     await store.asked.wait()
-    rest = [asyncio.create_task(commits.append(value)) for value in range(1, 50)]
+    rest = [commits.append(value) for value in range(1, 50)]
     await asyncio.sleep(0)
     assert not first.done()
     store.gate.set()
@@ -78,8 +78,7 @@ async def test_a_failed_group_is_told_to_all_and_the_next_one_is_tried(
 
 async def test_an_entry_without_hurry_rides_along(store: Store, commits: GroupCommit[int]):
     store.gate.set()
-    slow = asyncio.create_task(commits.append(1, hurry=False))
-    await asyncio.sleep(0)
+    slow = commits.append(1, hurry=False)
     await commits.append(2)
     await slow
     assert store.groups == [[1, 2]]
@@ -91,8 +90,7 @@ async def test_an_entry_without_hurry_rides_along(store: Store, commits: GroupCo
 async def test_closing_writes_what_waits_and_refuses_more(store: Store, commits: GroupCommit[int]):
     store.gate.set()
     values = range(MAX_ENTRIES + 10)
-    waiting = [asyncio.create_task(commits.append(value, hurry=False)) for value in values]
-    await asyncio.sleep(0)
+    waiting = [commits.append(value, hurry=False) for value in values]
     await commits.close()
     await asyncio.gather(*waiting)
     assert [value for group in store.groups for value in group] == list(values)
@@ -101,9 +99,9 @@ async def test_closing_writes_what_waits_and_refuses_more(store: Store, commits:
 
 
 async def test_a_cancelled_caller_leaves_its_entry(store: Store, commits: GroupCommit[int]):
-    task = asyncio.create_task(commits.append(1))
+    first = commits.append(1)
     await store.asked.wait()
-    task.cancel()
+    first.cancel()
     store.gate.set()
     await commits.append(2)
     assert store.groups == [[1], [2]]

@@ -26,7 +26,7 @@ from rolltap.ledger.retention import claims
 from rolltap.types import Session
 
 from ..ledger.world import World
-from .making import a_session, an_intent, append
+from .facts import a_session, an_intent, append
 
 LARGE = b'{"text": "%s"}' % (b"large " * 400)
 EXPIRED = {"expires_at": 5.0, "rollout_id": None}

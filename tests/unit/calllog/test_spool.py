@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.calllog.commit import Entry
-from rolltap.calllog.facts import Delivery, Fact
+from rolltap.calllog.fact_codec import EncodedFact, encode_fact
+from rolltap.calllog.facts import Delivery
 from rolltap.calllog.spool import OPEN_SHARE, START, Spool
 from rolltap.calllog.spool_writer import SpoolWriter
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 
-from .making import a_completion, an_intent
+from .facts import a_completion, an_intent
 
 LIMIT = 100_000
 
@@ -107,19 +107,18 @@ class Store:
     async def settled(self) -> None: ...
 
     def __init__(self) -> None:
-        self.facts: list[Fact] = []
+        self.call_ids: list[str] = []
         self.away = False
         self.refuses: set[str] = set()
 
-    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
         if self.away:
             raise StoreUnavailable("away")
-        for entry in entries:
-            assert isinstance(entry.value, Delivery)
-            if entry.value.call_id in self.refuses:
-                entry.failure = RecordCorrupt("refused")
+        for fact in facts:
+            if fact.row[0] in self.refuses:
+                fact.failure = RecordCorrupt("refused")
             else:
-                self.facts.append(entry.value)
+                self.call_ids.append(fact.row[0])
 
 
 @pytest.fixture
@@ -135,19 +134,15 @@ async def writer(store: Store, path: Path) -> AsyncIterator[SpoolWriter]:
     await writer.close()
 
 
-async def write(writer: SpoolWriter, *call_ids: str) -> list[Entry[Fact]]:
-    entries: list[Entry[Fact]] = [Entry(Delivery(call_id, True)) for call_id in call_ids]
-    await writer.write(entries)
-    return entries
-
-
-def names(store: Store) -> list[str]:
-    return [fact.call_id for fact in store.facts if isinstance(fact, Delivery)]
+async def write(writer: SpoolWriter, *call_ids: str) -> list[EncodedFact]:
+    facts = [encode_fact(Delivery(call_id, True)) for call_id in call_ids]
+    await writer.write(facts)
+    return facts
 
 
 async def test_nothing_is_spooled_while_the_store_is_there(store: Store, writer: SpoolWriter):
     await write(writer, "a", "b")
-    assert names(store) == ["a", "b"]
+    assert store.call_ids == ["a", "b"]
     assert writer.waiting == 0
     await writer.settled()
 
@@ -156,7 +151,7 @@ async def test_the_spool_takes_over_and_is_drained_in_order(store: Store, writer
     await write(writer, "a")
     store.away = True
     for call_id in "bcd":
-        assert [entry.failure for entry in await write(writer, call_id)] == [None]
+        assert [fact.failure for fact in await write(writer, call_id)] == [None]
     assert writer.waiting == 3
     with pytest.raises(StoreUnavailable, match="away"):
         await writer.settled()
@@ -165,8 +160,8 @@ async def test_the_spool_takes_over_and_is_drained_in_order(store: Store, writer
     while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
         await asyncio.sleep(0.005)
     await write(writer, "f")
-    assert sorted(names(store)) == list("abcdef")
-    assert [name for name in names(store) if name in "bcd"] == list("bcd")
+    assert sorted(store.call_ids) == list("abcdef")
+    assert [name for name in store.call_ids if name in "bcd"] == list("bcd")
 
 
 async def test_a_full_spool_refuses_new_calls_and_still_takes_the_ends_of_open_ones(store: Store, path: Path):
@@ -175,15 +170,15 @@ async def test_a_full_spool_refuses_new_calls_and_still_takes_the_ends_of_open_o
     store.away = True
     taken = 0
     while True:
-        entry: Entry[Fact] = Entry(an_intent("session"))
-        await writer.write([entry])
-        if entry.failure is not None:
+        intent = encode_fact(an_intent("session"))
+        await writer.write([intent])
+        if intent.failure is not None:
             break
         taken += 1
     assert taken > 100
-    assert isinstance(entry.failure, StoreUnavailable)
-    assert entry.failure.retry_after
-    ends: list[Entry[Fact]] = [Entry(a_completion(f"{number}")) for number in range(30)]
+    assert isinstance(intent.failure, StoreUnavailable)
+    assert intent.failure.retry_after
+    ends = [encode_fact(a_completion(f"{number}")) for number in range(30)]
     await writer.write(ends)
     assert all(end.failure is None for end in ends)
     await writer.close()
@@ -198,7 +193,7 @@ async def test_what_a_killed_process_spooled_goes_to_the_store_at_the_next_start
     store.away = False
     writer = SpoolWriter(store, Spool(path, LIMIT))
     await writer.start()
-    assert names(store) == ["a", "b"]
+    assert store.call_ids == ["a", "b"]
     await writer.close()
 
 
@@ -211,7 +206,7 @@ async def test_what_the_store_refuses_from_the_spool_is_kept_and_reported(
     store.away = False
     while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
         await asyncio.sleep(0.005)
-    assert names(store) == ["good", "fine"]
+    assert store.call_ids == ["good", "fine"]
     assert b"bad" in path.with_name("spool.refused").read_bytes()
     assert "call bad" in caplog.text
 
@@ -232,22 +227,22 @@ async def test_a_spool_that_the_disk_damages_is_kept_and_reported(
     store.away = False
     while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
         await asyncio.sleep(0.005)
-    assert names(store) == ["good"]
+    assert store.call_ids == ["good"]
     assert "2 facts of the spool can't be read" in caplog.text
     (copy,) = path.parent.glob("spool.damaged*")
     assert b"lost" in copy.read_bytes()
 
 
 class HangingStore(Store):
-    async def write(self, entries: Sequence[Entry[Fact]]) -> None:
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
         await asyncio.Event().wait()
 
 
 async def test_a_store_that_hangs_is_away(path: Path):
     writer = SpoolWriter(HangingStore(), Spool(path, LIMIT), stall_s=0.02)
     await writer.start()
-    (entry,) = await write(writer, "a")
-    assert entry.failure is None
+    (fact,) = await write(writer, "a")
+    assert fact.failure is None
     assert writer.waiting == 1
     await writer.close()
     kept = opened(path)

@@ -19,7 +19,7 @@ from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
 from rolltap.types import Break, BreakReason, Flaw, VersionSpan
 
-from .making import a_completion, a_session, an_intent, append, ids
+from .facts import a_completion, a_session, an_intent, append, ids
 
 TABLES = (sessions, call_intents, call_completions, deliveries, prunings)
 LARGE = b'{"text": "%s"}' % (b"large " * 400)

@@ -20,7 +20,7 @@ from rolltap.calllog.verify import verify
 from rolltap.cli.main import app
 from rolltap.types import Flaw, VersionSpan
 
-from .making import a_completion, a_session, append, ids
+from .facts import a_completion, a_session, append, ids
 
 TOOLS = b'[{"name": "tool"}]' * 100
 

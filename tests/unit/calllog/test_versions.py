@@ -21,7 +21,7 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.verify import verify
 from rolltap.errors import ConfigError
 
-from .making import a_completion, a_session, append
+from .facts import a_completion, a_session, append
 
 SESSION, FIRST, SECOND = "01k0000000aaaaaaaaaa", "01k0000000bbbbbbbbbb", "01k0000000cccccccccc"
 
