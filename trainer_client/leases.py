@@ -73,16 +73,16 @@ class LeaseHolder:
 
         Acknowledging again is harmless for those that were acknowledged before.
         """
-        kept = []
+        acknowledged = []
         for lease in list(self._leases):
             try:
                 self.client.ack(lease, step)
-                kept.append(lease)
+                acknowledged.append(lease)
             except LeaseLost:
                 continue
         with self._lock:
-            complete = len(kept) == len(self._leases)
-            self._leases = kept
+            complete = len(acknowledged) == len(self._leases)
+            self._leases = acknowledged
         return complete
 
     def done(self) -> None:
@@ -92,7 +92,7 @@ class LeaseHolder:
     def refuse(self, reason: str) -> None:
         """No weights can be made from these groups: each counts a failure."""
         for lease in self._take():
-            _tell(lambda held: self.client.nack(held, reason), lease)
+            _tell(lambda leased: self.client.nack(leased, reason), lease)
 
     def _usable(self) -> int:
         return sum(1 for group in self.groups if self._keep_zero_variance or informative(group))
@@ -119,8 +119,8 @@ class LeaseHolder:
         ttl = self._options.ttl
         while not self._closed.wait(ttl / 3):
             with self._lock:
-                held = list(self._leases)
-            for lease in held:
+                leases = list(self._leases)
+            for lease in leases:
                 _tell(lambda one: self.client.extend(one, ttl), lease)
 
 

@@ -52,11 +52,11 @@ class PolicyNetwork(nn.Module):
         piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
         if len(hidden_ME) <= piece:
             return Predictions(*self._read(hidden_ME, batch.targets_M))
-        found = [
+        predictions = [
             checkpoint(self._read, hidden, targets, use_reentrant=False)
             for hidden, targets in zip(hidden_ME.split(piece), batch.targets_M.split(piece), strict=True)
         ]
-        logprobs, entropies = zip(*found, strict=True)
+        logprobs, entropies = zip(*predictions, strict=True)
         return Predictions(torch.cat(logprobs), torch.cat(entropies))
 
     def _read(self, hidden_ME: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:

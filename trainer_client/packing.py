@@ -92,10 +92,10 @@ class Packer:
         return [rows] if self.whole else [[row] for row in rows]
 
 
-def shared_length(one: Int32, other: Int32) -> int:
+def shared_length(left: Int32, right: Int32) -> int:
     """How many leading tokens are equal; 0 if too few to share."""
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
+    length = min(len(left), len(right))
+    differing = np.flatnonzero(left[:length] != right[:length])
     shared = int(differing[0]) if len(differing) else length
     return shared if shared >= LEAST_SHARED else 0
 

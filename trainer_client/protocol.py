@@ -40,21 +40,23 @@ def lease(trainer: str, policy: str, groups: int, options: LeaseOptions) -> Requ
     return Request("POST", "/leases", values_of(request), parse=_lease, wait=options.wait)
 
 
-def extend(held: Lease, ttl: float) -> Request[float]:
-    return Request("POST", f"/leases/{held.id}/extend", ExtendLease(held.token, ttl), parse=_field("expires_in", float))
+def extend(leased: Lease, ttl: float) -> Request[float]:
+    return Request(
+        "POST", f"/leases/{leased.id}/extend", ExtendLease(leased.token, ttl), parse=_field("expires_in", float)
+    )
 
 
-def ack(held: Lease, step: int) -> Request[int]:
-    return Request("POST", f"/leases/{held.id}/ack", AckLease(held.token, step), parse=_field("groups", int))
+def ack(leased: Lease, step: int) -> Request[int]:
+    return Request("POST", f"/leases/{leased.id}/ack", AckLease(leased.token, step), parse=_field("groups", int))
 
 
-def nack(held: Lease, reason: str, blamed: tuple[str, ...]) -> Request[int]:
-    body = NackLease(held.token, reason, blamed)
-    return Request("POST", f"/leases/{held.id}/nack", body, parse=_field("dead", int))
+def nack(leased: Lease, reason: str, blamed: tuple[str, ...]) -> Request[int]:
+    body = NackLease(leased.token, reason, blamed)
+    return Request("POST", f"/leases/{leased.id}/nack", body, parse=_field("dead", int))
 
 
-def release(held: Lease) -> Request[None]:
-    return Request("POST", f"/leases/{held.id}/release", ReleaseLease(held.token), parse=_nothing)
+def release(leased: Lease) -> Request[None]:
+    return Request("POST", f"/leases/{leased.id}/release", ReleaseLease(leased.token), parse=_nothing)
 
 
 def rewind(trainer: str, step: int, versions: Mapping[str, int]) -> Request[Rewound]:

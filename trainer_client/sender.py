@@ -185,9 +185,9 @@ def main() -> None:
 
 
 def _order_of(line: bytes) -> Order:
-    said = json.loads(line)
-    buckets = tuple(Bucket(**bucket) for bucket in said["buckets"])
-    return Order(Rendezvous(**said["rendezvous"]), said["device"], buckets)
+    fields = json.loads(line)
+    buckets = tuple(Bucket(**bucket) for bucket in fields["buckets"])
+    return Order(Rendezvous(**fields["rendezvous"]), fields["device"], buckets)
 
 
 def _carry_out(order: Order, source: BinaryIO, answers: TextIO) -> None:

@@ -23,63 +23,82 @@ class TrainerSection(BaseModel):
 class LossSettings(TrainerSection):
     """The objective. The presets of papers are in docs/trainer.md."""
 
-    advantage: str = Field("grpo", description="name in rolltap.trainer_client.advantages")
-    normalise: Literal["rollout", "token", "constant"] = Field("token", description="what the loss is a mean over")
-    length: int = Field(4096, ge=1, description="tokens that `constant` divides a rollout's sum by")
-    ratio: Literal["token", "sequence"] = Field("token", description="sequence is GSPO's")
-    clip_low: float = Field(0.2, gt=0, description="ratio clip below one")
-    clip_high: float = Field(0.2, gt=0, description="ratio clip above one (DAPO: 0.28)")
+    advantage: str = Field(
+        "grpo", description="advantage method: grpo, dr_grpo, rloo, lite_ppo, reinforce, or one of an installed package"
+    )
+    normalise: Literal["rollout", "token", "constant"] = Field(
+        "token", description="what the loss is averaged over: each rollout, all tokens, or a constant length"
+    )
+    length: int = Field(4096, ge=1, description="`constant`: number of tokens that divides a rollout's summed loss")
+    ratio: Literal["token", "sequence"] = Field(
+        "token", description="importance ratio per token, or per sequence (GSPO)"
+    )
+    clip_low: float = Field(0.2, gt=0, description="lower clip: the ratio is at least 1 - clip_low")
+    clip_high: float = Field(0.2, gt=0, description="upper clip: the ratio is at most 1 + clip_high (DAPO: 0.28)")
     clip_dual: float = Field(
-        0.0, ge=0, description="most times |A| that a token of negative advantage loses (verl: 3); 0: no limit"
+        0.0,
+        ge=0,
+        description="dual-clip: caps the loss of negative-advantage tokens at this times |A| (verl: 3); 0: off",
     )
     correction: Literal["engine", "truncated"] = Field(
-        "engine", description="ratio against the engine's log-probs, or the trainer's own with truncated importance"
+        "engine",
+        description="ratios against log-probs of the engine, or of the trainer with truncated importance weights",
     )
-    importance_cap: float = Field(1.0, gt=0, description="`truncated`: largest weight of a token")
+    importance_cap: float = Field(1.0, gt=0, description="`truncated`: largest importance weight of a token")
     importance_band: tuple[float, float] = Field(
-        (0.0, math.inf), description="`truncated`: tokens whose trainer/engine ratio is outside get no loss"
+        (0.0, math.inf), description="`truncated`: tokens whose trainer/engine ratio is outside have no loss"
     )
-    kl: float = Field(0.0, ge=0, description="weight of the divergence from the model at the start of the run")
-    overlong_limit: int = Field(0, ge=0, description="trained tokens at which the reward has fallen by 1; 0: never")
-    overlong_buffer: int = Field(4096, ge=1, description="tokens before the limit over which it falls")
-    drop_zero_variance: bool = Field(False, description="lease on until enough groups have rewards that differ (DAPO)")
+    kl: float = Field(0.0, ge=0, description="weight of the KL divergence from the model at the start of the run")
+    overlong_limit: int = Field(
+        0, ge=0, description="trained tokens at which the length penalty reaches 1; 0 disables it"
+    )
+    overlong_buffer: int = Field(4096, ge=1, description="tokens before the limit over which the penalty grows")
+    drop_zero_variance: bool = Field(
+        False, description="groups whose rewards are all equal do not count towards a step (DAPO)"
+    )
 
 
 class OptimiserSettings(TrainerSection):
     """AdamW."""
 
     lr: float = Field(1e-6, gt=0, description="learning rate")
-    warmup: int = Field(0, ge=0, description="steps over which it rises")
-    lr_end: float = Field(1.0, ge=0, le=1, description="share of it left at the last step; it falls on a line")
+    warmup: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
+    lr_end: float = Field(
+        1.0, ge=0, le=1, description="share of the learning rate that is left at the last step (linear decay)"
+    )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's two decay rates")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's decay rates")
     grad_clip: float = Field(1.0, gt=0, description="largest gradient norm")
-    epochs: int = Field(1, ge=1, description="passes over a step's tokens")
-    minibatches: int = Field(1, ge=1, description="updates a pass")
+    epochs: int = Field(1, ge=1, description="passes over the tokens of a step")
+    minibatches: int = Field(1, ge=1, description="optimiser updates per pass")
 
 
 class ComputeSettings(TrainerSection):
     """Where and how it is computed."""
 
-    device: str = Field("", description="torch device; empty: CUDA where there is one, else the CPU")
+    device: str = Field("", description="torch device; empty: CUDA if available, else the CPU")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of activations; auto: bfloat16 on CUDA, float32 else. Weights are always float32"
+        "auto", description="dtype of activations; auto: bfloat16 on CUDA, else float32. Weights are always float32"
     )
-    token_budget: int = Field(16_384, ge=1, description="tokens of one forward pass")
-    share_prefixes: bool = Field(True, description="compute what segments have in common at their start once")
-    gradient_checkpointing: bool = Field(False, description="trade a third more compute for activations' memory")
-    temperature: float = Field(1.0, gt=0, description="temperature that the engine's log-probs are of")
-    threads: int = Field(0, ge=0, description="torch threads; 0 leaves torch's default")
+    token_budget: int = Field(16_384, ge=1, description="most tokens in one forward pass")
+    share_prefixes: bool = Field(True, description="compute a prefix that several segments share only once")
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass: less memory, a third more compute"
+    )
+    temperature: float = Field(1.0, gt=0, description="sampling temperature of the engine's log-probs")
+    threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")
 
 
 class LoraSettings(TrainerSection):
     """Low-rank adapters (needs peft)."""
 
-    rank: int = Field(0, ge=0, description="rank; 0 trains all weights")
-    alpha: float = Field(32.0, gt=0, description="scale")
-    targets: tuple[str, ...] = Field(("all-linear",), description="module names, or all-linear")
+    rank: int = Field(0, ge=0, description="rank of the adapters; 0 trains all weights")
+    alpha: float = Field(32.0, gt=0, description="scale of the adapters")
+    targets: tuple[str, ...] = Field(
+        ("all-linear",), description="names of the modules that get adapters, or all-linear"
+    )
     push: Literal["merged", "adapter"] = Field(
-        "merged", description="what engines are pushed: merged weights, or only the adapter (vLLM)"
+        "merged", description="what is pushed to engines: merged weights, or only the adapter (vLLM)"
     )
 
 
@@ -87,22 +106,29 @@ class PushSettings(TrainerSection):
     """How engines get new weights."""
 
     transfer: Literal["disk", "distributed"] = Field(
-        "disk", description="a folder that engines load, or a process group over which weights are sent"
+        "disk",
+        description="`disk`: engines load a folder; `distributed`: they receive the weights over a process group",
     )
-    address: str = Field("127.0.0.1", description="`distributed`: this machine, as engines reach it")
-    port: int = Field(0, ge=0, le=65_535, description="`distributed`: where they meet it; 0: any free port")
+    address: str = Field("127.0.0.1", description="`distributed`: address of this machine, as engines reach it")
+    port: int = Field(0, ge=0, le=65_535, description="`distributed`: port of the rendezvous; 0: any free port")
     backend: Literal["", "gloo", "nccl"] = Field("", description="`distributed`: empty is nccl on CUDA, else gloo")
     timeout_s: float = Field(
-        300.0, gt=0, description="`distributed`: longest wait of one rank for the others; all may take 2 minutes more"
+        300.0,
+        gt=0,
+        description="`distributed`: seconds that a rank waits for the others; a transfer may take 2 minutes more",
     )
 
 
 class ReportSettings(TrainerSection):
     """What is shown, and where."""
 
-    sinks: tuple[str, ...] = Field(("jsonl",), description="names in rolltap.trainer_client.sinks")
-    project: str = Field("rolltap", description="project or experiment at W&B and MLflow")
-    mismatch: float = Field(0.2, gt=0, description="|log trainer/engine| of a token over which it is counted")
+    sinks: tuple[str, ...] = Field(
+        ("jsonl",), description="where reports go besides the terminal: jsonl, tensorboard, wandb, mlflow"
+    )
+    project: str = Field("rolltap", description="project (W&B) or experiment (MLflow)")
+    mismatch: float = Field(
+        0.2, gt=0, description="|log(trainer / engine)| of a token above which it counts as a mismatch"
+    )
 
 
 class TrainerSettings(BaseSettings):
@@ -116,19 +142,29 @@ class TrainerSettings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    url: str = Field("http://127.0.0.1:8711", description="the server's trainer plane")
+    url: str = Field("http://127.0.0.1:8711", description="URL of the server's trainer plane")
     key: str = Field(description="trainer key")
     policy: str = Field(description="policy to train")
-    name: str = Field("trainer", min_length=1, description="this trainer: leases and rewinds go by it; keep it")
+    name: str = Field(
+        "trainer",
+        min_length=1,
+        description="name of this trainer: leases and rewinds are recorded under it, so keep it across restarts",
+    )
     model: Path = Field(description="folder of the model to start from")
-    out: Path = Field(description="folder of checkpoints, pushed weights and metrics; engines must see it (`disk`)")
-    steps: int = Field(100, ge=1, description="step to train to; a resumed run goes on to this number")
-    groups: int = Field(8, ge=1, description="groups a step")
+    out: Path = Field(description="folder of checkpoints, pushed weights and metrics; with `disk`, engines must see it")
+    steps: int = Field(
+        100, ge=1, description="step to train to, counted from the start of the run; a resumed run continues to it"
+    )
+    groups: int = Field(8, ge=1, description="groups per step")
     max_staleness: int = Field(1, ge=0, description="most weight versions that a group may be behind")
-    lease_ttl: float = Field(600.0, gt=0, description="seconds after which a dead trainer's groups are others'")
-    update_mode: Literal["keep", "drain", "abort"] = Field("keep", description="calls in flight at a push")
+    lease_ttl: float = Field(
+        600.0, gt=0, description="lifetime of a lease in seconds; a dead trainer's groups return after it"
+    )
+    update_mode: Literal["keep", "drain", "abort"] = Field(
+        "keep", description="what happens to calls in flight during a push"
+    )
     checkpoint_every: int = Field(1, ge=1, description="steps between checkpoints")
-    checkpoints_kept: int = Field(2, ge=1, description="checkpoints kept")
+    checkpoints_kept: int = Field(2, ge=1, description="how many checkpoints are kept")
     seed: int = Field(0, description="seed of minibatches and adapters")
     loss: LossSettings = LossSettings()  # type: ignore[call-arg]
     optimiser: OptimiserSettings = OptimiserSettings()  # type: ignore[call-arg]
@@ -164,13 +200,13 @@ def load_trainer_settings(path: Path | None = None, **given: Any) -> TrainerSett
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("trainer", *first["loc"]))
         plain = "no such key; the known ones are in docs/trainer.md"
-        said = plain if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {said}") from error
+        problem = plain if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {problem}") from error
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
-        held = merged.get(name)
-        merged[name] = _merged(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+        lower = merged.get(name)
+        merged[name] = _merged(lower, value) if isinstance(lower, dict) and isinstance(value, dict) else value
     return merged

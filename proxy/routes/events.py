@@ -1,4 +1,4 @@
-"""What happens, as it happens: server-sent events on the admin plane."""
+"""The ledger's events as a stream of server-sent events, on the admin plane."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/dead-letters")
     async def dead_letters(policy: str | None = None, limit: Limit = 100) -> dict[str, Any]:
-        found = await trainers.dead_letters(policy, min(limit, 1000))
-        return {"dead_letters": [asdict(letter) for letter in found]}
+        letters = await trainers.dead_letters(policy, min(limit, 1000))
+        return {"dead_letters": [asdict(letter) for letter in letters]}
 
     @routes.post("/dead-letters/{group_id}/revive")
     async def revive(group_id: str) -> dict[str, str]:

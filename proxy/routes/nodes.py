@@ -1,4 +1,4 @@
-"""Claims on rollouts, on the admin plane: what `rolltap node` and Ray's actors live by."""
+"""Nodes on the admin plane: `rolltap node` and Ray's actors claim rollouts here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/nodes/waiting")
     async def waiting(submission: str | None = None) -> dict[str, bool]:
-        """Whether anything is left that nobody runs, be it that its trainers have no room yet."""
+        """True while unclaimed work exists, including work blocked by backpressure."""
         return {"waiting": await nodes.anything_waits(submission)}
 
     @routes.post("/nodes/{node}/lease")

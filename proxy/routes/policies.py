@@ -14,7 +14,7 @@ from rolltap.proxy.routes.services import Services
 
 
 def admin_router(services: Services) -> APIRouter:
-    """What the policies are and how they stand."""
+    """The policies with their versions and counts."""
     routes = APIRouter(tags=["policies"])
 
     @routes.get("/policies")
@@ -31,8 +31,8 @@ def admin_router(services: Services) -> APIRouter:
 def trainer_router(services: Services) -> APIRouter:
     """Weight updates: begin, push (or receive: `routes/transfers.py`), finish.
 
-    A failed push leaves the old weights and the old version; a transfer that broke off in the middle leaves the policy
-    standing still (`paused` is `lost`) until a whole push.
+    A failed push leaves the old weights and the old version. After a transfer that broke off in the middle the policy
+    serves nothing (`paused` is `lost`) until a whole push.
     """
     routes = APIRouter(tags=["policies"])
     policies = services.ledger.policies
@@ -78,7 +78,7 @@ def policy_of(services: Services, name: str) -> Policy:
 
 
 async def serve_version(services: Services, runtime: Policy, version: int) -> dict[str, Any]:
-    """The engines hold `version` now, all of it."""
+    """Records that the engines hold all of `version`."""
     policies = services.ledger.policies
     state = await policies.set_version(runtime.name, version)
     runtime.version = state.version
@@ -88,7 +88,7 @@ async def serve_version(services: Services, runtime: Policy, version: int) -> di
 
 
 def _still_lost(name: str) -> WeightsLost:
-    return WeightsLost(f"policy {name!r}: its last transfer of weights broke off; it goes on after a whole push")
+    return WeightsLost(f"policy {name!r}: its last transfer of weights broke off; push whole weights to continue")
 
 
 async def _state(services: Services, runtime: Policy) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rolltap.types import GroupStatus
 
 
 def router(services: Services) -> APIRouter:
-    """All but the rewards, which an evaluator may append, too."""
+    """Groups and rollouts. Rewards have their own router, since evaluators may append them too."""
     routes = APIRouter(tags=["rollouts"])
     _serve_groups(routes, services)
     _serve_rollouts(routes, services)
@@ -50,8 +50,8 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
         before: str | None = None,
     ) -> dict[str, Any]:
         """The newest groups first, at most 1,000; `before` is the last id of the former page."""
-        found = await groups.list(policy=policy, status=status, limit=min(limit, 1000), before=before)
-        return {"groups": [asdict(group) for group in found]}
+        page = await groups.list(policy=policy, status=status, limit=min(limit, 1000), before=before)
+        return {"groups": [asdict(group) for group in page]}
 
     @routes.get("/groups/{group_id}")
     async def show_group(group_id: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the trainer and admin planes' routes work with."""
+"""The parts of the server that the routes of the trainer and admin planes use."""
 
 from __future__ import annotations
 

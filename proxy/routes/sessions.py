@@ -37,8 +37,8 @@ def router(services: Services) -> APIRouter:
     @routes.get("/sessions")
     async def list_sessions(limit: Limit = 100, before: str | None = None) -> dict[str, Any]:
         """The newest sessions first; `before` is the last id of the former page."""
-        found = await services.call_log.sessions(limit=min(limit, 1000), before=before)
-        return {"sessions": [_session(session) for session in found]}
+        page = await services.call_log.sessions(limit=min(limit, 1000), before=before)
+        return {"sessions": [_session(session) for session in page]}
 
     @routes.get("/sessions/{session_id}")
     async def show_session(session_id: str) -> dict[str, Any]:

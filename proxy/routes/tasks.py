@@ -30,16 +30,17 @@ def router(services: Services) -> APIRouter:
         for task in body.tasks:
             services.check_task(task, services.policies.names)
         spec = SubmissionSpec(policy, body.n, tuple(body.tasks), tuple(body.tags), body.rule, body.priority, roles)
-        return _told(await ledger.submissions.submit(spec, submission_id=body.id))
+        return _summary(await ledger.submissions.submit(spec, submission_id=body.id))
 
     @routes.get("/tasks")
     async def list_submissions(limit: Limit = 50) -> dict[str, Any]:
         """The newest submissions first."""
-        return {"submissions": [_told(one) for one in await ledger.submissions.list(limit=min(limit, 1000))]}
+        page = await ledger.submissions.list(limit=min(limit, 1000))
+        return {"submissions": [_summary(submission) for submission in page]}
 
     @routes.get("/tasks/{id}")
     async def show(id: str) -> dict[str, Any]:
-        return _told(await ledger.submissions.get(id))
+        return _summary(await ledger.submissions.get(id))
 
     @routes.get("/tasks/{id}/groups")
     async def groups(id: str, after: str = "") -> dict[str, Any]:
@@ -49,8 +50,8 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/tasks/{id}/cancel")
     async def cancel(id: str) -> dict[str, Any]:
-        """Nothing more of it is started; what is under way is cancelled, what is complete stays."""
-        return _told(await ledger.submissions.cancel(id))
+        """Cancels what is queued and under way; complete groups stay."""
+        return _summary(await ledger.submissions.cancel(id))
 
     @routes.get("/tasks/{id}/events")
     async def events(id: str) -> StreamingResponse:
@@ -64,9 +65,9 @@ def router(services: Services) -> APIRouter:
 
 async def _frames(services: Services, first: Submission, start: int) -> AsyncIterator[bytes]:
     ledger = services.ledger
-    yield frame("progress", _told(first), start)
+    yield frame("progress", _summary(first), start)
     if first.ended:
-        yield frame("ended", _told(first))
+        yield frame("ended", _summary(first))
         return
     known: dict[str, bool] = {}
     async for event in ledger.events.follow(start):
@@ -81,9 +82,9 @@ async def _frames(services: Services, first: Submission, start: int) -> AsyncIte
         yield frame(event.kind, asdict(event), event.seq)
         if event.kind in ("group_complete", "group_dropped", "submission_cancelled"):
             now = await ledger.submissions.get(first.id)
-            yield frame("progress", _told(now), event.seq)
+            yield frame("progress", _summary(now), event.seq)
             if now.ended:
-                yield frame("ended", _told(now))
+                yield frame("ended", _summary(now))
                 return
 
 
@@ -92,5 +93,5 @@ def _group_of(event: Event) -> str | None:
     return event.subject if event.kind.startswith("group_") else event.data.get("group_id")
 
 
-def _told(submission: Submission) -> dict[str, Any]:
+def _summary(submission: Submission) -> dict[str, Any]:
     return {**asdict(submission), "ended": submission.ended}

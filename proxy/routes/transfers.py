@@ -1,4 +1,4 @@
-"""Weights that a trainer sends over a process group: the engines of a policy are told to receive them."""
+"""Weights that a trainer sends over a process group, and a policy's engines receive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rolltap.proxy.routes.services import Services
 
 
 def router(services: Services) -> APIRouter:
-    """Between `begin_update` and `finish_update`, as a push is."""
+    """Takes the place of a push between `begin_update` and `finish_update`."""
     routes = APIRouter(tags=["policies"])
     policies = services.ledger.policies
 
@@ -48,6 +48,6 @@ def router(services: Services) -> APIRouter:
 def _receiver(runtime: Policy) -> Receiver:
     receiver = runtime.engine.receiver
     if receiver is None:
-        message = f"engine {runtime.engine.name} takes weights from a folder only, if at all"
+        message = f"engine {runtime.engine.name} can't receive weights over a process group; push a folder"
         raise EngineRefused(message, http_status=501)
     return receiver

@@ -1,4 +1,4 @@
-"""What the planes refuse in any request, since no store holds it or no JSON says it again."""
+"""Request validation: rejects values that a database can't store or JSON can't round-trip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import Query, Request
 from rolltap.errors import InvalidRequest
 
 MAX_DEPTH = 64
-"""How deep a body may be nested; what reads it later recurses."""
+"""How deep a body may be nested: later readers recurse."""
 
 INTEGERS = range(-(2**63), 2**63)
 

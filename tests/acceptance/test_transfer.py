@@ -183,7 +183,7 @@ def test_what_one_replica_refuses_stands_still_until_a_whole_push(
     with pytest.raises(WeightsLost, match=r"whole push.*shape of model\.norm\.weight"):
         sender.push(client, POLICY, state, version + 1, "keep")
     assert (client.policy(POLICY).version, client.policy(POLICY).paused) == (version, "lost")
-    with pytest.raises(WeightsLost, match="goes on after a whole push"):
+    with pytest.raises(WeightsLost, match="push whole weights to continue"):
         client.finish_update(POLICY)
     client.begin_update(POLICY, "keep")
     with pytest.raises(WeightsLost):

@@ -19,17 +19,17 @@ async def all_groups(database: Database) -> AsyncIterator[tuple[Group, Task]]:
     """Every group with its rollouts, their rewards and its task, streamed; none where there is no ledger yet."""
     after = ""
     while page := await database.query(lambda connection, after=after: _page(connection, after)):
-        for found in page:
-            yield found
+        for group_and_task in page:
+            yield group_and_task
         after = page[-1][0].id
 
 
 def _page(connection: sa.Connection, after: str) -> list[tuple[Group, Task]]:
     if not sa.inspect(connection).has_table(groups.name):
         return []
-    transaction = Tx(connection, 0.0)
+    tx = Tx(connection, 0.0)
     query = sa.select(groups.c.id).where(groups.c.id > after).order_by(groups.c.id).limit(PAGE)
-    ids = [row.id for row in transaction.all(query)]
-    tasks = load_tasks(transaction, ids)
-    found = {group.id: group for group in load_groups(transaction, ids)}
-    return [(found[group_id], tasks[group_id]) for group_id in ids]
+    ids = [row.id for row in tx.all(query)]
+    tasks = load_tasks(tx, ids)
+    groups_by_id = {group.id: group for group in load_groups(tx, ids)}
+    return [(groups_by_id[group_id], tasks[group_id]) for group_id in ids]

@@ -1,4 +1,4 @@
-"""What the ledger gives back beside the glossary's types, and its few settings."""
+"""The ledger's settings, and its results that are neither glossary types nor part of the contract."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class LedgerSettings:
     """A group is dead after this many refusals by trainers."""
 
     lease_ttl: float = 600.0
-    """How long a lease holds when the trainer does not say."""
+    """Lifetime of a lease that names none."""
 
     poll: float = 0.5
-    """How often a waiting lease looks for what other processes did."""
+    """How often a waiting lease looks for changes by other processes."""
 
     open_retry_after: float = 1.0
-    """What the rollout side is told to wait while too many groups are outstanding."""
+    """`Retry-After` while too many groups are outstanding."""
 
     trainer_silence: float = 600.0
-    """A trainer that has not asked for, extended or ended a lease for this long no longer counts for backpressure."""
+    """A trainer that was silent (no lease taken, extended or ended) for this long no longer counts for backpressure."""
 
     infra_retries: int = 3
-    """Attempts that a rollout may lose to failing nodes before it is lost for good."""
+    """Attempts that a rollout may lose to failing nodes before it is `lost`."""
 
     max_generations: int = 4
     """How often a zero-variance group is replaced, counting the first one."""
@@ -58,11 +58,11 @@ class TrainedVersions:
     def of(cls, trajectory: Trajectory) -> TrainedVersions:
         calls = tuple(turn.call_id for segment in trajectory.segments for turn in segment.turns if turn.trained)
         versions = [segment.versions for segment in trajectory.segments if len(segment)]
-        newest = max((int(one.max()) for one in versions), default=NO_VERSION)
+        newest = max((int(array.max()) for array in versions), default=NO_VERSION)
         if newest == NO_VERSION:
             return cls(calls=calls)
         # What is not trained has version -1, which without a sign is the largest number.
-        return cls(min(int(one.view(np.uint32).min()) for one in versions), newest, calls)
+        return cls(min(int(array.view(np.uint32).min()) for array in versions), newest, calls)
 
 
 @dataclass(frozen=True, slots=True)

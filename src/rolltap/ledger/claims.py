@@ -1,4 +1,4 @@
-"""Claims: groups that are ready become a trainer's, for a time.
+"""Leases are taken here: ready groups become a trainer's, for a limited time.
 
 A claim is a row of its own with an expiry by the database's clock; groups point to it by its fencing token, a number
 that only grows. No transaction stays open while a trainer works.
@@ -65,7 +65,7 @@ def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
 def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
     """A new lease on the groups: its fencing token and id."""
     lease_id = new_id()
-    made = {
+    values = {
         "id": lease_id,
         "trainer": request.trainer,
         "policy": request.policy,
@@ -74,7 +74,7 @@ def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, repla
         "created_at": tx.now,
         "expires_at": tx.now + request.ttl,
     }
-    token: int = tx.connection.execute(leases.insert().values(made).returning(leases.c.token)).scalar_one()
+    token: int = tx.connection.execute(leases.insert().values(values).returning(leases.c.token)).scalar_one()
     rows = [{"token": token, "group_id": id, "position": position} for position, id in enumerate(group_ids)]
     tx.run(lease_groups.insert(), rows)
     tx.note("leased", lease_id, trainer=request.trainer, policy=request.policy, groups=list(group_ids), replay=replay)
@@ -100,24 +100,24 @@ def count_ready(tx: Tx, request: LeaseRequest) -> int:
 
 def expire(tx: Tx) -> int:
     """Ends the leases whose time is over; their groups are complete again. Returns how many leases there were."""
-    over = (
+    expired_leases = (
         sa.select(leases)
         .where(leases.c.status == "open", leases.c.expires_at <= tx.now)
         .order_by(leases.c.token)
         .with_for_update(skip_locked=True, key_share=True)
     )
-    found = tx.all(over)
-    for lease in found:
+    expired = tx.all(expired_leases)
+    for lease in expired:
         end_lease(tx, lease, "expired")
         tx.note("lease_expired", lease.id, trainer=lease.trainer, policy=lease.policy)
-    return len(found)
+    return len(expired)
 
 
 def end_lease(tx: Tx, lease: Any, status: str) -> int:
     """The lease is over without being acknowledged: its groups are complete again. Returns how many."""
     tx.run(sa.update(leases).where(leases.c.token == lease.token).values(status=status))
-    held = sa.update(groups).where(groups.c.lease_token == lease.token, groups.c.status == GroupStatus.LEASED)
-    freed = tx.run(held.values(status=GroupStatus.COMPLETE, lease_token=None))
+    leased_groups = sa.update(groups).where(groups.c.lease_token == lease.token, groups.c.status == GroupStatus.LEASED)
+    freed = tx.run(leased_groups.values(status=GroupStatus.COMPLETE, lease_token=None))
     if freed:
         tx.wake_trainers()
     return freed
@@ -137,25 +137,25 @@ def fail(tx: Tx, group: Any, reason: str, settings: LedgerSettings) -> bool:
 def return_group(tx: Tx, group_id: str, token: int, reason: str, settings: LedgerSettings) -> None:
     """Takes a group that can't be delivered out of its lease, a failure counted unless it is replayed."""
     tx.run(sa.delete(lease_groups).where(lease_groups.c.token == token, lease_groups.c.group_id == group_id))
-    held = sa.select(groups).where(groups.c.id == group_id, groups.c.lease_token == token)
-    group = tx.first(held.where(groups.c.status == GroupStatus.LEASED).with_for_update(key_share=True))
+    leased_group = sa.select(groups).where(groups.c.id == group_id, groups.c.lease_token == token)
+    group = tx.first(leased_group.where(groups.c.status == GroupStatus.LEASED).with_for_update(key_share=True))
     if group is not None and not fail(tx, group, reason, settings):
         values = {"status": GroupStatus.COMPLETE, "lease_token": None}
         tx.run(sa.update(groups).where(groups.c.id == group_id).values(values))
 
 
-def _drop_stale(tx: Tx, policy: str, kept: sa.ColumnElement[bool]) -> None:
+def _drop_stale(tx: Tx, policy: str, fresh_enough: sa.ColumnElement[bool]) -> None:
     stale = (
         sa.select(groups.c.id, groups.c.oldest_version)
-        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, sa.not_(kept))
+        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, sa.not_(fresh_enough))
         .with_for_update(skip_locked=True, key_share=True)
     )
-    found = tx.all(stale)
-    if not found:
+    rows = tx.all(stale)
+    if not rows:
         return
-    ids = [row.id for row in found]
+    ids = [row.id for row in rows]
     tx.run(sa.update(groups).where(groups.c.id.in_(ids)).values(status=GroupStatus.STALE, reason="too stale"))
-    for row in found:
+    for row in rows:
         tx.note("group_stale", row.id, policy=policy, oldest_version=row.oldest_version)
 
 
@@ -165,14 +165,14 @@ def lock_trainer(tx: Tx, name: str) -> Any:
 
 
 def note_demand(tx: Tx, request: LeaseRequest) -> None:
-    held = (
+    groups_held = (
         sa.select(sa.func.count())
         .select_from(lease_groups.join(leases, leases.c.token == lease_groups.c.token))
         .where(leases.c.trainer == request.trainer, leases.c.policy == request.policy, leases.c.replay.is_(False))
         .where(leases.c.status == "open", leases.c.expires_at > tx.now)
     )
     values = {
-        "batch": request.batch or request.groups + tx.scalar(held),
+        "batch": request.batch or request.groups + tx.scalar(groups_held),
         "max_staleness": request.max_staleness,
         "seen_at": tx.now,
     }

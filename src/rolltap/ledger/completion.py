@@ -23,19 +23,19 @@ def settle(tx: Tx, group: Any, settings: LedgerSettings) -> None:
     """Applies the group's rule to what is now known of its rollouts."""
     if group.status != GroupStatus.OPEN:
         return
-    found = rollout_rows(tx, [group.id])[group.id]
-    members = [member_of(row, rollout) for row, rollout in found]
+    rows_and_rollouts = rollout_rows(tx, [group.id])[group.id]
+    members = [member_of(row, rollout) for row, rollout in rows_and_rollouts]
     late = group.deadline_at is not None and tx.now >= group.deadline_at
     match decide(rule_of(group), members, n=group.n, late=late):
         case Refill(count):
             insert_rollouts(tx, group.id, range(len(members), len(members) + count))
             tx.note("group_refilled", group.id, rollouts=count)
         case Drop(reason, left_out):
-            leave_out(tx, left_out, [row for row, _ in found], reason)
+            leave_out(tx, left_out, [row for row, _ in rows_and_rollouts], reason)
             drop(tx, group.id, reason)
         case Complete(left_out):
-            leave_out(tx, left_out, [row for row, _ in found], "the group is complete without it")
-            _complete(tx, group, [row for row, _ in found], members, left_out, settings)
+            leave_out(tx, left_out, [row for row, _ in rows_and_rollouts], "the group is complete without it")
+            _complete(tx, group, [row for row, _ in rows_and_rollouts], members, left_out, settings)
 
 
 def _complete(
@@ -79,7 +79,7 @@ def _complete(
 
 def _replace(tx: Tx, group: Any) -> None:
     """Opens a new group of the same task in the place of a dropped one."""
-    fresh = {
+    values = {
         **group._mapping,
         "id": new_id(),
         "created_at": tx.now,
@@ -87,9 +87,9 @@ def _replace(tx: Tx, group: Any) -> None:
         "replaces": group.id,
         "generation": group.generation + 1,
     }
-    tx.run(groups.insert().values(fresh))
-    insert_rollouts(tx, fresh["id"], range(group.n))
-    tx.note("group_opened", fresh["id"], policy=group.policy, task_id=group.task_id, replaces=group.id)
+    tx.run(groups.insert().values(values))
+    insert_rollouts(tx, values["id"], range(group.n))
+    tx.note("group_opened", values["id"], policy=group.policy, task_id=group.task_id, replaces=group.id)
 
 
 def drop(tx: Tx, group_id: str, reason: str) -> None:
@@ -115,7 +115,7 @@ def leave_out(tx: Tx, rollout_ids: Sequence[str], rows: Sequence[Any], reason: s
 
 def insert_rollouts(tx: Tx, group_id: str, indices: Sequence[int]) -> None:
     """Pending rollouts of a group."""
-    fresh = [
+    rows = [
         {
             "id": new_id(),
             "group_id": group_id,
@@ -129,4 +129,4 @@ def insert_rollouts(tx: Tx, group_id: str, indices: Sequence[int]) -> None:
         }
         for index in indices
     ]
-    tx.run(rollouts.insert(), fresh)
+    tx.run(rollouts.insert(), rows)

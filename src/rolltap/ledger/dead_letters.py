@@ -17,8 +17,8 @@ def listed(tx: Tx, policy: str | None, limit: int) -> list[DeadLetter]:
     if policy is not None:
         statement = statement.where(groups.c.policy == policy)
     rows = tx.all(statement)
-    found = load_groups(tx, [row.id for row in rows])
-    return [DeadLetter(group, row.reason) for group, row in zip(found, rows, strict=True)]
+    dead_groups = load_groups(tx, [row.id for row in rows])
+    return [DeadLetter(group, row.reason) for group, row in zip(dead_groups, rows, strict=True)]
 
 
 def revive(tx: Tx, group_id: str) -> None:

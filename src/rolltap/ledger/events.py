@@ -1,4 +1,4 @@
-"""What happened, in order: read from a table, so that every process sees what any of them did.
+"""The ledger's events in order. They are in a table, so every process sees those of all.
 
 Postgres hands out `seq` before a transaction commits, so a lower one may appear after a higher one. A reader goes over
 the last `OVERLAP` seconds again and passes on what it has not seen.

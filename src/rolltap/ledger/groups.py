@@ -123,10 +123,10 @@ class Groups:
                 .limit(100)
                 .with_for_update(skip_locked=True, key_share=True)
             )
-            found = tx.all(late)
-            for group in found:
+            late_groups = tx.all(late)
+            for group in late_groups:
                 settle(tx, group, self._uow.settings)
-            return len(found)
+            return len(late_groups)
 
         return await self._uow.transact(work)
 
@@ -175,11 +175,11 @@ def locked_group_row(tx: Tx, group_id: str) -> Any:
 def _check_same(known: Any, spec: GroupSpec) -> None:
     """The same id must stand for the same group."""
     roles = dict(spec.roles) or None
-    asked = {"policy": spec.policy, "roles": roles, "n": spec.n, "task": task_digest(spec.task)}
-    asked["rule"] = rule_json(spec.rule)
+    requested = {"policy": spec.policy, "roles": roles, "n": spec.n, "task": task_digest(spec.task)}
+    requested["rule"] = rule_json(spec.rule)
     rule = {**known.rule, "scopes": tuple(known.rule["scopes"])}
     recorded = {"policy": known.policy, "roles": known.roles, "n": known.n, "task": known.task_digest, "rule": rule}
-    differing = [name for name, value in asked.items() if value != recorded[name]]
+    differing = [name for name, value in requested.items() if value != recorded[name]]
     if differing:
         raise LedgerError(
             f"group {known.id} was opened with another {' and '.join(differing)}; use a new id", param="id"

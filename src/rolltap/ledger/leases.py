@@ -75,9 +75,9 @@ def acknowledge(tx: Tx, lease_id: str, token: int, step: int) -> int:
         )
     tx.run(sa.update(leases).where(leases.c.token == token).values(status="acknowledged", step=step))
     tx.run(sa.update(trainers).where(trainers.c.name == lease.trainer).values(step=step))
-    acked = {"acked_by": lease.trainer, "acked_step": step, "acked_at": tx.now}
-    held = sa.update(groups).where(groups.c.lease_token == token, groups.c.status == GroupStatus.LEASED)
-    tx.run(held.values(status=GroupStatus.ACKNOWLEDGED, **acked))
+    acknowledgement = {"acked_by": lease.trainer, "acked_step": step, "acked_at": tx.now}
+    leased_groups = sa.update(groups).where(groups.c.lease_token == token, groups.c.status == GroupStatus.LEASED)
+    tx.run(leased_groups.values(status=GroupStatus.ACKNOWLEDGED, **acknowledgement))
     tx.note("acknowledged", lease_id, trainer=lease.trainer, policy=lease.policy, step=step)
     return len(tx.all(members))
 
@@ -88,12 +88,14 @@ def refuse(tx: Tx, lease_id: str, token: int, reason: str, blamed: Sequence[str]
     Only the `blamed` groups count a failure, all of them where none is named. Returns how many are dead now.
     """
     lease = _held_lease(tx, lease_id, token)
-    held = tx.all(sa.select(groups).where(groups.c.lease_token == token, groups.c.status == GroupStatus.LEASED))
-    unknown = set(blamed) - {row.id for row in held}
+    leased_groups = tx.all(
+        sa.select(groups).where(groups.c.lease_token == token, groups.c.status == GroupStatus.LEASED)
+    )
+    unknown = set(blamed) - {row.id for row in leased_groups}
     if unknown:
         raise InvalidRequest(f"not groups of lease {lease_id}: {', '.join(sorted(unknown))}", param="groups")
     dead = 0
-    for row in held:
+    for row in leased_groups:
         failed = not blamed or row.id in blamed
         if failed:
             dead += fail(tx, row, reason, settings)

@@ -1,9 +1,9 @@
-"""Claims on rollouts: nodes take what is to be run, say that they live, and lose what they hold when they don't.
+"""Nodes' claims on rollouts: a node claims work, extends its claims by heartbeats, and loses them when it dies.
 
-Only rollouts of submitted tasks are given out: a group that a runner opened itself is its own to run. A claim has a
-token and an expiry by the database's clock; starting and ending a rollout takes the token, so a node that was given up
-can't change what its successor does. When a claim runs out, the session of its attempt is closed and the rollout is to
-be run again under a new attempt, or is lost after `infra_retries` of them.
+Only rollouts of submitted tasks can be claimed; a runner runs the groups that it opened itself. A claim has a token and
+expires by the database's clock. Starting and ending a rollout takes the token, so a node that lost its claim can't
+interfere with the next one. When a claim expires, the session of its attempt is closed, and the rollout is run again as
+a new attempt, or is lost after `infra_retries` of them.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Nodes:
         silence = self._uow.settings.trainer_silence
         deadline = time.monotonic() + request.wait
         ticket = self._uow.changed.ticket()
-        found = await self._uow.transact(lambda tx: _lease(tx, node, request, silence))
-        while not found and (left := deadline - time.monotonic()) > 0:
+        assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence))
+        while not assigned and (left := deadline - time.monotonic()) > 0:
             await wait_for(ticket, min(left, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
             if await self._uow.query(lambda tx: _anything(tx, request.submission)):
-                found = await self._uow.transact(lambda tx: _lease(tx, node, request, silence))
-        return found
+                assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence))
+        return assigned
 
     async def anything_waits(self, submission: str | None = None) -> bool:
-        """Whether there is a rollout that nobody runs, or a queued task, be it that its trainers have no room yet."""
+        """True while unclaimed work exists, including work blocked by backpressure."""
         return await self._uow.query(lambda tx: _anything(tx, submission))
 
     async def heartbeat(self, tokens: Collection[str], ttl: float) -> Sequence[str]:
@@ -124,10 +124,10 @@ def _open_what_is_due(tx: Tx, request: LeaseRollouts, silence: float) -> None:
 
 
 def _heartbeat(tx: Tx, tokens: Collection[str], ttl: float) -> list[str]:
-    held = sa.and_(rollouts.c.node_token.in_(tokens), rollouts.c.node_expires_at > tx.now)
-    own = [row.id for row in tx.all(sa.select(rollouts.c.id).where(held))]
+    claimed = sa.and_(rollouts.c.node_token.in_(tokens), rollouts.c.node_expires_at > tx.now)
+    own = [row.id for row in tx.all(sa.select(rollouts.c.id).where(claimed))]
     # What another transaction changes just now is left to the next heartbeat.
-    lockable = sa.select(rollouts.c.id).where(held).order_by(rollouts.c.id).with_for_update(skip_locked=True)
+    lockable = sa.select(rollouts.c.id).where(claimed).order_by(rollouts.c.id).with_for_update(skip_locked=True)
     ids = [row.id for row in tx.all(lockable)]
     tx.run(sa.update(rollouts).where(rollouts.c.id.in_(ids)).values(node_expires_at=tx.now + ttl))
     return own
@@ -138,8 +138,8 @@ def _give_back(tx: Tx, which: sa.ColumnElement[bool], settings: LedgerSettings |
     concerned = sa.select(rollouts.c.group_id).where(rollouts.c.node_token.is_not(None), which)
     lock = sa.select(groups).where(groups.c.id.in_(concerned)).order_by(groups.c.id)
     locked = {row.id: row for row in tx.all(lock.with_for_update(skip_locked=True, key_share=True))}
-    held = sa.select(rollouts).where(rollouts.c.node_token.is_not(None), which, rollouts.c.group_id.in_(locked))
-    rows = tx.all(held.order_by(rollouts.c.id))
+    claimed = sa.select(rollouts).where(rollouts.c.node_token.is_not(None), which, rollouts.c.group_id.in_(locked))
+    rows = tx.all(claimed.order_by(rollouts.c.id))
     for row in rows:
         lost = settings is not None and row.infra_failures >= settings.infra_retries
         values = _lost(tx, row) if lost else _again(row, counted=settings is not None)

@@ -28,8 +28,8 @@ class PolicyVersions:
         """Makes the policy known; a known one keeps its version. `ConfigError` if its tokenizer has changed."""
 
         def work(tx: Tx) -> PolicyState:
-            fresh = {"name": name, "version": version, "given": version, "tokenizer_hash": tokenizer_hash}
-            if tx.insert_new(policies, {**fresh, "paused": None, "created_at": tx.now}):
+            values = {"name": name, "version": version, "given": version, "tokenizer_hash": tokenizer_hash}
+            if tx.insert_new(policies, {**values, "paused": None, "created_at": tx.now}):
                 return _state_of(locked_policy(tx, name))
             row = locked_policy(tx, name)
             if row.tokenizer_hash and tokenizer_hash and row.tokenizer_hash != tokenizer_hash:
@@ -165,10 +165,10 @@ def room(tx: Tx, policy: str, silence: float) -> int | None:
 
     None where no trainer was heard of in the last `silence` seconds or one of them takes groups of any age.
     """
-    asked = demands_of(tx, policy, silence)
-    if not asked or any(row.max_staleness is None for row in asked):
+    demands_now = demands_of(tx, policy, silence)
+    if not demands_now or any(row.max_staleness is None for row in demands_now):
         return None
-    limit = sum((row.max_staleness + 1) * row.batch for row in asked)
+    limit = sum((row.max_staleness + 1) * row.batch for row in demands_now)
     return max(0, limit - outstanding(tx, policy))
 
 

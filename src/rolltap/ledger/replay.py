@@ -13,36 +13,36 @@ from rolltap.ledger.version_history import VersionHistory, fresh, history_of
 from rolltap.types import GroupStatus
 
 
-def claim_replay(tx: Tx, request: LeaseRequest, wanted: Replay) -> ClaimedGroups:
+def claim_replay(tx: Tx, request: LeaseRequest, replay: Replay) -> ClaimedGroups:
     """A lease on groups that `wanted` describes. They may be leased for replay any number of times."""
     history = history_of(tx, policy_row(tx, request.policy))
     lock_trainer(tx, request.trainer)
-    group_ids = _matching(tx, request, wanted, history)
+    group_ids = _matching(tx, request, replay, history)
     if not group_ids:
         return ClaimedGroups("", 0, (), history)
     token, lease_id = open_lease(tx, request, group_ids, replay=True)
     return ClaimedGroups(lease_id, token, group_ids, history, replay=True)
 
 
-def _matching(tx: Tx, request: LeaseRequest, wanted: Replay, history: VersionHistory) -> tuple[str, ...]:
+def _matching(tx: Tx, request: LeaseRequest, replay: Replay, history: VersionHistory) -> tuple[str, ...]:
     statement = sa.select(groups.c.id, groups.c.tags).where(
         groups.c.policy == request.policy,
         groups.c.status == GroupStatus.ACKNOWLEDGED,
         groups.c.oldest_version >= 0,
-        groups.c.oldest_version < history.oldest(wanted.min_age - 1),
+        groups.c.oldest_version < history.oldest(replay.min_age - 1),
     )
-    if wanted.max_age is not None:
-        statement = statement.where(fresh(history, wanted.max_age))
-    if wanted.min_reward is not None:
-        statement = statement.where(groups.c.reward_mean >= wanted.min_reward)
-    if wanted.max_reward is not None:
-        statement = statement.where(groups.c.reward_mean <= wanted.max_reward)
+    if replay.max_age is not None:
+        statement = statement.where(fresh(history, replay.max_age))
+    if replay.min_reward is not None:
+        statement = statement.where(groups.c.reward_mean >= replay.min_reward)
+    if replay.max_reward is not None:
+        statement = statement.where(groups.c.reward_mean <= replay.max_reward)
     newest = (groups.c.completed_at.desc(), groups.c.id.desc())
-    statement = statement.order_by(*(newest if wanted.order == "newest" else (sa.func.random(),)))
-    found: list[str] = []
+    statement = statement.order_by(*(newest if replay.order == "newest" else (sa.func.random(),)))
+    group_ids: list[str] = []
     for row in tx.connection.execute(statement):
-        if set(wanted.tags) <= set(row.tags):
-            found.append(row.id)
-        if len(found) == request.groups:
+        if set(replay.tags) <= set(row.tags):
+            group_ids.append(row.id)
+        if len(group_ids) == request.groups:
             break
-    return tuple(found)
+    return tuple(group_ids)

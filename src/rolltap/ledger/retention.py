@@ -1,4 +1,4 @@
-"""What the ledger says of sessions whose calls somebody would remove: see `rolltap.calllog.prune`."""
+"""Which sessions the ledger still needs: consulted before calls are removed (`rolltap.calllog.prune`)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def claims(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, t
     """
     if not session_ids or not sa.inspect(connection).has_table(groups.name):
         return {}
-    held = sa.select(lease_groups.c.group_id).join(leases, leases.c.token == lease_groups.c.token)
-    replayed = groups.c.id.in_(held.where(leases.c.status == "open"))
+    leased_groups = sa.select(lease_groups.c.group_id).join(leases, leases.c.token == lease_groups.c.token)
+    replayed = groups.c.id.in_(leased_groups.where(leases.c.status == "open"))
     query = (
         sa.select(attempts.c.session_id, groups.c.status, groups.c.acked_at, replayed.label("leased"))
         .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
         .join(groups, groups.c.id == rollouts.c.group_id)
         .where(attempts.c.session_id.in_(session_ids))
     )
-    found: dict[str, tuple[Claim, float | None]] = {}
+    claims_by_session: dict[str, tuple[Claim, float | None]] = {}
     for row in connection.execute(query):
         claim = _CLAIMS.get(row.status, Claim.WAITING)
         if row.leased and claim is not Claim.WAITING:
             claim = Claim.REPLAYED
-        found[row.session_id] = (claim, row.acked_at)
-    return found
+        claims_by_session[row.session_id] = (claim, row.acked_at)
+    return claims_by_session

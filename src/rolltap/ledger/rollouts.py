@@ -65,11 +65,11 @@ class Rollouts:
             tx.end_session(rollout.session_id)
             values = {"status": RolloutStatus.RUNNING, "attempt": attempt, "session_id": session_id}
             tx.run(sa.update(rollouts).where(rollouts.c.id == rollout_id).values(values))
-            made = {"rollout_id": rollout_id, "attempt": attempt, "session_id": session_id, "runner": runner}
-            tx.run(attempts.insert().values(**made, started_at=tx.now))
+            row = {"rollout_id": rollout_id, "attempt": attempt, "session_id": session_id, "runner": runner}
+            tx.run(attempts.insert().values(**row, started_at=tx.now))
             tx.note("rollout_started", rollout_id, group_id=group.id, attempt=attempt, session_id=session_id)
-            found = next(one for one in load_group(tx, group.id).rollouts if one.id == rollout_id)
-            return StartedRollout(found, group.policy)
+            started = next(item for item in load_group(tx, group.id).rollouts if item.id == rollout_id)
+            return StartedRollout(started, group.policy)
 
         return await self._uow.transact(work)
 
@@ -118,12 +118,12 @@ def _check_ending(rollout: Any, ending: FinishRollout) -> bool:
     if not RolloutStatus(rollout.status).terminal:
         return True
     if (rollout.status, rollout.cause) != (ending.status, ending.caused_by):
-        ended, wanted = _told(rollout.status, rollout.cause), _told(ending.status, ending.caused_by)
-        raise LedgerError(f"rollout {rollout.id} has ended as {ended}, not {wanted}", param="status")
+        recorded, requested = _describe(rollout.status, rollout.cause), _describe(ending.status, ending.caused_by)
+        raise LedgerError(f"rollout {rollout.id} has ended as {recorded}, not {requested}", param="status")
     return False
 
 
-def _told(status: str, cause: str | None) -> str:
+def _describe(status: str, cause: str | None) -> str:
     return f"{status} ({cause})" if cause else f"{status}"
 
 
@@ -152,5 +152,5 @@ def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> N
     )
     if ending.evaluation:
         tx.run(evaluations.insert().values(rollout_id=row.id, seen=pack_bytes(ending.evaluation.encode())))
-    told = {"status": ending.status, "cause": ending.caused_by, "reason": ending.reason}
-    tx.note("rollout_finished", row.id, group_id=row.group_id, **told)
+    outcome = {"status": ending.status, "cause": ending.caused_by, "reason": ending.reason}
+    tx.note("rollout_finished", row.id, group_id=row.group_id, **outcome)

@@ -110,7 +110,7 @@ def rollout_rows(tx: Tx, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, 
     )
     for row in tx.all(current):
         earned[row.rollout_id].append(reward_of(row))
-    found: dict[str, list[tuple[Any, Rollout]]] = {group_id: [] for group_id in group_ids}
+    by_group: dict[str, list[tuple[Any, Rollout]]] = {group_id: [] for group_id in group_ids}
     members = (
         sa.select(rollouts, groups.c.task_id)
         .join(groups, groups.c.id == rollouts.c.group_id)
@@ -118,28 +118,28 @@ def rollout_rows(tx: Tx, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, 
         .order_by(rollouts.c.group_id, rollouts.c.position)
     )
     for row in tx.all(members):
-        found[row.group_id].append((row, rollout_of(row, row.task_id, earned[row.id])))
-    return found
+        by_group[row.group_id].append((row, rollout_of(row, row.task_id, earned[row.id])))
+    return by_group
 
 
 def load_groups(tx: Tx, group_ids: Sequence[str]) -> list[Group]:
     """The groups in the order of `group_ids`; unknown ones are left out."""
     if not group_ids:
         return []
-    found = rollout_rows(tx, group_ids)
+    members = rollout_rows(tx, group_ids)
     by_id = {row.id: row for row in tx.all(sa.select(groups).where(groups.c.id.in_(group_ids)))}
     return [
-        group_of(by_id[group_id], [rollout for _, rollout in found[group_id]])
+        group_of(by_id[group_id], [rollout for _, rollout in members[group_id]])
         for group_id in group_ids
         if group_id in by_id
     ]
 
 
 def load_group(tx: Tx, group_id: str) -> Group:
-    found = load_groups(tx, [group_id])
-    if not found:
+    loaded = load_groups(tx, [group_id])
+    if not loaded:
         raise NotFound(f"no group {group_id!r}", param="group_id")
-    return found[0]
+    return loaded[0]
 
 
 def load_tasks(tx: Tx, group_ids: Sequence[str]) -> dict[str, Task]:

@@ -1,4 +1,4 @@
-"""Submitted tasks: what is to be rolled out, queued until there is room, and how far it has come.
+"""Submissions: lists of tasks to roll out, queued until there is room, and their progress.
 
 A submission is a list of tasks that share a policy, a group size and a rule. Each task waits in the queue until a node
 asks for work and the policy's trainers have room for another group; then its group is opened. A group that is replaced
@@ -63,8 +63,8 @@ class SubmissionSpec:
     def digest(self) -> str:
         """SHA-256 of all of it but the priority."""
         policy = dict(self.roles) or self.policy
-        asked = [policy, self.n, [task_digest(task) for task in self.tasks], self.tags, rule_json(self.rule)]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True, default=list).encode()).hexdigest()
+        content = [policy, self.n, [task_digest(task) for task in self.tasks], self.tags, rule_json(self.rule)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class Submissions:
 
     async def of_group(self, group_id: str) -> str | None:
         """The submission that the group belongs to."""
-        found = sa.select(groups.c.submission_id).where(groups.c.id == group_id)
-        return await self._uow.query(lambda tx: tx.scalar(found))
+        statement = sa.select(groups.c.submission_id).where(groups.c.id == group_id)
+        return await self._uow.query(lambda tx: tx.scalar(statement))
 
     async def cancel(self, submission_id: str, reason: str = "cancelled") -> Submission:
         """Nothing more of it is started, and what is under way is cancelled; groups that are complete stay."""
@@ -197,13 +197,15 @@ def open_queued(tx: Tx, head: Any, silence: float) -> bool:
     locked_policy(tx, head.policy)
     if room(tx, head.policy, silence) == 0:
         return False
-    asked = tx.first(sa.select(submissions).where(submissions.c.id == head.submission_id))
+    submission = tx.first(sa.select(submissions).where(submissions.c.id == head.submission_id))
     task = tx.first(sa.select(tasks).where(tasks.c.digest == head.task_digest))
-    assert asked is not None
-    tags, roles = tuple(asked.tags), asked.roles or {}
-    spec = GroupSpec(asked.policy, asked.n, task_of(task), tags, rule_of(asked), asked.priority, roles)
+    assert submission is not None
+    tags, roles = tuple(submission.tags), submission.roles or {}
+    spec = GroupSpec(
+        submission.policy, submission.n, task_of(task), tags, rule_of(submission), submission.priority, roles
+    )
     group_id = new_id()
-    insert_group(tx, group_id, spec, submission_id=asked.id)
+    insert_group(tx, group_id, spec, submission_id=submission.id)
     its_row = sa.and_(submitted.c.submission_id == head.submission_id, submitted.c.position == head.position)
     tx.run(sa.update(submitted).where(its_row).values(group_id=group_id))
     return True

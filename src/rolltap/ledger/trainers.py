@@ -83,20 +83,20 @@ class Trainers:
 
     async def _delivered(self, request: LeaseRequest, claimed: ClaimedGroups) -> Lease:
         """The claim with its trajectories. A group that can't be rebuilt is taken out and counts a failure."""
-        made_at = time.monotonic()
+        claimed_at = time.monotonic()
         ids = claimed.group_ids
-        found, tasks, trained = await self._uow.query(
+        loaded, tasks, trained = await self._uow.query(
             lambda tx: (load_groups(tx, ids), load_tasks(tx, ids), trained_rollouts(tx, ids))
         )
         delivered: list[LeasedGroup] = []
-        for start in range(0, len(found), GROUPS_AT_ONCE):
-            delivered += await self._rebuilt(found[start : start + GROUPS_AT_ONCE], tasks, trained, claimed)
+        for start in range(0, len(loaded), GROUPS_AT_ONCE):
+            delivered += await self._rebuilt(loaded[start : start + GROUPS_AT_ONCE], tasks, trained, claimed)
         return Lease(
             id=claimed.id,
             trainer=request.trainer,
             policy=request.policy,
             token=claimed.token,
-            expires_in=max(0.0, request.ttl - (time.monotonic() - made_at)),
+            expires_in=max(0.0, request.ttl - (time.monotonic() - claimed_at)),
             policy_version=claimed.history.version,
             groups=tuple(delivered),
         )
@@ -108,17 +108,17 @@ class Trainers:
 
         `trained` are the rollouts that had tokens to train when they ended.
         """
-        wanted = [session_id for group in groups for session_id in _sessions(group)]
+        session_ids = [session_id for group in groups for session_id in _sessions(group)]
         try:
-            found = dict(zip(wanted, await self._uow.trajectories(wanted), strict=True))
+            trajectories = dict(zip(session_ids, await self._uow.trajectories(session_ids), strict=True))
             for group in groups:
-                _check_kept(group, found, trained)
+                _check_kept(group, trajectories, trained)
         except (RecordCorrupt, AlignmentError) as error:
             if len(groups) > 1:
                 return [leased for group in groups for leased in await self._rebuilt([group], tasks, trained, claimed)]
             await self._return(groups[0].id, claimed, f"{error.code}: {error.message}")
             return []
-        return [_leased_group(group, tasks[group.id], found, claimed) for group in groups]
+        return [_leased_group(group, tasks[group.id], trajectories, claimed) for group in groups]
 
     async def _return(self, group_id: str, claimed: ClaimedGroups, reason: str) -> None:
         settings = self._uow.settings
@@ -126,24 +126,30 @@ class Trainers:
 
 
 def _sessions(group: Group) -> list[str]:
-    """Those that have a trajectory for a trainer."""
-    return [one.session_id for one in group.rollouts if one.session_id and one.scoring is not Scoring.UNSCORABLE]
+    """The sessions whose trajectories a trainer needs."""
+    return [
+        rollout.session_id
+        for rollout in group.rollouts
+        if rollout.session_id and rollout.scoring is not Scoring.UNSCORABLE
+    ]
 
 
-def _check_kept(group: Group, found: Mapping[str, Trajectory], trained: Set[str]) -> None:
+def _check_kept(group: Group, trajectories: Mapping[str, Trajectory], trained: Set[str]) -> None:
     """`RecordCorrupt` where a rollout that had tokens to train has none any more: they were removed from the log."""
     for rollout in group.rollouts:
-        trajectory = found.get(rollout.session_id or "")
+        trajectory = trajectories.get(rollout.session_id or "")
         if rollout.id in trained and trajectory is not None and not trajectory.segments:
             raise RecordCorrupt(f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed")
 
 
-def _leased_group(group: Group, task: Task, found: Mapping[str, Trajectory], claimed: ClaimedGroups) -> LeasedGroup:
-    """`found` are trajectories by session; those of unscorable rollouts are empty."""
+def _leased_group(
+    group: Group, task: Task, trajectories: Mapping[str, Trajectory], claimed: ClaimedGroups
+) -> LeasedGroup:
+    """`trajectories` are by session id; an unscorable rollout gets an empty one."""
     records = tuple(
         RolloutRecord(
             rollout,
-            found.get(rollout.session_id or "") or Trajectory(rollout.session_id or "", (), (), {}),
+            trajectories.get(rollout.session_id or "") or Trajectory(rollout.session_id or "", (), (), {}),
             total_reward(rollout),
         )
         for rollout in group.rollouts

@@ -1,4 +1,4 @@
-"""The most turns that a policy's rollouts may take, changed while training goes on (for curricula)."""
+"""Caps on the turns of a policy's rollouts, which may change during training (curricula)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TurnCaps:
 
         await self._uow.transact(work)
 
-    async def of(self, policy: str, asked: int) -> int:
+    async def of(self, policy: str, requested: int) -> int:
         """The lower of what the policy and the task allow; 0 where neither has a cap."""
-        found = sa.select(turn_caps.c.turns).where(turn_caps.c.policy == policy)
-        own = await self._uow.query(lambda tx: tx.scalar(found)) or 0
-        return min(own, asked) if own and asked else own or asked
+        statement = sa.select(turn_caps.c.turns).where(turn_caps.c.policy == policy)
+        cap = await self._uow.query(lambda tx: tx.scalar(statement)) or 0
+        return min(cap, requested) if cap and requested else cap or requested

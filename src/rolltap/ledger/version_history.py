@@ -1,8 +1,8 @@
-"""What a policy's version numbers stand for: which weights, and how far they are from those that are trained now.
+"""Which weights a policy's version numbers name, and how many updates they are behind the current ones.
 
-A number names one set of weights for ever, and numbers only grow. A trainer that restores the checkpoint of an older
-version abandons what was made after it, and its weights go on under the next free number: with 6 to 8 abandoned, 9 is 5
-again, so a token of 5 is as fresh as one of 9, and one of 7 comes from weights that the trainer never had.
+A number names one set of weights for ever, and numbers only grow. A trainer that restores an older checkpoint abandons
+the later versions, and its weights continue under the next free number. Example: after 6 to 8 are abandoned, 9 names
+the weights of 5 again. A token of 5 is as fresh as one of 9; one of 7 comes from weights that the trainer gave up.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class VersionHistory:
 
 
 def history_of(tx: Tx, policy: Any) -> VersionHistory:
-    """That of the policy with the row `policy`.
+    """The history of the policy with the row `policy`.
 
-    Of all rewinds, those count that the weights of now come after: a later one may have taken back an earlier one.
+    Only rewinds on the current weights' history count: a later rewind may have undone an earlier one.
     """
     spans = sa.select(abandoned.c.first, abandoned.c.last).where(abandoned.c.policy == policy.name)
-    found: list[tuple[int, int]] = []
+    effective: list[tuple[int, int]] = []
     for row in tx.all(spans.order_by(abandoned.c.last.desc())):
-        if not found or row.last < found[-1][0] - 1:
-            found.append((row.first, row.last))
-    return VersionHistory(policy.version, tuple(reversed(found)))
+        if not effective or row.last < effective[-1][0] - 1:
+            effective.append((row.first, row.last))
+    return VersionHistory(policy.version, tuple(reversed(effective)))
 
 
 def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:

@@ -1,6 +1,6 @@
-"""Why work of a submission waits: for a node, or for its trainers to take what is there.
+"""Why a submission waits: for a node, or for its trainers to consume groups.
 
-A node that holds rollouts, or has asked for some within `NODE_MEMORY` seconds, is taken for alive.
+A node that holds rollouts, or has asked for some within `NODE_MEMORY` seconds, counts as alive.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _for_a_node(tx: Tx, submission: str) -> str:
 
 
 def _for_trainers(tx: Tx, policy: str, settings: LedgerSettings) -> str:
-    asked = demands_of(tx, policy, settings.trainer_silence)
-    who = _some([f"{row.trainer} (last heard of at {_time(row.seen_at)})" for row in asked])
+    demands = demands_of(tx, policy, settings.trainer_silence)
+    who = _some([f"{row.trainer} (last heard of at {_time(row.seen_at)})" for row in demands])
     of_policy = sa.select(groups.c.status, sa.func.count()).where(groups.c.policy == policy)
     counts = dict(map(tuple, tx.all(of_policy.group_by(groups.c.status))))
     there = ", ".join(
