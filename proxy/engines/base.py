@@ -3,13 +3,13 @@
 An engine client is one file and one line in `rolltap.proxy.engines.ENGINES` (a chat upstream: in `CHAT_ENGINES`). It
 knows nothing of dialects.
 Contract, held by `tests/contract/test_engine*.py`: chunks come in order; the last one has `finish`; log-probs are
-one per id or the chunk says they are missing (`logprobs` None), never filled in; closing the iterator early cancels
-the request on the server.
+one per id or the chunk says they are missing (`logprobs` None), never filled in; a request that is given up (cancelled,
+or `take` returned False) is cancelled on the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -24,7 +24,10 @@ PauseMode = Literal["keep", "drain", "abort"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
-    """What is asked of an engine. `prompt_ids` is final: an engine never adds or removes a token."""
+    """What is asked of an engine. `prompt_ids` is final: an engine never adds or removes a token.
+
+    Without `stream` nobody reads the tokens before the last: an engine that can sends them all in one piece.
+    """
 
     id: str
     model: str
@@ -40,6 +43,7 @@ class SampleRequest:
     routed_experts: bool = False
     session_id: str = ""  # for prefix-cache-friendly routing
     extra: Mapping[str, Any] = field(default_factory=dict)  # penalties, structured output
+    stream: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +55,7 @@ class SampleChunk:
     `prompt_ids` is what the engine says it saw, where it says so (first chunk): the proxy compares it. `extras` are
     optional arrays with one row per id of this chunk: `top_ids` and `top_logprobs` [t, k], the sampled token among
     them; `whole` are arrays with one row per id of the whole output, with the last chunk: `routed_experts` int16
-    [T, layers, k] (SGLang, which tells no shape: [T, layers x k]). `attempts` (first chunk) says why earlier tries of
-    this request failed.
+    [T, layers, k] (SGLang, which tells no shape: [T, layers x k]).
     """
 
     token_ids: Sequence[int] = ()
@@ -62,7 +65,26 @@ class SampleChunk:
     prompt_ids: Sequence[int] | None = None
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     whole: Mapping[str, np.ndarray] = field(default_factory=dict)
-    attempts: tuple[str, ...] = ()
+
+
+def join_chunks(chunks: Sequence[SampleChunk]) -> SampleChunk:
+    """Chunks that came together as one. All of them have log-probs, or none has."""
+    if len(chunks) == 1:
+        return chunks[0]
+    names = {name for chunk in chunks for name in chunk.extras}
+    return SampleChunk(
+        token_ids=[token for chunk in chunks for token in chunk.token_ids],
+        logprobs=None if chunks[0].logprobs is None else [value for chunk in chunks for value in chunk.logprobs or ()],
+        finish=next((chunk.finish for chunk in reversed(chunks) if chunk.finish is not None), None),
+        versions=next((chunk.versions for chunk in reversed(chunks) if chunk.versions is not None), None),
+        prompt_ids=next((chunk.prompt_ids for chunk in chunks if chunk.prompt_ids is not None), None),
+        extras={name: np.concatenate([c.extras[name] for c in chunks if name in c.extras]) for name in names},
+        whole=next((chunk.whole for chunk in reversed(chunks) if chunk.whole), {}),
+    )
+
+
+Take = Callable[[SampleChunk], Awaitable[bool]]
+"""Takes the next chunk; False when no more are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +111,8 @@ class Engine(Protocol):
         """Asks the server what it can do; `EngineUnavailable` if it does not answer."""
         ...
 
-    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
-        """The sampled tokens as they come. Raises an `EngineError` before the first chunk or between chunks."""
+    async def sample(self, request: SampleRequest, take: Take) -> None:
+        """Samples, and hands the tokens to `take` as they come. Raises an `EngineError` between any two chunks."""
         ...
 
     async def pause(self, mode: PauseMode) -> None: ...
@@ -152,7 +174,9 @@ class ChatChunk:
     complete: bool = False
     prompt_ids: Sequence[int] | None = None
     usage: Usage | None = None
-    attempts: tuple[str, ...] = ()
+
+
+TakeChat = Callable[[ChatChunk], Awaitable[bool]]
 
 
 class ChatEngine(Protocol):
@@ -162,8 +186,8 @@ class ChatEngine(Protocol):
 
     async def probe(self) -> EngineFacts: ...
 
-    def chat(self, call: ChatCall) -> AsyncIterator[ChatChunk]:
-        """The reply as it comes, with the guarantees of `Engine.sample`."""
+    async def chat(self, call: ChatCall, take: TakeChat) -> None:
+        """Hands the reply to `take` as it comes, with the guarantees of `Engine.sample`."""
         ...
 
     async def pause(self, mode: PauseMode) -> None: ...

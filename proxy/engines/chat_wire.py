@@ -13,7 +13,7 @@ import msgspec
 from rolltap.proxy.conversation.chat import Image, Message, Part, Reasoning, Tool, ToolChoice
 from rolltap.proxy.conversation.openai_usage import OpenAIUsage
 from rolltap.proxy.engines.base import ChatCall
-from rolltap.proxy.engines.decode import Problem, decoder
+from rolltap.proxy.engines.decode import Problem, frame_reader
 
 IdsBy = Literal["vllm", "sglang", "none"]
 
@@ -74,7 +74,7 @@ class Frame(msgspec.Struct):
     error: Problem | None = None
 
 
-read_frame = decoder(Frame)
+read_frames = frame_reader(Frame)
 
 
 def headers_of(call: ChatCall, ids_by: IdsBy) -> dict[str, str]:

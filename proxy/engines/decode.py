@@ -6,7 +6,7 @@ import base64
 import binascii
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -53,6 +53,24 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
             raise EngineProtocolError(f"the engine sent an event of another shape: {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return _lenient(data, kind, error)
+
+    return read
+
+
+def frame_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
+    """Reads the events of one read as `kind`s, in one decoding where all are strict JSON; errors come in their turn."""
+    read_one = decoder(kind)
+    together = msgspec.json.Decoder(list[kind])
+
+    def read(events: Sequence[bytes]) -> Iterator[T]:
+        if len(events) > 1:
+            try:
+                frames = together.decode(b"[" + b",".join(events) + b"]")
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                frames = []
+            if len(frames) == len(events):  # else an event was not one JSON value
+                return iter(frames)
+        return map(read_one, events)
 
     return read
 

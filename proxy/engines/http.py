@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -44,6 +44,9 @@ END_WAIT_S = 1.0
 """How long a finished stream may take to end its HTTP body, so that its connection can be used again."""
 
 MAX_RETRY_AFTER_S = 3600.0
+SLOWEST_TOKENS_PER_S = 10.0
+"""A reply that comes in one piece may take its first-token limit and a tenth of a second for each token asked for."""
+
 _OVERFLOW = re.compile(
     r"maximum context length|context length|context size|maximum model length|max_model_len|exceed_context", re.I
 )
@@ -90,12 +93,25 @@ class EngineHttp:
         except msgspec.DecodeError as error:
             raise EngineProtocolError(f"engine {self.name}: the answer to {path} is not JSON: {error}") from error
 
-    async def bytes(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> bytes:
+    async def whole(self, path: str, body: Any, max_tokens: int, headers: Mapping[str, str] | None = None) -> bytes:
+        """A reply that is not streamed: nothing comes before its end, so its time limit grows with its length."""
+        limit = self._first_byte_s + max_tokens / SLOWEST_TOKENS_PER_S
+        return await self.bytes("POST", path, body, headers, timeout_s=limit)
+
+    async def bytes(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> bytes:
         """The answer of a call as it came. Giving up closes the connection."""
         limit = timeout_s or self._first_byte_s
         try:
             async with asyncio.timeout(limit):
-                response = await self._request(method, path, body, {})
+                response = await self._request(method, path, body, headers or {})
                 async with response:
                     return await response.read()
         except TimeoutError:
@@ -120,33 +136,39 @@ class EngineHttp:
         except msgspec.ValidationError as error:
             raise EngineProtocolError(f"engine {self.name}: /v1/models is no list of models: {error}") from error
 
-    async def events(
-        self, path: str, body: Any, headers: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        """The `data` of each event of a streamed answer, up to `[DONE]` or the body's end.
+    async def stream(
+        self,
+        path: str,
+        body: Any,
+        take: Callable[[list[bytes]], Awaitable[bool]],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Hands the `data` of the answer's events to `take`, those of one read together, until `[DONE]` or the end.
 
-        Closing the generator closes the connection.
+        Returns when `take` returns False, too. The connection is closed unless the answer was read to its end.
         """
         response = await self._open(path, body, headers or {})
         silence = Silence(response, self._first_byte_s)
         parser = SseParser()
-        begun = done = False
+        begun = False
         try:
-            while not done:
-                chunk = await silence.read()
-                if not chunk:
-                    if parser.pending:
-                        raise EngineProtocolError(f"engine {self.name}: the stream ended inside an event")
+            while chunk := await silence.read():
+                events = parser.feed(chunk)
+                if not events:
+                    continue
+                if not begun:
+                    begun = True
+                    silence.limit(self._idle_s)
+                done = DONE in events
+                if done:
+                    events = events[: events.index(DONE)]
+                if events and not await take(events):
                     return
-                for event in parser.feed(chunk):
-                    if event == DONE:
-                        done = True
-                        break
-                    if not begun:
-                        begun = True
-                        silence.limit(self._idle_s)
-                    yield event
-            await _reach_end(response)
+                if done:
+                    await _reach_end(response)
+                    return
+            if parser.pending:
+                raise EngineProtocolError(f"engine {self.name}: the stream ended inside an event")
         except aiohttp.ClientError as error:
             if silence.fired:
                 raise EngineTimeout(f"engine {self.name} was silent for {silence.limit_s:g} s") from None

@@ -9,7 +9,7 @@ Source: llama.cpp's `tools/server/README.md`, and seen in xllamacpp 2026.10.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from rolltap.errors import ContextOverflow, EngineRefused
-from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.decode import FinishReason, check_prompt, decoder, finish_of, top_k
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import try_out
@@ -79,9 +79,10 @@ class LlamaCppEngine:
             notes=tuple(notes),
         )
 
-    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+    async def sample(self, request: SampleRequest, take: Take) -> None:
         size = len(request.prompt_ids)
-        return retried(self.name, request.id, lambda: self._attempt(request), self._retries, prompt_tokens=size)
+        attempt = partial(self._attempt, request)
+        await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
 
     async def pause(self, mode: PauseMode) -> None:
         raise self._fixed()
@@ -99,12 +100,12 @@ class LlamaCppEngine:
         message = f"engine {self.name}: llama.cpp can't change its weights while it serves; train with vllm or rolltap"
         return EngineRefused(message, http_status=501)
 
-    async def _attempt(self, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
-        reply = read_reply(await self._http.bytes("POST", PATH, body_of(request)))
+    async def _attempt(self, request: SampleRequest, take: Take) -> None:
+        reply = read_reply(await self._http.whole(PATH, body_of(request), request.max_tokens))
         if reply.truncated:
             raise ContextOverflow(f"engine {self.name}: the prompt does not fit its context")
         check_prompt(self.name, reply.tokens_evaluated, request)
-        yield chunk_of(reply, request, finish_of(reply.stop_type, FINISHES))
+        await take(chunk_of(reply, request, finish_of(reply.stop_type, FINISHES)))
 
 
 def body_of(request: SampleRequest) -> dict[str, Any]:

@@ -7,8 +7,8 @@ the prompt ids that come back.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import Sequence
+from functools import partial
 
 import aiohttp
 import numpy as np
@@ -17,7 +17,7 @@ from rolltap.errors import EngineProtocolError, EngineRefused
 from rolltap.ids import new_id
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Text, Usage
 from rolltap.proxy.engines import chat_wire as wire
-from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, PauseMode, ToolDelta
+from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, PauseMode, TakeChat, ToolDelta
 from rolltap.proxy.engines.decode import finish_of, problem
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context
@@ -48,10 +48,14 @@ class OpenAiCompatibleEngine:
         self._way = 0
         notes: list[str] = []
         if models:
-            last: ChatChunk | None = None
-            async for chunk in self.chat(_probe_call(models[0].id)):
-                last = chunk
-            if last is None or not last.complete:
+            chunks: list[ChatChunk] = []
+
+            async def take(chunk: ChatChunk) -> bool:
+                chunks.append(chunk)
+                return True
+
+            await self.chat(_probe_call(models[0].id), take)
+            if not chunks or not chunks[-1].complete:
                 notes.append("no token ids with its replies: its calls are recorded as text and can't be trained")
         else:
             notes.append("the server lists no model")
@@ -66,8 +70,8 @@ class OpenAiCompatibleEngine:
             notes=tuple(notes),
         )
 
-    def chat(self, call: ChatCall) -> AsyncIterator[ChatChunk]:
-        return retried(self.name, call.id, lambda: self._attempt(call), self._retries)
+    async def chat(self, call: ChatCall, take: TakeChat) -> None:
+        await retried(self.name, call.id, partial(self._attempt, call), take, self._retries)
 
     async def pause(self, mode: PauseMode) -> None:
         raise self._fixed()
@@ -85,32 +89,33 @@ class OpenAiCompatibleEngine:
         message = f"engine {self.name}: a chat API takes no weights; train with kind vllm, sglang or rolltap"
         return EngineRefused(message, http_status=501)
 
-    async def _attempt(self, call: ChatCall) -> AsyncGenerator[ChatChunk, None]:
+    async def _attempt(self, call: ChatCall, take: TakeChat) -> None:
         while True:
             way = WAYS[self._way]
             try:
-                async with aclosing(self._stream(call, way)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-                return
+                return await self._stream(call, way, take)
             except EngineRefused as error:
                 if not _about_extras(error, way):
                     raise
                 self._way = max(self._way, WAYS.index(way) + 1)
 
-    async def _stream(self, call: ChatCall, way: wire.IdsBy) -> AsyncGenerator[ChatChunk, None]:
+    async def _stream(self, call: ChatCall, way: wire.IdsBy, take: TakeChat) -> None:
         reply = _Reply()
-        events = self._http.events(PATH, wire.body_of(call, way), wire.headers_of(call, way))
-        async with aclosing(events):
-            async for event in events:
-                frame = wire.read_frame(event)
+        wanted = True
+
+        async def take_events(events: Sequence[bytes]) -> bool:
+            nonlocal wanted
+            for frame in wire.read_frames(events):
                 if frame.error is not None:
                     raise problem(self.name, PATH, frame.error)
                 if (chunk := reply.take(frame)) is not None:
-                    yield chunk
+                    wanted = await take(chunk)
+            return wanted
+
+        await self._http.stream(PATH, wire.body_of(call, way), take_events, wire.headers_of(call, way))
         if reply.finish is None:
             raise EngineProtocolError(f"engine {self.name}: the stream ended before the reply did")
-        yield reply.last()
+        await take(reply.last())
 
 
 class _Reply:

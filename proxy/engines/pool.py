@@ -8,14 +8,13 @@ replicas don't take ejects those; if none takes it, the old weights serve.
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 from cachetools import LRUCache
 
 from rolltap.errors import EngineProtocolError, EngineTimeout, EngineUnavailable
-from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleRequest, Take
 from rolltap.proxy.engines.pool_receiver import PoolReceiver
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.engines.replicas import Replica, Replicas
@@ -56,9 +55,9 @@ class EnginePool:
             raise EngineUnavailable(f"engine {self.name}: none of its {len(self.replicas)} replicas answers")
         return _common(answers, len(self.replicas))
 
-    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+    async def sample(self, request: SampleRequest, take: Take) -> None:
         tried: list[Replica] = []
-        return retried(self.name, request.id, lambda: self._attempt(request, tried), self._retries)
+        await retried(self.name, request.id, partial(self._attempt, request, tried), take, self._retries)
 
     async def pause(self, mode: PauseMode) -> None:
         async with self.replicas.changing:
@@ -83,15 +82,12 @@ class EnginePool:
     async def close(self) -> None:
         await self.replicas.close()
 
-    async def _attempt(self, request: SampleRequest, tried: list[Replica]) -> AsyncGenerator[SampleChunk, None]:
+    async def _attempt(self, request: SampleRequest, tried: list[Replica], take: Take) -> None:
         replica = self._choose(request.session_id, tried)
         tried.append(replica)
         replica.running += 1
-        chunks: Any = replica.engine.sample(request)
         try:
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
+            await replica.engine.sample(request, take)
             replica.failures = 0
         except (EngineUnavailable, EngineTimeout, EngineProtocolError) as error:
             replica.failures += 1

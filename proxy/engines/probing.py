@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rolltap.errors import EngineRefused, EngineTimeout
 from rolltap.ids import new_id
-from rolltap.proxy.engines.base import SampleChunk, SampleRequest
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.http import Model
 
 LogprobsMode = Literal["processed", "raw", "unknown"]
@@ -18,7 +17,7 @@ PROBE_S = 60.0
 PROBE_PROMPT = (1, 2, 3, 4)
 """Ids that any vocabulary has."""
 
-Sample = Callable[[SampleRequest], AsyncIterator[SampleChunk]]
+Sample = Callable[[SampleRequest, Take], Awaitable[None]]
 
 
 def _request(model: str, temperature: float) -> SampleRequest:
@@ -66,15 +65,19 @@ def smallest_context(models: Sequence[Model]) -> int | None:
 
 async def _token(sample: Sample, model: str, temperature: float) -> tuple[float | None, bool]:
     """The likeliest token's log-prob, and whether the sampled one's weight version came with it."""
-    chunks: Any = sample(_request(model, temperature))
     best: float | None = None
     versions = False
+
+    async def take(chunk: SampleChunk) -> bool:
+        nonlocal best, versions
+        versions = versions or chunk.versions is not None
+        if "top_logprobs" in chunk.extras:
+            best = float(chunk.extras["top_logprobs"][0].max())
+        return True
+
     try:
-        async with asyncio.timeout(PROBE_S), aclosing(chunks) as stream:
-            async for chunk in stream:
-                versions = versions or chunk.versions is not None
-                if "top_logprobs" in chunk.extras:
-                    best = float(chunk.extras["top_logprobs"][0].max())
+        async with asyncio.timeout(PROBE_S):
+            await sample(_request(model, temperature), take)
     except TimeoutError:
         raise EngineTimeout(f"a one-token call took over {PROBE_S:g} s") from None
     return best, versions

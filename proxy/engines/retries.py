@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rolltap.errors import ContextOverflow, EngineUnavailable, RateLimited
-from rolltap.proxy.engines.base import ChatChunk, SampleChunk
 
-Chunk = TypeVar("Chunk", SampleChunk, ChatChunk)
+Chunk = TypeVar("Chunk")
 
 log = logging.getLogger("rolltap.engines")
 
@@ -44,35 +42,36 @@ DEFAULT_RETRIES = Retries()
 async def retried(
     name: str,
     call_id: str,
-    attempt: Callable[[], AsyncGenerator[Chunk, None]],
+    attempt: Callable[[Callable[[Chunk], Awaitable[bool]]], Awaitable[None]],
+    take: Callable[[Chunk], Awaitable[bool]],
     retries: Retries,
     *,
     prompt_tokens: int | None = None,
-) -> AsyncGenerator[Chunk, None]:
-    """The chunks of `attempt`, tried again while it fails for want of a server and before its first chunk.
+) -> None:
+    """Runs `attempt`, which hands chunks to `take`; again while it fails for want of a server before its first chunk.
 
-    The first chunk carries what went wrong before it; the last error, when all tries fail, says how many there were.
-    An overflow is told how many tokens the prompt had.
+    The last error, when all tries fail, says how many there were. An overflow says how many tokens the prompt had.
     """
-    failures: list[str] = []
+    begun, failures = False, 0
+
+    async def take_and_note(chunk: Chunk) -> bool:
+        nonlocal begun
+        begun = True
+        return await take(chunk)
+
     while True:
-        begun = False
         try:
-            async with aclosing(attempt()) as chunks:
-                async for chunk in chunks:
-                    yield replace(chunk, attempts=tuple(failures)) if failures and not begun else chunk
-                    begun = True
-            return
+            return await attempt(take_and_note)
         except ContextOverflow as error:
             error.tokens = error.tokens or prompt_tokens
             raise
         except (EngineUnavailable, RateLimited) as error:
-            wait = None if begun else retries.wait(len(failures) + 1, error)
-            failures.append(error.message)
+            failures += 1
+            wait = None if begun else retries.wait(failures, error)
             if wait is None:
-                if not begun and len(failures) > 1:
-                    error.message = f"{error.message} (try {len(failures)})"
+                if not begun and failures > 1:
+                    error.message = f"{error.message} (try {failures})"
                     error.args = (error.message,)
                 raise
-        log.warning("call %s: %s; trying engine %s again in %.2f s", call_id, failures[-1], name, wait)
+            log.warning("call %s: %s; trying engine %s again in %.2f s", call_id, error.message, name, wait)
         await asyncio.sleep(wait)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -19,20 +19,21 @@ import msgspec
 import numpy as np
 
 from rolltap.errors import EngineError, EngineProtocolError, EngineRefused
-from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.decode import (
     FinishReason,
     Problem,
     Span,
     check_prompt,
-    decoder,
     finish_of,
+    frame_reader,
     problem,
     sampled_experts,
     spans,
     top_k,
 )
 from rolltap.proxy.engines.http import EngineHttp
+from rolltap.proxy.engines.output import Output
 from rolltap.proxy.engines.probing import smallest_context, try_out
 from rolltap.proxy.engines.prompts import UNSAID, said
 from rolltap.proxy.engines.receivers import SglangReceiver
@@ -70,9 +71,6 @@ class Frame(msgspec.Struct):
     error: Problem | None = None
 
 
-read_frame = decoder(Frame)
-
-
 class SglangEngine:
     """One server."""
 
@@ -108,9 +106,10 @@ class SglangEngine:
             notes=tuple(notes),
         )
 
-    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+    async def sample(self, request: SampleRequest, take: Take) -> None:
         size = len(request.prompt_ids)
-        return retried(self.name, request.id, lambda: self._attempt(request), self._retries, prompt_tokens=size)
+        attempt = partial(self._attempt, request)
+        await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
 
     async def pause(self, mode: PauseMode) -> None:
         """SGLang has no draining of its own: this proxy's requests are waited for and new ones held. "keep" computes
@@ -136,25 +135,12 @@ class SglangEngine:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _attempt(self, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
+    async def _attempt(self, request: SampleRequest, take: Take) -> None:
         await self._open.wait()
         self._running += 1
         self._idle.clear()
-        output = _Output(request, self.name)
         try:
-            async with aclosing(self._http.events(PATH, body_of(request))) as events:
-                async for event in events:
-                    frame = read_frame(event)
-                    if frame.error is not None:
-                        raise problem(self.name, PATH, frame.error)
-                    if (chunk := output.take(frame)) is not None:
-                        yield chunk
-            if not output.finished:
-                raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
-        except (GeneratorExit, asyncio.CancelledError):
-            if not output.finished:
-                self._http.soon("/abort_request", {"rid": request.id})
-            raise
+            await SglangOutput(self.name, request).sample(self._http, take)
         finally:
             self._running -= 1
             if not self._running:
@@ -188,55 +174,63 @@ def body_of(request: SampleRequest) -> dict[str, Any]:
         "sampling_params": params,
         "return_logprob": True,
         "top_logprobs_num": request.top_logprobs,
-        "stream": True,
+        "stream": request.stream,
         **({"return_routed_experts": True} if request.routed_experts else {}),
         **({"session_id": request.session_id} if request.session_id else {}),
     }
 
 
-class _Output:
-    """One output as it grows; tells events that hold all of it from those that hold what is new."""
+class SglangOutput(Output[Frame]):
+    """Tells events that hold all of the output from those that hold what is new."""
 
-    def __init__(self, request: SampleRequest, name: str) -> None:
-        self._request = request
-        self._name = name
+    path = PATH
+    frames = frame_reader(Frame)
+
+    def __init__(self, name: str, request: SampleRequest) -> None:
+        super().__init__(name, request)
         self._count = 0
-        self.finished = False
 
-    def take(self, frame: Frame) -> SampleChunk | None:
-        """The chunk of an event; None if it brings nothing."""
+    def body(self) -> dict[str, Any]:
+        return body_of(self.request)
+
+    def abortion(self) -> tuple[str, dict[str, Any]]:
+        return "/abort_request", {"rid": self.request.id}
+
+    def take(self, frame: Frame) -> Iterator[SampleChunk]:
+        if frame.error is not None:
+            raise problem(self.name, PATH, frame.error)
         meta = frame.meta_info
         if meta is None:
-            raise EngineProtocolError(f"engine {self._name} sent an event without meta_info")
-        check_prompt(self._name, meta.prompt_tokens, self._request)
+            raise EngineProtocolError(f"engine {self.name} sent an event without meta_info")
+        check_prompt(self.name, meta.prompt_tokens, self.request)
         finish = self._finish(meta.finish_reason)
         total = meta.completion_tokens if meta.completion_tokens is not None else len(frame.output_ids)
         new = total - self._count
         if new < 0 or len(frame.output_ids) not in (new, total):
             raise EngineProtocolError(
-                f"engine {self._name} sent {len(frame.output_ids)} ids where {new} are new of {total}"
+                f"engine {self.name} sent {len(frame.output_ids)} ids where {new} are new of {total}"
             )
         first = self._count == 0
         if not new and finish is None:
-            return None
+            return
         ids = frame.output_ids[len(frame.output_ids) - new :]
         self._count = total
         logprobs, extras = self._logprobs(ids, meta, total)
-        return SampleChunk(
+        yield SampleChunk(
             token_ids=ids,
             logprobs=logprobs,
             finish=finish,
             versions=_versions(meta, total) if finish else None,
-            prompt_ids=said(frame.prompt_token_ids, self._request.prompt_ids) if first else None,
+            prompt_ids=said(frame.prompt_token_ids, self.request.prompt_ids) if first else None,
             extras=extras,
-            whole=_routed_experts(meta.routed_experts, len(self._request.prompt_ids), total) if finish else {},
+            whole=_routed_experts(meta.routed_experts, len(self.request.prompt_ids), total) if finish else {},
         )
 
     def _finish(self, finish: Finish | None) -> FinishReason | None:
         if finish is None:
             return None
         if finish.type == "abort" and finish.status_code is not None and not self._count:
-            raise problem(self._name, PATH, Problem(finish.message or "aborted", finish.status_code))
+            raise problem(self.name, PATH, Problem(finish.message or "aborted", finish.status_code))
         self.finished = True
         return finish_of(finish.type)
 
@@ -246,10 +240,10 @@ class _Output:
             return (None if ids else []), {}
         values = [np.nan if row[0] is None else row[0] for row in rows]
         tops = _newest(meta.output_top_logprobs, len(ids), total)
-        if not self._request.top_logprobs or tops is None:
+        if not self.request.top_logprobs or tops is None:
             return values, {}
         pairs = [[(row[1], np.nan if row[0] is None else row[0]) for row in position or ()] for position in tops]
-        return values, top_k(ids, values, pairs, self._request.top_logprobs)
+        return values, top_k(ids, values, pairs, self.request.top_logprobs)
 
 
 def _newest(rows: list[Any] | None, new: int, total: int) -> list[Any] | None:

@@ -8,24 +8,19 @@ Source: vLLM 0.32, `vllm/entrypoints/`.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
-from typing import Any
+from functools import partial
 
 import aiohttp
 
-from rolltap.errors import EngineProtocolError, EngineRefused, EngineUnavailable
-from rolltap.proxy.engines import vllm_wire as wire
-from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
-from rolltap.proxy.engines.decode import check_prompt, problem
+from rolltap.errors import EngineRefused, EngineUnavailable
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleRequest, Take
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context, try_out
 from rolltap.proxy.engines.receivers import VllmReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.proxy.engines.vllm_wire import CompletionOutput, GenerateOutput
 from rolltap.settings import EngineSettings
 
-GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 PAUSE_MODES: dict[PauseMode, str] = {"keep": "keep", "drain": "wait", "abort": "abort"}
 CLOSED = (403, 404, 405)
 
@@ -43,15 +38,15 @@ class VllmEngine:
         self.receiver = VllmReceiver(name, self._http, whole=settings.kind == "rolltap")
         self._retries = retries
         self._structured_output = settings.kind != "rolltap"  # the embedded engine has no grammars
-        self._path = GENERATE
+        self._output: type[GenerateOutput] = GenerateOutput
 
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
-        self._path = GENERATE
+        self._output = GenerateOutput
         tried = await try_out(self.sample, models)
         info = await self._http.optional("GET", "/weight_info")
         notes = [tried.problem] if tried.problem else []
-        if self._path is not GENERATE:
+        if self._output is CompletionOutput:
             notes.append("no weight versions with the tokens: start vLLM with --enable-scale-out")
         if info is None:
             notes.append("weights can't be pushed: start vLLM with VLLM_SERVER_DEV_MODE=1")
@@ -69,9 +64,10 @@ class VllmEngine:
             structured_output=self._structured_output,
         )
 
-    def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+    async def sample(self, request: SampleRequest, take: Take) -> None:
         size = len(request.prompt_ids)
-        return retried(self.name, request.id, lambda: self._attempt(request), self._retries, prompt_tokens=size)
+        attempt = partial(self._attempt, request)
+        await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
 
     async def pause(self, mode: PauseMode) -> None:
         await self._http.json("POST", f"/pause?mode={PAUSE_MODES[mode]}")
@@ -105,49 +101,12 @@ class VllmEngine:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _attempt(self, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
-        path = self._path
+    async def _attempt(self, request: SampleRequest, take: Take) -> None:
+        output = self._output
         try:
-            async with aclosing(self._stream(path, request)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            return
+            await output(self.name, request).sample(self._http, take)
         except EngineRefused as error:
-            if path is not GENERATE or error.http_status not in CLOSED or "model" in error.message.lower():
+            if output is CompletionOutput or error.http_status not in CLOSED or "model" in error.message.lower():
                 raise
-        self._path = COMPLETIONS
-        async with aclosing(self._stream(COMPLETIONS, request)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def _stream(self, path: str, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
-        generate = path is GENERATE
-        body = wire.generate_body(request) if generate else wire.completion_body(request)
-        headers = {"x-session-id": request.session_id} if request.session_id else {}
-        read: Any = wire.read_generate if generate else wire.read_completion
-        to_chunk: Any = wire.generate_chunk if generate else wire.completion_chunk
-        count, finished = 0, False
-        try:
-            async with aclosing(self._http.events(path, body, headers)) as events:
-                async for event in events:
-                    frame = read(event)
-                    if frame.error is not None:
-                        raise problem(self.name, path, frame.error)
-                    if frame.usage is not None:
-                        check_prompt(self.name, frame.usage.prompt_tokens, request)
-                    for choice in frame.choices:
-                        count += len(choice.token_ids or ())
-                        chunk = to_chunk(choice, frame, request, count)
-                        finished = finished or chunk.finish is not None
-                        yield chunk
-            if not finished:
-                raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
-        except (GeneratorExit, asyncio.CancelledError):
-            if not finished:
-                self._abort(request, generate)
-            raise
-
-    def _abort(self, request: SampleRequest, generate: bool) -> None:
-        """The closed connection says it already; a router on the way may keep that to itself."""
-        ids = [request.id, f"generate-tokens-{request.id}", f"cmpl-{request.id}-0"]
-        self._http.soon("/inference/v1/abort_requests" if generate else "/abort_requests", {"request_ids": ids})
+            self._output = CompletionOutput
+            await CompletionOutput(self.name, request).sample(self._http, take)

@@ -6,8 +6,8 @@ Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -18,13 +18,16 @@ from rolltap.proxy.engines.decode import (
     FinishReason,
     Problem,
     Span,
-    decoder,
+    check_prompt,
     finish_of,
+    frame_reader,
     npy,
+    problem,
     sampled_experts,
     spans,
     top_k,
 )
+from rolltap.proxy.engines.output import Output
 from rolltap.proxy.engines.prompts import UNSAID, said
 
 NO_LOGPROB = -9999.0
@@ -83,10 +86,6 @@ class CompletionFrame(msgspec.Struct):
     error: Problem | None = None
 
 
-read_generate: Callable[[bytes], GenerateFrame] = decoder(GenerateFrame)
-read_completion: Callable[[bytes], CompletionFrame] = decoder(CompletionFrame)
-
-
 def generate_body(request: SampleRequest) -> dict[str, Any]:
     """`/inference/v1/generate`. Absent sampling parameters are neutral there."""
     params: dict[str, Any] = {
@@ -107,8 +106,7 @@ def generate_body(request: SampleRequest) -> dict[str, Any]:
         "model": request.model,
         "token_ids": request.prompt_ids,
         "sampling_params": params,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        **_streaming(request),
     }
 
 
@@ -131,13 +129,16 @@ def completion_body(request: SampleRequest) -> dict[str, Any]:
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "skip_special_tokens": False,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        **_streaming(request),
         **_extra(request),
     }
     if request.seed is not None:
         body["seed"] = request.seed
     return body
+
+
+def _streaming(request: SampleRequest) -> dict[str, Any]:
+    return {"stream": True, "stream_options": {"include_usage": True}} if request.stream else {"stream": False}
 
 
 def _extra(request: SampleRequest) -> dict[str, Any]:
@@ -195,6 +196,57 @@ def completion_chunk(
         extras=extras,
         whole=_experts(choice.routed_experts, request, count),
     )
+
+
+class GenerateOutput(Output[GenerateFrame]):
+    """`/inference/v1/generate`."""
+
+    path = "/inference/v1/generate"
+    frames = frame_reader(GenerateFrame)
+    to_chunk: ClassVar[Callable[..., SampleChunk]] = staticmethod(generate_chunk)
+
+    def __init__(self, name: str, request: SampleRequest) -> None:
+        super().__init__(name, request)
+        self._count = 0
+
+    def body(self) -> dict[str, Any]:
+        return generate_body(self.request)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"x-session-id": self.request.session_id} if self.request.session_id else {}
+
+    def abortion(self) -> tuple[str, dict[str, Any]]:
+        return "/inference/v1/abort_requests", {"request_ids": self._ids()}
+
+    def take(self, frame: GenerateFrame | CompletionFrame) -> Iterator[SampleChunk]:
+        if frame.error is not None:
+            raise problem(self.name, self.path, frame.error)
+        if frame.usage is not None:
+            check_prompt(self.name, frame.usage.prompt_tokens, self.request)
+        for choice in frame.choices:
+            self._count += len(choice.token_ids or ())
+            chunk = self.to_chunk(choice, frame, self.request, self._count)
+            self.finished = self.finished or chunk.finish is not None
+            yield chunk
+
+    def _ids(self) -> list[str]:
+        """The names that a server may know the request by."""
+        return [self.request.id, f"generate-tokens-{self.request.id}", f"cmpl-{self.request.id}-0"]
+
+
+class CompletionOutput(GenerateOutput):
+    """`/v1/completions` with a prompt of ids."""
+
+    path = "/v1/completions"
+    frames = frame_reader(CompletionFrame)
+    to_chunk = staticmethod(completion_chunk)
+
+    def body(self) -> dict[str, Any]:
+        return completion_body(self.request)
+
+    def abortion(self) -> tuple[str, dict[str, Any]]:
+        return "/abort_requests", {"request_ids": self._ids()}
 
 
 def _experts(encoded: str | None, request: SampleRequest, count: int) -> dict[str, np.ndarray]:

@@ -41,6 +41,18 @@ PROMPT = [5, 6, 7, 8]
 TURN = Turn(ids=(10, 11, 12, 13, 14))
 
 
+async def collect(sample: Any, request: Any, chunks: list[Any] | None = None, wanted: int = 10_000) -> list[Any]:
+    """The first `wanted` chunks of a request, added to `chunks` as they come."""
+    taken: list[Any] = [] if chunks is None else chunks
+
+    async def take(chunk: Any) -> bool:
+        taken.append(chunk)
+        return len(taken) < wanted
+
+    await sample(request, take)
+    return taken
+
+
 @dataclass
 class World:
     """A scripted server and a client of it."""
@@ -53,14 +65,13 @@ class World:
         return SampleRequest(**{**settings, **fields})
 
     async def sample(self, **fields: Any) -> list[SampleChunk]:
-        return [chunk async for chunk in self.engine.sample(self.request(**fields))]
+        return await collect(self.engine.sample, self.request(**fields))
 
     async def sample_until_error(self) -> tuple[list[SampleChunk], EngineError | None]:
         """What came, and what ended it."""
         chunks: list[SampleChunk] = []
         try:
-            async for chunk in self.engine.sample(self.request()):
-                chunks.append(chunk)
+            await collect(self.engine.sample, self.request(), chunks)
         except EngineError as error:
             return chunks, error
         return chunks, None

@@ -34,6 +34,15 @@ async def test_tokens_come_as_sampled(start_any: Start):
     assert world.server.journal.entries[0].prompt_ids == PROMPT
 
 
+async def test_a_whole_reply_is_the_streamed_one(start_any: Start):
+    async with start_any(TURN) as world:
+        chunks = await world.sample(stream=False)
+        streamed = await world.sample()
+    assert (ids_of(chunks), logprobs_of(chunks)) == (list(TURN.ids or ()), EXACT)
+    assert [chunk.finish for chunk in chunks] == ["stop"]
+    assert chunks[-1].versions == streamed[-1].versions
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 async def test_any_number_of_tokens_a_event(start_any: Start, size: int):
     async with start_any(Turn(ids=TURN.ids, tokens_per_event=size)) as world:
@@ -100,8 +109,10 @@ async def test_logprobs_are_never_made_up(start_any: Start, kind: Any, check: Ca
 async def test_logprobs_before_the_missing_ones_are_kept(start: Start):
     async with start(Turn(ids=TURN.ids, fault=Fault(kind="no_logprobs", after=3))) as world:
         chunks = await world.sample()
-    assert logprobs_of(chunks[:3]) == EXACT[:3]
-    assert [chunk.logprobs for chunk in chunks[3:]] == [None, None]
+    known = [chunk for chunk in chunks if chunk.logprobs is not None and chunk.token_ids]
+    assert logprobs_of(known) == EXACT[:3]
+    missing = [chunk for chunk in chunks if chunk.logprobs is None]
+    assert ids_of(known) + ids_of(missing) == list(TURN.ids or ())
 
 
 async def test_a_prompt_that_was_altered_is_shown(start: Start):

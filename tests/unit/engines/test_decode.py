@@ -180,7 +180,8 @@ def test_a_server_that_ignores_return_token_ids_is_found_out():
 
 
 def test_nan_as_python_writes_it():
-    frame = vllm.read_completion(b'{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [NaN]}}]}')
+    data = b'{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [NaN]}}]}'
+    frame = next(vllm.CompletionOutput.frames([data]))
     chunk = vllm.completion_chunk(frame.choices[0], frame, request(), 1)
     assert chunk.logprobs is not None
     assert math.isnan(chunk.logprobs[0])
@@ -189,13 +190,13 @@ def test_nan_as_python_writes_it():
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"choices": 3}', b'{"choices": [{"token_ids": ["a"]}]}', b"\xff"])
 def test_other_shapes_are_errors(data: bytes):
     with pytest.raises(EngineProtocolError):
-        vllm.read_generate(data)
+        next(vllm.GenerateOutput.frames([data]))
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(data: bytes):
     with suppress(EngineProtocolError):
-        vllm.read_generate(data)
+        next(vllm.GenerateOutput.frames([data]))
 
 
 def test_nothing_is_left_to_the_servers_defaults():

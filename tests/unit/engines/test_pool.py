@@ -15,11 +15,13 @@ from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError, EngineTimeout, EngineUnavailable, WeightsLost
 from rolltap.proxy.engines import open_engine
-from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.pool import FAILURES, EnginePool
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.engines.retries import Retries
 from rolltap.settings import EngineSettings
+
+from ...contract.engine_world import collect
 
 
 def request(session: str = "", id: str = "call") -> SampleRequest:
@@ -47,11 +49,11 @@ class Told:
             raise EngineTimeout("a one-token call took over 60 s")
         return EngineFacts("told", f"http://{self.name}", ("m", self.name), 100, True, True, "processed")
 
-    async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+    async def sample(self, request: SampleRequest, take: Take) -> None:
         self.seen.append(request.session_id)
         self._check()
         await self.gate.wait()
-        yield SampleChunk([1], [-0.5], "stop")
+        await take(SampleChunk([1], [-0.5], "stop"))
 
     async def pause(self, mode: PauseMode) -> None:
         self._check()
@@ -120,7 +122,7 @@ async def pool(replicas: list[Told]) -> AsyncIterator[EnginePool]:
 
 
 async def sample(pool: EnginePool, session: str = "") -> list[SampleChunk]:
-    return [chunk async for chunk in pool.sample(request(session))]
+    return await collect(pool.sample, request(session))
 
 
 async def until_all_serve(pool: EnginePool) -> None:
@@ -163,8 +165,7 @@ async def test_a_call_moves_on_from_a_replica_that_is_down(pool: EnginePool, rep
     await sample(pool, "s")
     home = next(replica for replica in replicas if replica.seen)
     home.up = False
-    chunks = await sample(pool, "s")
-    assert len(chunks[0].attempts) == 1
+    await sample(pool, "s")
     assert [replica.seen.count("s") for replica in replicas if replica is not home].count(1) == 1
 
 
@@ -358,7 +359,7 @@ async def test_several_urls_make_a_pool(http: aiohttp.ClientSession, tmp_path: P
     turn = Turn(ids=(1, 2), fault=Fault(kind="status", status=503, times=1))
     async with ScriptedEngine(say(turn), FOLDER) as first, ScriptedEngine(say(turn), FOLDER) as second:
         engine = open_engine("main", settings(f"{first.url}, {second.url}"), http)
-        chunks = [chunk async for chunk in engine.sample(request("s"))]
+        chunks = await collect(engine.sample, request("s"))
         await engine.load_weights(str(tmp_path), 4)
         assert {first.weights.version, second.weights.version} == {"4"}
         assert sorted([len(first.journal.entries), len(second.journal.entries)])[0] >= 1

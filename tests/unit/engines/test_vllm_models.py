@@ -12,6 +12,8 @@ from rolltap.proxy.engines.base import SampleRequest
 from rolltap.proxy.engines.vllm import VllmEngine
 from rolltap.settings import EngineSettings
 
+from ...contract.engine_world import collect
+
 MISSING = "The model `policy` does not exist."
 TOO_LARGE = "LoRA rank 64 is greater than max_lora_rank 16"
 
@@ -33,8 +35,7 @@ async def test_a_model_that_is_not_there_yet_is_to_be_asked_for_again() -> None:
     async with answering(404, MISSING, asked) as server, aiohttp.ClientSession() as http:
         engine = VllmEngine("main", EngineSettings(kind="vllm", url=str(server.make_url("/"))), http)
         with pytest.raises(ModelNotLoaded, match=r"`policy` does not exist.*from its first push") as raised:
-            async for _ in engine.sample(SampleRequest("id", "policy", [1], 1)):
-                pass
+            await collect(engine.sample, SampleRequest("id", "policy", [1], 1))
         assert asked == ["/inference/v1/generate"]  # once, and not the other route
     assert (raised.value.status, raised.value.retry_after) == (503, 5.0)
 

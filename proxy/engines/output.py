@@ -1,0 +1,83 @@
+"""One request on its way through an engine's HTTP, from its body to its last token. A wire says how its frames read."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, ClassVar, Generic, TypeVar
+
+from rolltap.errors import EngineProtocolError, RolltapError
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take, join_chunks
+from rolltap.proxy.engines.http import EngineHttp
+
+Frame = TypeVar("Frame")
+
+
+class Output(ABC, Generic[Frame]):
+    """One output as it grows. `finished` once the engine has said why it ended."""
+
+    path: ClassVar[str]
+    frames: ClassVar[Callable[[Sequence[bytes]], Iterator[Any]]]
+    """Reads events, or the one body of a reply that is not streamed."""
+
+    def __init__(self, name: str, request: SampleRequest) -> None:
+        self.name = name
+        self.request = request
+        self.finished = False
+
+    @abstractmethod
+    def body(self) -> dict[str, Any]:
+        """The request's body."""
+
+    @abstractmethod
+    def abortion(self) -> tuple[str, dict[str, Any]]:
+        """Path and body of the call that cancels the request. A router may keep a closed connection to itself."""
+
+    @abstractmethod
+    def take(self, frame: Frame) -> Iterable[SampleChunk]:
+        """What a frame brings; raises the error that it stands for."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {}
+
+    async def sample(self, http: EngineHttp, take: Take) -> None:
+        """Sends the request and hands its output to `take`. Giving up cancels it on the server."""
+        wanted = True
+
+        async def take_events(events: Sequence[bytes]) -> bool:
+            nonlocal wanted
+            for chunk in self._chunks(events):
+                wanted = await take(chunk)
+            return wanted
+
+        try:
+            if self.request.stream:
+                await http.stream(self.path, self.body(), take_events, self.headers)
+            else:
+                whole = await http.whole(self.path, self.body(), self.request.max_tokens, self.headers)
+                await take_events([whole])
+        except asyncio.CancelledError:
+            wanted = False
+            raise
+        finally:
+            if not wanted and not self.finished:
+                http.soon(*self.abortion())
+        if wanted and not self.finished:
+            raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
+
+    def _chunks(self, events: Sequence[bytes]) -> Iterator[SampleChunk]:
+        """What came with these events, in one chunk as a rule, and then the error that one of them is."""
+        chunks: list[SampleChunk] = []
+        failure: RolltapError | None = None
+        try:
+            for frame in type(self).frames(events):
+                chunks.extend(self.take(frame))
+        except RolltapError as error:
+            failure = error
+        for _, alike in groupby(chunks, key=lambda chunk: chunk.logprobs is None):  # known log-probs stay known
+            yield join_chunks(list(alike))
+        if failure is not None:
+            raise failure
