@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import aiohttp
@@ -19,33 +18,26 @@ from rolltap.calllog.database import Database
 from rolltap.errors import ConfigError, EngineError, RateLimited
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
-from rolltap.proxy.call.path import Gateway
-from rolltap.proxy.call.policies import CapturePolicy, PassthroughPolicy, Policies, Policy, PolicyRuntime
+from rolltap.proxy.call.admission import Admission
+from rolltap.proxy.call.open_policies import open_policies
+from rolltap.proxy.call.path import CallPath
+from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
-from rolltap.proxy.call.sources.relay import Relay
-from rolltap.proxy.call.sources.vendor_access import Access
 from rolltap.proxy.call.versions import OwnVersions, SharedVersions
 from rolltap.proxy.continuation.handles import Handles
-from rolltap.proxy.continuation.plan import Continuation, Lineages
-from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
-from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.dialects import known_dialects
-from rolltap.proxy.dialects.probes import probe_routes
-from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
-from rolltap.proxy.engines.base import ChatEngine, Engine
-from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.proxy.planes import admin_app, trainer_app
-from rolltap.proxy.routes.model import SESSION_PREFIX, agent_app
+from rolltap.proxy.routes.model import AgentPlane
 from rolltap.proxy.routes.services import CheckTask, Services
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.keys import Keyring
-from rolltap.proxy.sessions.response_store import Recalls
+from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
-from rolltap.proxy.sessions.session_cache import LiveSessions
+from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
-from rolltap.settings import PolicySettings, Settings, with_keys
+from rolltap.settings import Settings, with_keys
 from rolltap.types import Session, Trajectory
 
 log = logging.getLogger("rolltap.app")
@@ -68,7 +60,7 @@ class Rolltap:
     call_log: CallLog
     ledger: Ledger
     policies: Policies
-    gateway: Gateway
+    sessions: SessionCache
     services: Services
     planes: dict[str, Any]
     base_url: str = ""
@@ -104,7 +96,7 @@ class Rolltap:
         if aborted:
             log.warning("%d calls that a former process left open are recorded as aborted", aborted)
         for runtime in self.policies:
-            state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.vocabulary)
+            state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.source.vocabulary)
             runtime.version = state.version
             if not await self._probe(runtime):
                 task = asyncio.create_task(self._probe_until_up(runtime))
@@ -181,9 +173,9 @@ async def _started_log(settings: Settings, stack: AsyncExitStack) -> LogWithData
 
 def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSession) -> Rolltap:
     handles = Handles(settings.keys.secret.encode())
-    policies = Policies(_policies(settings, handles, http))
+    policies, vendors = open_policies(settings, handles, http)
     alone = call_log.database.dialect_name == "sqlite"  # which takes one writing process
-    live = LiveSessions(call_log, alone=alone)
+    live = SessionCache(call_log, alone=alone)
     recorder = Recorder(call_log)
     sessions = SessionService(call_log, policies.names, settings.limits, closed=live.forget)
 
@@ -203,26 +195,27 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
         settings=LedgerSettings(trainer_silence=settings.queue.trainer_silence_s),
     )
     capture = Capture(settings.keys.project, call_log, live, policies, settings.limits.session_ttl_s)
-    recalls = Recalls(call_log, handles, policies)
+    responses = ResponseStore(call_log, handles, policies)
+    keyring = Keyring(settings.keys)
+    unnamed = _is_loopback(settings.listen.host)
+    admission = Admission(live, capture, policies, responses, keyring, vendors, unnamed=unnamed)
     versions = OwnVersions() if alone else SharedVersions(policies, ledger.policies.list)
-    gateway = Gateway(live, capture, policies, recorder, recalls, handles, settings.limits, versions)
+    path = CallPath(admission, live, recorder, handles, versions, settings.limits)
     services = Services(
         ledger=ledger,
         call_log=call_log,
         sessions=sessions,
         policies=policies,
         recorder=recorder,
+        handles=handles,
         trajectories=trajectories,
     )
-    keyring = Keyring(settings.keys)
-    access = Access(live, capture, policies, keyring, unnamed=_is_loopback(settings.listen.host))
-    relay = Relay(access, capture, recorder, settings.limits)
     planes = {
-        "agent": agent_app(known_dialects(), gateway, relay, settings.limits, probe_routes("", SESSION_PREFIX)),
+        "agent": AgentPlane(known_dialects(), path, Queries(admission, policies, responses), settings.limits),
         "trainer": trainer_app(services, keyring),
         "admin": admin_app(services, keyring),
     }
-    return Rolltap(settings, call_log, ledger, policies, gateway, services, planes)
+    return Rolltap(settings, call_log, ledger, policies, live, services, planes)
 
 
 def _rules(session: Session | None, settings: Settings) -> Rules:
@@ -231,40 +224,3 @@ def _rules(session: Session | None, settings: Settings) -> Rules:
         return Rules()
     policy = settings.policies.get(session.policy)
     return Rules(policy=session.policy).train(*(policy.train if policy else ()))
-
-
-def _policies(settings: Settings, handles: Handles, http: aiohttp.ClientSession) -> dict[str, Policy]:
-    """Every policy on its engine: by tokens, listening to a chat upstream, or relaying to a vendor."""
-    engines: dict[str, Engine] = {}
-    upstreams: dict[str, ChatEngine] = {}
-    vendors: dict[str, PassthroughUpstream] = {}
-    for name, engine in settings.engines.items():
-        if engine.kind == "passthrough":
-            vendors[name] = open_vendor(name, engine, http, known_dialects())
-        elif is_chat_engine(engine.kind):
-            upstreams[name] = open_chat_engine(name, engine, http)
-        else:
-            engines[name] = open_engine(name, engine, http)
-
-    def served(name: str, policy: PolicySettings) -> Policy:
-        if policy.engine in vendors:
-            return PassthroughPolicy(name, policy, vendors[policy.engine], Lineages(name, handles))
-        if policy.engine in upstreams:
-            return CapturePolicy(name, policy, upstreams[policy.engine], Lineages(name, handles))
-        return PolicyRuntime(name, policy, engines[policy.engine], _continuation(name, policy, handles))
-
-    return {name: served(name, policy) for name, policy in settings.policies.items()}
-
-
-def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Continuation:
-    if not policy.tokenizer:
-        raise ConfigError(f"settings: policies.{name}.tokenizer: name the folder that holds the model's tokenizer.json")
-    tokenizer = HubTokenizer(Path(policy.tokenizer))
-    if policy.family and policy.tool_format:
-        raise ConfigError(
-            f"settings: policies.{name}.tool_format: the family {policy.family!r} has its own; leave it out"
-        )
-    renderer: TokenRenderer = (
-        FamilyRenderer(policy.family, tokenizer) if policy.family else TemplateRenderer(tokenizer, policy.tool_format)
-    )
-    return Continuation(name, renderer, handles, policy.history_thinking)

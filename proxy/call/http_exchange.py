@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from rolltap.errors import BodyTooLarge, RequestError
@@ -26,8 +25,8 @@ class RequestTimeout(RequestError):
     code = "request_timeout"
 
 
-class Exchange:
-    """What the gateway sees of a request's connection."""
+class HttpExchange:
+    """The connection of one request, as the path of a call sees it."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scope = scope
@@ -87,24 +86,37 @@ class Exchange:
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
-    @asynccontextmanager
-    async def while_connected(self) -> AsyncIterator[None]:
+    def while_connected(self) -> WhileConnected:
         """Runs its block until the client hangs up, which raises `ClientGone` inside it at once."""
-        task = asyncio.current_task()
-        assert task is not None
-        watcher = asyncio.create_task(self._watch(task))
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not self.gone:
-                raise
-            task.uncancel()
-            raise ClientGone from None
-        finally:
-            watcher.cancel()
+        return WhileConnected(self)
 
-    async def _watch(self, task: asyncio.Task[Any]) -> None:
+    async def disconnected(self) -> None:
+        """Returns when the client has hung up."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
-        task.cancel()
+
+
+class WhileConnected:
+    """Cancels the block that it is around when the client hangs up."""
+
+    __slots__ = ("_http", "_task", "_watcher")
+
+    def __init__(self, http: HttpExchange) -> None:
+        self._http = http
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self._watcher.cancel()
+        if kind is asyncio.CancelledError and self._http.gone:
+            self._task.uncancel()
+            raise ClientGone from None
+
+    async def _watch(self) -> None:
+        await self._http.disconnected()
+        self._task.cancel()

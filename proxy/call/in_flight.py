@@ -1,312 +1,210 @@
-"""A request on its way: sampled once, read by whoever waits for its reply.
+"""A request under way: sampled once, read by whoever waits for its reply. The one owner of its events and readers.
 
-A turn runs as a task of its own, apart from the connection that asked for it. Its events are kept, so a client that
-retries can join a turn in flight or be given one that ended without reaching it. When the last reader leaves before
-the end, the turn is cancelled, and the engine's request with it.
+It runs as a task of its own, apart from the connection that asked for it. Its events are kept, so a client that retries
+can join a request in flight, or be given the reply of one that ended without reaching it. When the last reader leaves
+before the reply is whole, the request is cancelled, and the engine's with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from rolltap.errors import EngineError, EngineProtocolError, RolltapError, StoreError
-from rolltap.proxy.call.merge import merge
-from rolltap.proxy.call.policies import CapturePolicy, Policy, PolicyRuntime
-from rolltap.proxy.call.recorder import OpenCall, Recorder
-from rolltap.proxy.call.sources.chat_reply import UpstreamReply
-from rolltap.proxy.call.versions import Versions
-from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
-from rolltap.proxy.continuation.parser import ReplyParser
-from rolltap.proxy.conversation.chat import ChatRequest, Choice, ReplyEnded, ReplyEvent, ReplyStarted, Usage
-from rolltap.proxy.engines.base import ChatCall, SampleChunk, SampleRequest
-from rolltap.proxy.sessions.session_cache import LiveSession
-from rolltap.types import CallKind, Flaw, Outcome
+from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
+from rolltap.errors import RolltapError
+from rolltap.proxy.call.events import CallEvent
+from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.call.shape import shape_of
+from rolltap.proxy.conversation.chat import ChatRequest, Choice, ReplyEnded, ReplyStarted, Usage
+from rolltap.types import CallKind, Finish, Flaw, Outcome, Session
 
-log = logging.getLogger("rolltap.turn")
+if TYPE_CHECKING:
+    from rolltap.proxy.call.policies import Policy
+    from rolltap.proxy.sessions.session_cache import LiveSession
 
-
-def kind_of(policy: Policy, chat: ChatRequest) -> CallKind:
-    """What is known of a call's purpose when it is made: the policy decides, then what the harness states.
-
-    `MAIN` means that nothing is known; the reconstructor decides from the whole session.
-    """
-    if not policy.settings.trainable:
-        return CallKind.AUXILIARY
-    return CallKind(chat.hints.kind) if chat.hints.kind in set(CallKind) else CallKind.MAIN
+SESSION_KINDS = {"judge": CallKind.JUDGE, "simulator": CallKind.SIMULATOR}
+"""What all calls of a session are for, by its tag `kind`: an evaluator's judge, or a simulated user."""
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
-    """One request with a call for every choice it asked for. `events` grow until `ended` or `error` is set."""
+class InFlightRequest:
+    """One request, with a call for every choice that it asks for. `events` grow until it is `over`."""
 
-    chat: ChatRequest
-    live: LiveSession
+    request: ChatRequest
+    session: LiveSession
     policy: Policy
     body_hash: str
-    calls: list[OpenCall] = field(default_factory=list)
-    choices: dict[int, Choice] = field(default_factory=dict)
-    flaws: dict[int, Flaw] = field(default_factory=dict)  # by choice
-    reasoning_ids: int = 0
-    told: dict[int, Usage] = field(default_factory=dict)  # an upstream's own counts, by choice
-    events: list[ReplyEvent] = field(default_factory=list)
-    ended: ReplyEnded | None = None
+    calls: list[OpenCall]
+    handle: str  # names the first call wherever the protocol makes the client echo something
+    events: list[CallEvent] = field(default_factory=list)
     error: RolltapError | None = None
+    over: bool = False  # recorded, or failed
     readers: int = 0
-    closing: bool = False  # sampled to the end; what is left is to record it
+    closing: bool = False  # the reply is whole; what is left is to record it
     task: asyncio.Task[None] | None = None
-    _grown: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: list[asyncio.Future[bool]] = field(default_factory=list)
 
     @property
-    def over(self) -> bool:
-        return self.ended is not None or self.error is not None
+    def call_ids(self) -> list[str]:
+        return [call.id for call in self.calls]
 
-    def started(self, handles: Handles) -> ReplyStarted:
-        """The reply's first event. Its handle names the call wherever the protocol has an echo for it."""
+    @property
+    def started(self) -> ReplyStarted:
+        """The reply's first event."""
         first = self.calls[0]
-        handle = handles.mint(first.id, MAX_POSITION)
-        return ReplyStarted(first.id, int(first.started_at), self.chat.model, len(first.prompt), handle)
+        return ReplyStarted(first.id, int(first.started_at), self.request.model, len(first.prompt), self.handle)
 
+    @property
+    def ended(self) -> ReplyEnded:
+        """The reply's terminal event; the first choice's message carries the handle."""
+        choices = [call.choice for call in self.calls if call.choice is not None]
+        if choices and choices[0].index == 0:
+            message = msgspec.structs.replace(choices[0].message, handle=self.handle)
+            choices[0] = msgspec.structs.replace(choices[0], message=message)
+        return ReplyEnded(tuple(choices), self.usage)
+
+    @property
     def usage(self) -> Usage:
-        """Counts over all choices; what continues a recorded context counts as cached."""
+        """Token counts over all choices. What continues a recorded context counts as cached."""
+        reported = [call.usage for call in self.calls if call.usage is not None]
+        if reported:
+            first = reported[0]
+            output = sum(usage.output for usage in reported)
+            return Usage(first.prompt, output, first.cached, sum(usage.reasoning for usage in reported))
         first = self.calls[0]
-        if told := list(self.told.values()):
-            output, reasoning = sum(usage.output for usage in told), sum(usage.reasoning for usage in told)
-            return Usage(told[0].prompt, output, told[0].cached, reasoning)
         output = sum(len(call.sampled.ids) for call in self.calls)
-        return Usage(len(first.prompt), output, cached=first.plan.shared, reasoning=self.reasoning_ids)
+        reasoning = sum(call.reasoning_tokens for call in self.calls)
+        return Usage(len(first.prompt), output, first.plan.shared, reasoning)
 
-    def kind(self) -> CallKind:
-        """What the call is for."""
-        return kind_of(self.policy, self.chat)
+    def intent(self, call: OpenCall, process: str) -> CallIntent:
+        """The fact that is written of a call before its engine is asked."""
+        plan, request, session = call.plan, self.request, self.session.session
+        return CallIntent(
+            id=call.id,
+            session_id=session.id,
+            process=process,
+            created_at=call.started_at,
+            policy=self.policy.name,
+            dialect=request.dialect,
+            new_ids=plan.prompt_ids[plan.shared :],
+            request=RequestParts(request.head, request.items[plan.items_shared :], plan.items_shared, request.fixed),
+            parent_id=plan.parent.call_id if plan.parent else None,
+            shared=plan.shared,
+            break_=plan.break_,
+            kind=kind_of(session, self.policy.settings.trainable, request),
+            agent=request.hints.agent or "",
+            body_hash=self.body_hash,
+            sampling_asked=msgspec.to_builtins(request.sampling),
+            sampling_sent=call.sampling_sent(),
+            hints=request.hints.raw,
+            shape=shape_of(request, plan),
+            lineage=msgspec.msgpack.encode(plan.lineage),
+        )
+
+    def completion(self, call: OpenCall, outcome: Outcome, problem: str) -> CallCompletion:
+        """The fact that is durable before the reply ends."""
+        sampled, choice = call.sampled, call.choice
+        flaw = sampled.flaw() or call.flaw
+        logprobs = sampled.logprobs if flaw is not Flaw.LOGPROBS_MISSING else []
+        counted = call.usage is not None or len(call.prompt) > 0
+        return CallCompletion(
+            call_id=call.id,
+            finished_at=time.time(),
+            outcome=outcome,
+            finish=_finish(outcome, choice),
+            output_ids=np.asarray(sampled.ids, np.int32),
+            logprobs=np.asarray(logprobs, np.float32),
+            versions=sampled.versions or (),
+            flaw=flaw,
+            message=msgspec.json.encode(choice.message) if choice is not None else b"",
+            usage=msgspec.to_builtins(self.usage) if counted else {},
+            error=problem,
+            engine=self.policy.engine.name,
+            logprobs_mode=self.policy.logprobs_mode,
+            extras=sampled.aligned(),
+        )
+
+    def publish(self, events: Sequence[CallEvent]) -> None:
+        """Adds events for the readers."""
+        if events:
+            self.events += events
+            self._wake()
+
+    def finish(self, error: RolltapError | None) -> None:
+        """Tells the readers that the request is over."""
+        self.error, self.over = error, True
+        self._wake()
 
     def leave(self) -> bool:
-        """A reader went away; the last one cancels the turn, unless (True) it had only to be recorded."""
+        """A reader goes away. The last one cancels the request, unless it had only to be recorded: True then."""
         self.readers -= 1
         if self.readers == 0 and not self.closing and self.task is not None:
-            self.live.drop(self)
+            self.session.drop(self)
             self.task.cancel()
             return False
         return self.readers == 0
 
-    def grow(self, event: ReplyEvent | None = None) -> None:
-        """Adds an event, or tells the readers that the turn is over."""
-        if event is not None:
-            self.events.append(event)
-        self._grown.set()
+    async def follow(self, silence_s: float) -> AsyncIterator[Sequence[CallEvent]]:
+        """The events from the first one on, those that have gathered together; raises what ended the request.
 
-    async def follow(self, silence: float) -> AsyncIterator[ReplyEvent | None]:
-        """The events from the first one on, until the turn is over; raises what ended it.
-
-        None for every `silence` seconds without an event: whoever waits may have to show that it is still there.
+        Nothing (an empty list) for every `silence_s` seconds without an event: the reader may have to show its client
+        that the reply is still to come.
         """
         position = 0
         while True:
-            self._grown.clear()
-            while position < len(self.events):
-                yield self.events[position]
-                position += 1
-            if self.over:
+            if position < len(self.events):
+                gathered = self.events[position:]
+                position += len(gathered)
+                yield gathered
+            elif self.over:
                 break
-            if not self._grown.is_set() and not await self._grows_within(silence):
-                yield None
+            elif not await self._grows_within(silence_s):
+                yield ()
         if self.error is not None:
             raise self.error
 
+    def _wake(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(True)
+        self._waiting.clear()
+
     async def _grows_within(self, seconds: float) -> bool:
+        """Waits for an event or the end. One future and one timer: this is done for every frame of a stream."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiting.append(waiter)
+        timer = loop.call_later(seconds, _give_up, waiter)
         try:
-            async with asyncio.timeout(seconds):
-                await self._grown.wait()
-        except TimeoutError:
-            return False
-        return True
-
-
-class Sampler:
-    """Takes turns from their intents to their completions."""
-
-    def __init__(self, recorder: Recorder, handles: Handles, versions: Versions) -> None:
-        self._recorder = recorder
-        self._handles = handles
-        self._versions = versions
-
-    async def run(self, turn: Turn) -> None:
-        """Samples and records. The turn is over when this returns, and its record durable."""
-        try:
-            async for event in merge([self._choice(turn, index) for index in range(len(turn.calls))]):
-                turn.grow(event)
-            turn.closing = True
-            ended = self._ended(turn)
-            await self._close(turn, Outcome.COMPLETED)
-            turn.ended = ended if turn.error is None else None
-        except asyncio.CancelledError:
-            if turn.closing:  # this process is stopping: the record is the store's by now
-                raise
-            turn.error = EngineError("the call was cancelled: its client went away")
-            await self._close(turn, Outcome.ABORTED, error="the client went away")
-            self._recorder.delivered(turn.calls, False)
-        except RolltapError as error:
-            if turn.error is None:
-                turn.error = error
-                await self._close(turn, Outcome.ENGINE_ERROR, error=f"{error.code}: {error.message}")
-        except Exception as error:
-            log.exception("call %s: failed inside rolltap", turn.calls[0].id)
-            turn.error = RolltapError("internal error; the server's log has it")
-            await self._close(turn, Outcome.ENGINE_ERROR, error=f"internal_error: {error}")
+            return await waiter
         finally:
-            turn.grow()
-
-    async def open(self, turn: Turn) -> None:
-        """Writes the intents of all the turn's calls. Where the store refuses one, those written end as aborted."""
-        told = await asyncio.gather(*(self.begin(turn, call) for call in turn.calls), return_exceptions=True)
-        failures = [one for one in told if one is not None]
-        if not failures:
-            return
-        written = [index for index, call in enumerate(turn.calls) if call.begun]
-        error = "another choice's intent could not be written"
-        ends = (self._complete(turn, index, Outcome.ABORTED, error) for index in written)
-        for failure in await asyncio.gather(*ends, return_exceptions=True):
-            if failure is not None:
-                log.warning("call %s: its end could not be recorded: %s", turn.calls[0].id, failure)
-        raise failures[0]
-
-    async def begin(self, turn: Turn, call: OpenCall) -> None:
-        """Writes the call's intent."""
-        await self._recorder.begin(call, turn.live.session.id, turn.policy.name, turn.chat, turn.kind(), turn.body_hash)
-
-    def _choice(self, turn: Turn, index: int) -> AsyncIterator[ReplyEvent]:
-        """One choice, as reply events."""
-        call, policy = turn.calls[index], turn.policy
-        if isinstance(call.request, ChatCall):
-            assert isinstance(policy, CapturePolicy)
-            return self._overhear(turn, index, policy, call.request)
-        assert isinstance(policy, PolicyRuntime)
-        return self._sample(turn, index, policy, call.request)
-
-    async def _sample(
-        self, turn: Turn, index: int, policy: PolicyRuntime, request: SampleRequest
-    ) -> AsyncIterator[ReplyEvent]:
-        """The engine's tokens."""
-        call = turn.calls[index]
-        parser = ReplyParser(
-            policy.continuation.renderer,
-            call.prompt,
-            turn.chat.tools,
-            turn.chat.sampling.stop,
-            lambda position: self._handles.mint(call.id, position),
-            index,
-        )
-        finish, version = "stop", policy.version
-        async with aclosing(_chunks(call, policy, request)) as chunks:
-            async for chunk in chunks:
-                events = parser.feed(chunk.token_ids)
-                call.sampled.take(chunk, parser.consumed)
-                for event in events:
-                    yield event
-                finish = chunk.finish or finish
-                if parser.stopped is not None:
-                    break
-        if finish == "abort":
-            raise EngineError("the engine aborted the request")
-        events, choice = parser.finish(finish)
-        sampled = call.sampled
-        sampled.end_at(parser.consumed)
-        await self._settle_versions(call, policy, version)
-        logprobs = policy.token_logprobs(sampled.ids, sampled.logprobs) if turn.chat.sampling.logprobs else None
-        turn.choices[index] = msgspec.structs.replace(choice, logprobs=logprobs)
-        turn.reasoning_ids += parser.reasoning_ids
-        if parser.unparsable:
-            turn.flaws[index] = Flaw.TOOL_CALL_UNPARSABLE
-        for event in events:
-            yield event
-
-    async def _overhear(
-        self, turn: Turn, index: int, policy: CapturePolicy, request: ChatCall
-    ) -> AsyncIterator[ReplyEvent]:
-        """An upstream's text, and the tokens behind it where it tells all of them."""
-        call, version = turn.calls[index], policy.version
-        reply = UpstreamReply(turn.chat, lambda position: self._handles.mint(call.id, position), index)
-        finish, complete = "stop", False
-        async with aclosing(policy.engine.chat(request)) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                if chunk.prompt_ids is not None and not call.begun:
-                    call.see(policy.lineages, chunk.prompt_ids)
-                    await self.begin(turn, call)
-                call.sampled.overhear(chunk)
-                for event in reply.feed(chunk):
-                    yield event
-                finish, complete = chunk.finish or finish, chunk.complete
-                if chunk.usage is not None:
-                    turn.told[index] = chunk.usage
-        if finish == "abort":
-            raise EngineError("the upstream aborted the request")
-        if not complete or not call.prompt:
-            call.sampled.forget()
-            turn.flaws[index] = Flaw.TOKENS_MISSING
-        elif reply.unparsable:
-            turn.flaws[index] = Flaw.TOOL_CALL_UNPARSABLE
-        await self._settle_versions(call, policy, version)
-        events, turn.choices[index] = reply.finish(finish)
-        for event in events:
-            yield event
-
-    async def _settle_versions(self, call: OpenCall, policy: Policy, began_at: int) -> None:
-        """Tokens whose version the engine does not say are of the policy's, if it had the same at the call's begin."""
-        if call.sampled.versions is None and await self._versions.now(policy) == began_at:
-            call.sampled.of_version(began_at)
-
-    def _ended(self, turn: Turn) -> ReplyEnded:
-        """The terminal event; the first choice's message carries the handle that names the call."""
-        handle = turn.started(self._handles).handle
-        for index, choice in turn.choices.items():
-            message = msgspec.structs.replace(choice.message, handle=handle if index == 0 else None)
-            turn.choices[index] = msgspec.structs.replace(choice, message=message)
-        return ReplyEnded(tuple(turn.choices[index] for index in sorted(turn.choices)), turn.usage())
-
-    async def _close(self, turn: Turn, outcome: Outcome, *, error: str = "") -> None:
-        """Writes the completions; returns when they are durable. The forest learns how the calls ended.
-
-        What may not be on record is not continued: prompts are recorded as what they add to those before them.
-        """
-        recorded = True
-        try:
-            await asyncio.gather(*(self._complete(turn, index, outcome, error) for index in range(len(turn.calls))))
-        except StoreError as failure:
-            outcome, turn.error, recorded = Outcome.ABORTED, failure, False
-        for index, call in enumerate(turn.calls):
-            choice = turn.choices.get(index)
-            reply = choice.message if choice is not None else None
-            ids = call.sampled.ids if recorded else []
-            turn.live.forest.complete(call.node, np.asarray(ids, np.int32), reply, outcome)
-
-    async def _complete(self, turn: Turn, index: int, outcome: Outcome, error: str) -> None:
-        call = turn.calls[index]
-        if not call.begun:
-            await self.begin(turn, call)
-        await self._recorder.complete(
-            call,
-            turn.policy.name,
-            outcome,
-            turn.choices.get(index),
-            flaw=turn.flaws.get(index),
-            usage=turn.usage(),
-            error=error,
-            engine=turn.policy.engine.name,
-            logprobs_mode=turn.policy.logprobs_mode,
-        )
+            timer.cancel()
 
 
-async def _chunks(call: OpenCall, policy: PolicyRuntime, request: SampleRequest) -> AsyncGenerator[SampleChunk, None]:
-    """The engine's chunks, checked."""
-    async with aclosing(policy.engine.sample(request)) as chunks:  # type: ignore[type-var]
-        async for chunk in chunks:
-            said = chunk.prompt_ids
-            if said is not None and said is not request.prompt_ids and list(said) != list(request.prompt_ids):
-                raise EngineProtocolError("the engine's prompt ids are not those that were sent")
-            yield chunk
+def kind_of(session: Session, trainable: bool, request: ChatRequest) -> CallKind:
+    """What is known of a call's purpose when it is made: by the session's tag, the policy, what the harness states.
+
+    `MAIN` means that nothing is known; the reconstructor decides from the whole session.
+    """
+    if (kind := SESSION_KINDS.get(session.tags.get("kind", ""))) is not None:
+        return kind
+    if not trainable:
+        return CallKind.AUXILIARY
+    return CallKind(request.hints.kind) if request.hints.kind in set(CallKind) else CallKind.MAIN
+
+
+def _finish(outcome: Outcome, choice: Choice | None) -> Finish:
+    if outcome is Outcome.COMPLETED and choice is not None:
+        return Finish(choice.finish)
+    return Finish.ABORT if outcome is Outcome.ABORTED else Finish.ERROR
+
+
+def _give_up(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

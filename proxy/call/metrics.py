@@ -6,6 +6,7 @@ by whoever scrapes them.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,16 @@ SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 
 """Upper bounds of the buckets that calls' durations fall into."""
 
 Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallCounts:
+    """When a call began, and its tokens: of the prompt, of it those that continue a recorded context, and sampled."""
+
+    started_at: float
+    prompt: int
+    cached: int
+    output: int
 
 
 @dataclass(eq=False)
@@ -37,14 +48,16 @@ class Metrics:
         if break_reason is not None:
             self.breaks[policy, break_reason] += 1
 
-    def ended(self, policy: str, outcome: str, flaw: str | None, seconds: float, counts: Mapping[str, int]) -> None:
-        """A call that had begun was completed. `counts` are tokens by kind."""
+    def ended(self, policy: str, outcome: str, flaw: str | None, counts: CallCounts) -> None:
+        """A call that had begun was completed."""
+        seconds = time.time() - counts.started_at
         self.in_flight -= 1
         self.calls[policy, outcome] += 1
         if flaw is not None:
             self.flaws[policy, flaw] += 1
-        for kind, count in counts.items():
-            self.tokens[policy, kind] += count
+        self.tokens[policy, "prompt"] += counts.prompt
+        self.tokens[policy, "cached"] += counts.cached
+        self.tokens[policy, "output"] += counts.output
         self._buckets[bisect_left(SECONDS, seconds)] += 1
         self._seconds += seconds
 

@@ -1,235 +1,229 @@
-"""The one path of a call.
+"""The way of a call, from the harness's request to the end of its reply. Read it top to bottom.
 
-    bytes ─ Dialect.parse ─▶ ChatRequest ─ Continuation.plan ─▶ PromptPlan ─ Engine.sample ─▶ token chunks
-                                                                                               │
-    client ◀─ Dialect.writer (terminal event withheld) ◀─ ReplyParser ◀────────────────────────┤
-                                                                                               ▼
-                    Recorder: intent before the engine is asked, completion durable before the terminal event
+    admit        who calls, what, of which policy; the caps                         admission.py
+    place        the parent in the session's forest and the prompt                  sources/ (plan)
+    intent       a fact in the call log, before the engine is asked                 _record_intent
+    run          the source's reply; its events go to whoever reads the request     sources/ (run), in_flight.py
+    completion   a fact in the call log; the forest learns how the call ended       _record_completion
+    release      the reply's terminal bytes, now that the call is durable           reply.py
+    delivery     whether they reached the client; rides along with a later commit
 
-Every call that reached an engine ends in exactly one completion: completed, aborted (the client went away), or
-engine error. What can't be finished is cut off, never closed cleanly: some harnesses take a clean end for an answer.
+Every call that was begun ends in one completion: completed, aborted (its client went away) or engine error. A reply
+that can't be finished is cut off, never closed cleanly: some harnesses take a clean end for an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import time
-from dataclasses import replace
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import numpy as np
 
 from rolltap.crash import crash_point
-from rolltap.errors import InvalidRequest, NotFound, RequestError, RolltapError
+from rolltap.errors import EngineError, RequestError, RolltapError, StoreError
 from rolltap.ids import new_id
-from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, Exchange
-from rolltap.proxy.call.in_flight import Sampler, Turn
-from rolltap.proxy.call.policies import CapturePolicy, Policies, Policy
-from rolltap.proxy.call.recorder import OpenCall, Recorder
-from rolltap.proxy.call.streamed import StreamedReply
+from rolltap.proxy.call.admission import Admission
+from rolltap.proxy.call.arrival import Arrival
+from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
+from rolltap.proxy.call.in_flight import InFlightRequest
+from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.turn_cap import check_turn
 from rolltap.proxy.call.versions import Versions
-from rolltap.proxy.continuation.handles import Handles
-from rolltap.proxy.conversation.chat import ChatRequest, ReplyStarted
-from rolltap.proxy.dialects.base import Dialect, WireReply, WireRequest
-from rolltap.proxy.engines.prompts import Prompts
-from rolltap.proxy.sessions.capture import CAPTURED, Capture
-from rolltap.proxy.sessions.response_store import Recalls
-from rolltap.proxy.sessions.roles import in_role, roles_of
-from rolltap.proxy.sessions.session_cache import LiveSession, LiveSessions
+from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
+from rolltap.proxy.dialects.base import Dialect, WireRequest
+from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.settings import LimitSettings
 from rolltap.types import Outcome
 
-log = logging.getLogger("rolltap.gateway")
-
-JSON = {"content-type": "application/json"}
+log = logging.getLogger("rolltap.call")
 
 
-class Gateway:
+class CallPath:
     """Serves the agent plane's model calls."""
 
     def __init__(
         self,
-        sessions: LiveSessions,
-        capture: Capture,
-        policies: Policies,
+        admission: Admission,
+        sessions: SessionCache,
         recorder: Recorder,
-        recalls: Recalls,
         handles: Handles,
-        limits: LimitSettings,
         versions: Versions,
+        limits: LimitSettings,
     ) -> None:
+        self._admission = admission
         self._sessions = sessions
-        self._capture = capture
-        self._policies = policies
         self._recorder = recorder
-        self._recalls = recalls
         self._handles = handles
+        self._versions = versions
         self._limits = limits
-        self._prompts = Prompts()
-        self._sampler = Sampler(recorder, handles, versions)
 
-    async def generate(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
-        """Answers one model call; every error in the dialect's own shape."""
-        live: LiveSession | None = None
-        turn: Turn | None = None
+    async def serve(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
+        """Answers one model call. What is refused before it has a place is recorded as refused."""
+        arrival, flight = Arrival(dialect, wire), None
         try:
-            live = await self._known(dialect, wire)
-            chat = dialect.parse(wire)
-            live = live or await self._captured(chat)
-            chat = in_role(live.session, await self._recalls.fill(dialect, live, chat))
-            policy = self._policy(live, chat)
-            policy.check(chat)
-            live.enter(self._limits.calls_at_once)
-            try:
-                turn = await self._turn(live, chat, policy, wire.body)
-                await self._answer(dialect, turn, exchange)
-            finally:
-                live.leave()
-        except ClientGone:
-            return
-        except RolltapError as error:
-            if live is not None and turn is None and isinstance(error, RequestError):
-                await self._recorder.refuse(live.session.id, live.session.policy, dialect.name, wire.body, error)
-            if exchange.started:
-                raise BrokenReply(str(error)) from error
-            await exchange.reply(dialect.error(error))
+            await self._admission.admit(arrival)
+            arrival.policy.source.check(arrival.request)
+            with arrival.session.slot(self._limits.calls_at_once):
+                flight = self._joined(arrival) or await self._place(arrival)
+                await self._answer(flight, arrival, http)
+        except RequestError as error:
+            if flight is None and arrival.has_session:
+                await self._recorder.refuse(arrival.session.session, dialect.name, wire.body, error)
+            raise
 
     async def refuse(self, dialect: Dialect, wire: WireRequest, error: RequestError) -> None:
         """Records a model call whose body did not come, under its key's session. An unknown key is an error first."""
-        live = await self._known(dialect, wire)
-        if live is not None:
-            await self._recorder.refuse(live.session.id, live.session.policy, dialect.name, wire.body, error)
+        session = await self._admission.session(dialect, wire)
+        if session is not None:
+            await self._recorder.refuse(session.session, dialect.name, wire.body, error)
 
-    async def count_tokens(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
-        """How many tokens the request's prompt would have; samples and records nothing."""
-        live = await self._known(dialect, wire)
-        chat = dialect.parse(wire)
-        live = live or await self._captured(chat)
-        chat = await self._recalls.fill(dialect, live, chat)
-        policy = self._policy(live, chat)
-        if isinstance(policy, CapturePolicy):
-            raise InvalidRequest(f"the model {chat.model!r} is behind a chat API; its tokens can't be counted here")
-        async with live.planning:
-            plan = await policy.plan("", live.forest, chat)
-        await exchange.reply(WireReply(200, dialect.token_count(len(plan.prompt_ids)), JSON))
+    def _joined(self, arrival: Arrival) -> InFlightRequest | None:
+        """The request that an SDK's marked retry repeats: under way, or one whose reply missed its client."""
+        if not arrival.request.hints.retry:
+            return None
+        flight = arrival.session.requests.get(arrival.body_hash)
+        return flight if flight is not None and flight.error is None else None
 
-    async def models(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
-        """The models that this key may ask for."""
-        live = await self._known(dialect, wire)
-        roles = roles_of(live.session) if live is not None else {}
-        names = [*roles, *self._policies.served(live.session.policy)] if live is not None else self._policies.names
-        await exchange.reply(WireReply(200, dialect.models(names, wire.path_params.get("model")), JSON))
+    async def _place(self, arrival: Arrival) -> InFlightRequest:
+        """Finds the parent, plans the prompt, takes the calls into the forest, and sets them going."""
+        session, request, source = arrival.session, arrival.request, arrival.policy.source
+        async with session.planning:
+            call_ids = [new_id() for _ in range(request.sampling.n)]
+            plan = await source.plan(call_ids[0], session.forest, request)
+            if source.may_lack_parent(plan, session.forest, request) and await self._sessions.refresh(session):
+                plan = await source.plan(call_ids[0], session.forest, request)
+            check_turn(session, plan.parent)
+            calls = source.open(arrival, plan, call_ids)
+            for call in calls:
+                session.forest.add(call.node)
+        handle = self._handles.mint(calls[0].id, MAX_POSITION)
+        flight = InFlightRequest(request, session, arrival.policy, arrival.body_hash, calls, handle)
+        if source.replayable:
+            session.keep(flight)
+        flight.task = asyncio.create_task(self._run(flight, arrival))
+        return flight
 
-    async def retrieve(self, dialect: Dialect, wire: WireRequest, exchange: Exchange) -> None:
-        """A recorded reply as it was delivered, for the session that it was made for."""
-        for name in wire.query:
-            raise InvalidRequest(f"{name}: a recorded reply is given whole, as it was delivered", param=name)
-        live = await self._known(dialect, wire)
-        reply = wire.path_params["reply"]
-        live = live or await self._capture.maker(self._handles.read(reply))
-        if live is None:
-            raise NotFound(f"no completed reply {reply!r} is on record")
-        request, started, ended = await self._recalls.reply(dialect, live, reply)
-        await exchange.reply(WireReply(200, dialect.reply(request, started, ended), JSON))
+    async def _run(self, flight: InFlightRequest, arrival: Arrival) -> None:
+        """Takes the calls from their intents to their completions. Their record is durable when this returns."""
+        error: RolltapError | None = None
+        outcome, problem, left = Outcome.COMPLETED, "", False
+        try:
+            await self._sample(flight, arrival)
+        except asyncio.CancelledError:
+            left = True
+            if not all(call.whole for call in flight.calls):
+                error = EngineError("the call was cancelled: its client went away")
+                outcome, problem = Outcome.ABORTED, "the client went away"
+        except RolltapError as failure:
+            error, problem = failure, f"{failure.code}: {failure.message}"
+            outcome = Outcome.ABORTED if isinstance(failure, StoreError) else Outcome.ENGINE_ERROR
+        except Exception as failure:
+            log.exception("call %s: failed inside rolltap", flight.calls[0].id)
+            error = RolltapError("internal error; the server's log has it")
+            outcome, problem = Outcome.ENGINE_ERROR, f"internal_error: {failure}"
+        flight.closing = True
+        try:
+            await self._record_completions(flight, outcome, problem)
+        except StoreError as failure:
+            error = error or failure
+        except BaseException:  # this process stops, or a defect: nobody may take the reply for recorded
+            flight.finish(RolltapError("the call could not be recorded"))
+            raise
+        flight.finish(error)
+        if left:
+            self._recorder.delivered(flight.call_ids, False)
 
-    async def _known(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
-        """The session of the request's key; None for the project's key, whose sessions follow from the calls."""
-        key = dialect.key(wire)
-        return None if self._capture.owns(key) else await self._sessions.enter(key, wire.path_params.get("session"))
-
-    async def _captured(self, chat: ChatRequest) -> LiveSession:
-        """The session of a call under the project's key: of the reply that it names, else of its conversation."""
-        return await self._capture.maker(self._recalls.named(chat)) or await self._capture.session(chat)
-
-    def _policy(self, live: LiveSession, chat: ChatRequest) -> Policy:
-        session = live.session
-        if (played := roles_of(session).get(chat.model)) is not None:
-            return self._policies[played]
-        return self._policies.resolve(chat.model, session.policy, captured=CAPTURED in session.tags)
-
-    async def _turn(self, live: LiveSession, chat: ChatRequest, policy: Policy, body: bytes) -> Turn:
-        """The turn that answers this request: an SDK's marked retry gets the one it repeats, any other a new one."""
-        body_hash = hashlib.sha256(body).hexdigest()
-        known = live.turns.get(body_hash) if chat.hints.retry else None
-        if known is not None and known.error is None:
-            return known
-        turn = Turn(chat, live, policy, body_hash)
-        await self._begin(turn)
-        live.keep(turn)
-        turn.task = asyncio.create_task(self._sampler.run(turn))
-        return turn
-
-    async def _begin(self, turn: Turn) -> None:
-        """Plans the prompt and writes the intents; from here on the forest knows the calls.
-
-        Where the upstream renders the prompt, the intent is written when it has said what it rendered.
-        """
-        live, chat, policy = turn.live, turn.chat, turn.policy
-        async with live.planning:
-            call_id = new_id()
-            plan = await policy.plan(call_id, live.forest, chat)
-            if policy.lineages.may_lack_parent(plan, live.forest, chat) and await self._sessions.refresh(live):
-                plan = await policy.plan(call_id, live.forest, chat)
-            check_turn(live, plan.parent)
-            prompt = self._prompts.make(call_id, plan.prompt_ids, plan.parent and plan.parent.call_id)
-            for _ in range(chat.sampling.n):
-                if plan.break_ is not None:
-                    plan = replace(plan, break_=replace(plan.break_, call_id=call_id))
-                request = policy.sample_request(call_id, live.session.id, chat, prompt)
-                node = plan.node(call_id, chat.items)
-                turn.calls.append(OpenCall(call_id, node, plan, request, prompt, time.time()))
-                call_id = new_id()
-            for call in turn.calls:
-                live.forest.add(call.node)
-        if isinstance(policy, CapturePolicy):
+    async def _sample(self, flight: InFlightRequest, arrival: Arrival) -> None:
+        """Runs the source for every choice at once; the first error of one ends all. First all intents are written."""
+        if flight.policy.source.knows_prompt:
+            await all_of([self._record_intent(flight, call) for call in flight.calls])
+        if len(flight.calls) == 1:
+            await self._run_source(flight, arrival, flight.calls[0])
             return
         try:
-            await self._sampler.open(turn)
-        except BaseException:
-            for call in turn.calls:
-                live.forest.complete(call.node, call.node.output_ids, None, Outcome.ABORTED)
-            raise
+            async with asyncio.TaskGroup() as group:
+                for call in flight.calls:
+                    group.create_task(self._run_source(flight, arrival, call))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
-    async def _answer(self, dialect: Dialect, turn: Turn, exchange: Exchange) -> None:
-        """Streams what the turn says as it says it; the end only when the turn is durable."""
-        started = turn.started(self._handles)
-        stream = StreamedReply(exchange, dialect.writer(turn.chat), started) if turn.chat.stream else None
-        turn.readers += 1
+    async def _run_source(self, flight: InFlightRequest, arrival: Arrival, call: OpenCall) -> None:
+        call.version = flight.policy.version
+
+        async def begin() -> None:
+            await self._record_intent(flight, call)
+
+        await flight.policy.source.run(call, arrival, begin, flight.publish)
+        # Tokens whose version the engine does not say are of the policy's, if that did not change meanwhile.
+        tokens = call.sampled
+        if tokens.ids and tokens.versions is None and await self._versions.now(flight.policy) == call.version:
+            tokens.of_version(call.version)
+
+    async def _record_intent(self, flight: InFlightRequest, call: OpenCall) -> None:
+        """Returns when the intent survives the death of this process."""
+        call.intended = True
+        await self._recorder.begin(flight.intent(call, self._recorder.process))
+        call.begun = True
+
+    async def _record_completions(self, flight: InFlightRequest, outcome: Outcome, problem: str) -> None:
+        """Returns when all of them are durable; raises the first failure once none is under way."""
+        await all_of([self._record_completion(flight, call, outcome, problem) for call in flight.calls])
+
+    async def _record_completion(self, flight: InFlightRequest, call: OpenCall, outcome: Outcome, problem: str) -> None:
+        """Returns when the completion is durable. What is not on record can't be continued: prompts are deltas."""
+        if outcome is Outcome.COMPLETED and call.problem:
+            outcome, problem = Outcome.ENGINE_ERROR, call.problem
+        recorded = False
         try:
-            async with exchange.while_connected():
-                async for event in turn.follow(self._limits.keep_alive_s):
-                    if stream is None:
-                        continue
-                    if event is None:
-                        await stream.keep_alive()
-                    else:
-                        await stream.say(event)
-                        crash_point("reply.part")
+            if not call.intended:
+                await self._record_intent(flight, call)
+            if call.begun:  # else the store did not take its intent
+                await self._recorder.complete(
+                    flight.completion(call, outcome, problem), flight.policy.name, call.counts()
+                )
+                recorded = True
+        finally:
+            ids = np.asarray(call.sampled.ids if recorded else (), np.int32)
+            reply = call.choice.message if call.choice is not None else None
+            flight.session.forest.complete(call.node, ids, reply, outcome if recorded else Outcome.ABORTED)
+
+    async def _answer(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> None:
+        """Sends the reply as it grows; its end only when the call is durable."""
+        reply = flight.policy.source.reply(flight, arrival, http)
+        flight.readers += 1
+        try:
+            async with http.while_connected():
+                async for events in flight.follow(self._limits.keep_alive_s):
+                    await (reply.send(events) if events else reply.keep_alive())
+                    crash_point("reply.part")
         except ClientGone:
-            await self._left(turn)
+            await self._left(flight)
             raise
         except RolltapError:
-            turn.live.drop(turn)
+            flight.session.drop(flight)
             raise
-        await self._release(dialect, turn, exchange, stream, started)
-
-    async def _left(self, turn: Turn) -> None:
-        """A client went away. A turn that only had to be recorded has missed it, and waits for a retry."""
-        if turn.leave() and turn.task is not None:
-            await asyncio.wait([turn.task])
-            if turn.readers == 0 and turn.ended is not None:
-                self._recorder.delivered(turn.calls, False)
-
-    async def _release(
-        self, dialect: Dialect, turn: Turn, exchange: Exchange, stream: StreamedReply | None, started: ReplyStarted
-    ) -> None:
-        """The terminal bytes, now that the call is durable. An undelivered turn is kept for the client's retry."""
-        assert turn.ended is not None
-        if stream is None:
-            await exchange.reply(WireReply(200, dialect.reply(turn.chat, started, turn.ended), JSON))
-        else:
-            await stream.end(turn.ended)
+        await reply.end()
         crash_point("reply.end")
-        if not exchange.gone:
-            turn.live.drop(turn)
-        self._recorder.delivered(turn.calls, not exchange.gone)
+        if not http.gone:
+            flight.session.drop(flight)
+        self._recorder.delivered(flight.call_ids, not http.gone)
+
+    async def _left(self, flight: InFlightRequest) -> None:
+        """A client went away. A reply that only had to be recorded has missed it, and waits for a retry."""
+        if flight.leave() and flight.task is not None:
+            await asyncio.wait([flight.task])
+            if flight.readers == 0 and flight.error is None:
+                self._recorder.delivered(flight.call_ids, False)
+
+
+async def all_of(writes: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Waits for all of the writes, and then raises the first failure: none is left under way."""
+    if len(writes) == 1:
+        await writes[0]
+        return
+    failures = [failure for failure in await asyncio.gather(*writes, return_exceptions=True) if failure is not None]
+    if failures:
+        raise failures[0]

@@ -7,9 +7,11 @@ begins with every token that its parent's engine saw and sampled.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -50,12 +52,8 @@ class PromptPlan:
         return Node(call_id, self.parent, self.lineage, self.prompt_ids, self.shared, self.break_, items)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A part of planning that any thread may do. `run` renders and encodes about `weight` bytes, and may leave more."""
-
-    weight: int
-    run: Callable[[], PromptPlan | Step]
+Rendering = Generator[tuple[int, Callable[[], Any]], Any, PromptPlan]
+"""A plan on its way: gives the work that renders or encodes, with its bytes of text, and is sent the result."""
 
 
 class Lineages:
@@ -171,38 +169,34 @@ class Continuation(Lineages):
 
     def plan(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> PromptPlan:
         """The prompt for `request`, whose call will be `call_id`."""
-        step = self.begin(call_id, forest, request, thinking=thinking)
-        while isinstance(step, Step):
-            step = step.run()
-        return step
+        steps, result = self.steps(call_id, forest, request, thinking=thinking), None
+        while True:
+            try:
+                _, work = steps.send(result)
+            except StopIteration as end:
+                return end.value
+            result = work()
 
-    def begin(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> PromptPlan | Step:
-        """The look at the forest, and what is left of `plan`."""
+    def steps(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> Rendering:
+        """`plan`, which leaves it to the caller where the work is done: any thread may do it."""
         outline, match, twin = self._place(forest, request)
         if twin is not None and twin.lineage.thinking == thinking:
             return self._again(twin, call_id, request, outline)
-
-        def planned(prompt: Int32, reason: BreakReason | None) -> PromptPlan:
-            if twin is not None and match.context is None:
-                plan = self.seen(self._again(twin, call_id, request, outline), prompt)
-            else:
-                plan = self._placed(call_id, forest, request, outline, match, prompt, reason)
-            return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking))
-
-        def render(reason: BreakReason | None) -> PromptPlan:
-            ids = self.renderer.render(request.messages, request.tools, thinking=thinking)
-            return planned(np.asarray(ids, np.int32), reason)
-
-        def continue_(node: Node, covered: int) -> PromptPlan | Step:
-            ids, reason = self._continue(node, request, covered, thinking=thinking)
-            return planned(ids, reason) if ids is not None else Step(weight(request), lambda: render(reason))
-
         node, covered = match.context, outline.lead + match.covered
-        reason = self._against(match, request.messages[covered:])
-        if node is None or reason is not None:
-            return Step(weight(request), lambda: render(reason))
-        edited = any(message.role == "assistant" for message in request.messages[covered:])
-        return Step(weight(request, 0 if edited else len(node.items)), lambda: continue_(node, covered))
+        ids, reason = None, self._against(match, request.messages[covered:])
+        if node is not None and reason is None:
+            edited = any(message.role == "assistant" for message in request.messages[covered:])
+            size = weight(request, 0 if edited else len(node.items))
+            ids, reason = yield size, partial(self._continue, node, request, covered, thinking=thinking)
+        if ids is None:
+            render = partial(self.renderer.render, request.messages, request.tools, thinking=thinking)
+            ids = yield weight(request), render
+        prompt = np.asarray(ids, np.int32)
+        if twin is not None and match.context is None:
+            plan = self.seen(self._again(twin, call_id, request, outline), prompt)
+        else:
+            plan = self._placed(call_id, forest, request, outline, match, prompt, reason)
+        return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking))
 
     def _against(self, match: Match, new: Sequence[Message]) -> BreakReason | None:
         """Why `new` does not go on from the tokens of `match.context`, where that is known beforehand."""

@@ -44,6 +44,7 @@ class WireRequest:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
+    method: str = "POST"
 
 
 @dataclass(frozen=True, slots=True)

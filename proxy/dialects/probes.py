@@ -15,11 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
-
-from rolltap.proxy.dialects.json_reply import JSON_TYPE, encode
+from rolltap.proxy.dialects.json_reply import encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +27,6 @@ class Probe:
     status: int
     body: bytes = b"{}"
     headers: Mapping[str, str] = field(default_factory=dict)
-
-    async def __call__(self, request: Request) -> Response:
-        return Response(self.body, self.status, {**self.headers}, JSON_TYPE)
 
 
 def _error(message: str, code: str) -> bytes:
@@ -55,10 +48,3 @@ PROBES: tuple[Probe, ...] = (
     Probe(("GET",), "/api/tags", 404, _NO_OLLAMA),
     Probe(("GET",), "/api/v1/models", 404, _NO_OLLAMA),
 )
-
-
-def probe_routes(*prefixes: str) -> list[BaseRoute]:
-    """The probes as routes, under each of the prefixes ("" is the root)."""
-    return [
-        Route(prefix + probe.path, probe.__call__, methods=[*probe.methods]) for prefix in prefixes for probe in PROBES
-    ]

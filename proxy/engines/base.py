@@ -102,17 +102,13 @@ class EngineFacts:
     structured_output: bool = True  # a JSON schema for the reply is honoured
 
 
-class Engine(Protocol):
-    """A server that samples from a policy by token ids."""
+class ServedEngine(Protocol):
+    """A server that answers for a policy, whatever it is asked with. What it can't do raises `EngineRefused`."""
 
     name: str
 
     async def probe(self) -> EngineFacts:
         """Asks the server what it can do; `EngineUnavailable` if it does not answer."""
-        ...
-
-    async def sample(self, request: SampleRequest, take: Take) -> None:
-        """Samples, and hands the tokens to `take` as they come. Raises an `EngineError` between any two chunks."""
         ...
 
     async def pause(self, mode: PauseMode) -> None: ...
@@ -133,6 +129,14 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Engine(ServedEngine, Protocol):
+    """A server that samples from a policy by token ids."""
+
+    async def sample(self, request: SampleRequest, take: Take) -> None:
+        """Samples, and hands the tokens to `take` as they come. Raises an `EngineError` between any two chunks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,24 +183,9 @@ class ChatChunk:
 TakeChat = Callable[[ChatChunk], Awaitable[bool]]
 
 
-class ChatEngine(Protocol):
+class ChatEngine(ServedEngine, Protocol):
     """A server that renders prompts itself. It can't be told what tokens to continue, only asked which it saw."""
-
-    name: str
-
-    async def probe(self) -> EngineFacts: ...
 
     async def chat(self, call: ChatCall, take: TakeChat) -> None:
         """Hands the reply to `take` as it comes, with the guarantees of `Engine.sample`."""
         ...
-
-    async def pause(self, mode: PauseMode) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def load_weights(self, path: str, version: int, adapter: str = "") -> None: ...
-
-    @property
-    def receiver(self) -> Receiver | None: ...
-
-    async def close(self) -> None: ...

@@ -17,10 +17,8 @@ def router(services: Services) -> APIRouter:
     async def metrics() -> Response:
         policies = list(services.policies)
         engines = {name: up for policy in policies for name, up in engines_up(policy)}
-        makers = {id(policy.lineages.handles): policy.lineages.handles for policy in policies}
-        forged = sum(handles.forged for handles in makers.values())
         versions = {policy.name: policy.version for policy in policies}
-        text = services.recorder.metrics.text(forged=forged, versions=versions, engines=engines)
+        text = services.recorder.metrics.text(forged=services.handles.forged, versions=versions, engines=engines)
         return Response(text, media_type=CONTENT_TYPE)
 
     return routes

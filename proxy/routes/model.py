@@ -1,101 +1,151 @@
 """The agent plane's application: model calls and nothing else.
 
-Routes are the dialects' own, each also under `/s/{session}`. They are plain ASGI endpoints: no middleware stands
-between a harness and the gateway.
+Routes are the dialects' own, each also under `/s/{session}`. It is plain ASGI: no middleware stands between a harness
+and the path of a call, and a route without parameters is found by one look-up.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Route
+from starlette.routing import compile_path
 
-from rolltap.errors import NotFound, RequestError, RolltapError
-from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, Exchange
-from rolltap.proxy.call.path import Gateway
-from rolltap.proxy.call.sources.relay import Relay
-from rolltap.proxy.dialects.base import Action, Dialect, WireRequest
+from rolltap.errors import MethodNotAllowed, NotFound, RequestError, RolltapError
+from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, HttpExchange
+from rolltap.proxy.call.path import CallPath
+from rolltap.proxy.call.queries import Queries
+from rolltap.proxy.dialects.base import Action, Dialect, WireReply, WireRequest
+from rolltap.proxy.dialects.probes import PROBES
 from rolltap.settings import LimitSettings
 
 log = logging.getLogger("rolltap.agent_plane")
 
-SESSION_PREFIX = "/s/{session}"
+SESSION_PREFIX = re.compile(r"/s/([^/]+)(/.*)")
+
+Answer = Callable[[Dialect, WireRequest, HttpExchange], Awaitable[None]]
 
 
-class Endpoint:
-    """One dialect's route as an ASGI application."""
+@dataclass(frozen=True, slots=True)
+class DialectRoute:
+    """A route of a dialect, and what answers it."""
 
-    def __init__(self, dialect: Dialect, action: Action, gateway: Gateway, relay: Relay, limits: LimitSettings) -> None:
-        self._dialect = dialect
-        self._action: Action = action
-        self._relay = relay
+    dialect: Dialect
+    action: Action
+    answer: Answer
+
+
+Target = DialectRoute | WireReply
+"""What stands behind a route: a dialect, or a static answer (see `dialects.probes`)."""
+
+
+class AgentPlane:
+    """The plane as an ASGI application."""
+
+    def __init__(
+        self, dialects: Mapping[str, Dialect], path: CallPath, queries: Queries, limits: LimitSettings
+    ) -> None:
+        self._path = path
         self._limits = limits
-        self._gateway = gateway
-        self._recorded = action == "generate"
-        self._handle = {
-            "generate": gateway.generate,
-            "count_tokens": gateway.count_tokens,
-            "models": gateway.models,
-            "model": gateway.models,
-            "retrieve": gateway.retrieve,
-        }[action]
+        self._fallback = next(iter(dialects.values()))
+        answers: dict[Action, Answer] = {
+            "generate": path.serve,
+            "count_tokens": queries.count_tokens,
+            "models": queries.models,
+            "model": queries.models,
+            "retrieve": queries.retrieve,
+        }
+        self._exact: dict[str, dict[str, Target]] = {}
+        self._patterns: list[tuple[re.Pattern[str], dict[str, Target]]] = []
+        for dialect in dialects.values():
+            for route in dialect.routes:
+                self._add(route.path, [route.method], DialectRoute(dialect, route.action, answers[route.action]))
+        for probe in PROBES:
+            headers = {"content-type": "application/json", **probe.headers}
+            self._add(probe.path, probe.methods, WireReply(probe.status, probe.body, headers))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        exchange = Exchange(scope, receive, send)
+        http = HttpExchange(scope, receive, send)
+        path, session = scope["path"], None
+        if path.startswith("/s/") and (match := SESSION_PREFIX.fullmatch(path)):
+            session, path = match[1], match[2]
         try:
-            body = await self._body(scope, exchange)
-            wire = wire_request(scope, body)
-            if not await self._relay.take(self._action, self._dialect, wire, exchange):
-                await self._handle(self._dialect, wire, exchange)
+            target, params = self._find(scope["method"], path)
+        except RolltapError as error:
+            await http.reply(self._fallback.error(error))
+            return
+        if isinstance(target, WireReply):
+            await http.reply(target)
+            return
+        if session is not None:
+            params = {**params, "session": session}
+        await self._serve(target, params, http)
+
+    async def _serve(self, route: DialectRoute, params: Mapping[str, str], http: HttpExchange) -> None:
+        dialect = route.dialect
+        try:
+            wire = wire_request(http.scope, params, await self._body(route, params, http))
+            await route.answer(dialect, wire, http)
         except ClientGone:
             return
         except BrokenReply:
             raise
         except RolltapError as error:
-            await exchange.reply(self._dialect.error(error))
+            if http.started:
+                raise BrokenReply(str(error)) from error
+            await http.reply(dialect.error(error))
         except Exception as error:
-            log.exception("%s %s failed inside rolltap", scope["method"], scope["path"])
-            if exchange.started:
+            log.exception("%s %s failed inside rolltap", http.scope["method"], http.scope["path"])
+            if http.started:
                 raise BrokenReply("failed inside rolltap") from error
-            await exchange.reply(self._dialect.error(RolltapError("internal error; the server's log has it")))
+            await http.reply(dialect.error(RolltapError("internal error; the server's log has it")))
 
-    async def _body(self, scope: Any, exchange: Exchange) -> bytes:
+    async def _body(self, route: DialectRoute, params: Mapping[str, str], http: HttpExchange) -> bytes:
         """The whole body. A model call whose body is too large or too slow is recorded as refused."""
         try:
-            return await exchange.body(int(self._limits.body_mb * 1_000_000), self._limits.receipt_s)
+            return await http.body(int(self._limits.body_mb * 1_000_000), self._limits.receipt_s)
         except RequestError as error:
-            if self._recorded:
-                await self._gateway.refuse(self._dialect, wire_request(scope, b""), error)
+            if route.action == "generate":
+                await self._path.refuse(route.dialect, wire_request(http.scope, params, b""), error)
             raise
 
+    def _add(self, path: str, methods: Sequence[str], target: Target) -> None:
+        """Adds a route. Of two for the same method and path, the first stands."""
+        if "{" in path:
+            pattern = compile_path(path)[0]
+            table = next((table for known, table in self._patterns if known.pattern == pattern.pattern), None)
+            if table is None:
+                table = {}
+                self._patterns.append((pattern, table))
+        else:
+            table = self._exact.setdefault(path, {})
+        for method in (*methods, "HEAD") if "GET" in methods else methods:
+            table.setdefault(method, target)
 
-def wire_request(scope: Any, body: bytes) -> WireRequest:
+    def _find(self, method: str, path: str) -> tuple[Target, Mapping[str, str]]:
+        known: set[str] = set()
+        for candidate in (path, path.rstrip("/")):  # a base URL with a slash at its end
+            if (table := self._exact.get(candidate)) is not None:
+                if method in table:
+                    return table[method], {}
+                known.update(table)
+            for pattern, table in self._patterns:
+                if match := pattern.match(candidate):
+                    if method in table:
+                        return table[method], match.groupdict()
+                    known.update(table)
+        if known:
+            raise MethodNotAllowed(f"{path} takes {', '.join(sorted(known))}, not {method}")
+        raise NotFound(f"no route {method} {path} on the agent plane")
+
+
+def wire_request(scope: Any, params: Mapping[str, str], body: bytes) -> WireRequest:
     """The request as dialects want it. Only ASGI's own path is believed, never the Host header."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-    query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-    return WireRequest(scope["path"], scope.get("path_params", {}), query, headers, body)
-
-
-def agent_app(
-    dialects: Mapping[str, Dialect], gateway: Gateway, relay: Relay, limits: LimitSettings, probes: list[BaseRoute]
-) -> Starlette:
-    """The plane's application; `probes` are the static answers that harnesses look for before they call."""
-    routes: list[BaseRoute] = []
-    for dialect in dialects.values():
-        for route in dialect.routes:
-            endpoint = Endpoint(dialect, route.action, gateway, relay, limits)
-            for path in (route.path, SESSION_PREFIX + route.path):
-                routes.append(Route(path, endpoint, methods=[route.method]))
-    fallback = next(iter(dialects.values()))
-
-    async def not_found(scope: Any, receive: Any, send: Any) -> None:
-        error = NotFound(f"no route {scope['method']} {scope['path']} on the agent plane")
-        await Exchange(scope, receive, send).reply(fallback.error(error))
-
-    app = Starlette(routes=[*routes, *probes])
-    app.router.default = not_found
-    return app
+    query_string = scope.get("query_string", b"")
+    query = dict(parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)) if query_string else {}
+    return WireRequest(scope["path"], params, query, headers, body, scope["method"])

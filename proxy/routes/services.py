@@ -10,6 +10,7 @@ from rolltap.contract.admin import PolicyOrRoles
 from rolltap.ledger.ledger import Ledger
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.recorder import Recorder
+from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.sessions.roles import trained_policy
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.types import Task, Trajectory
@@ -30,6 +31,7 @@ class Services:
     sessions: SessionService
     policies: Policies
     recorder: Recorder
+    handles: Handles
     trajectories: Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
     check_task: CheckTask = lambda task, policies: None
     base_url: str = ""

@@ -13,13 +13,16 @@ import secrets
 import time
 from collections import OrderedDict
 from itertools import count
+from typing import TYPE_CHECKING
 
 from rolltap.calllog.base import CallLog
 from rolltap.ids import new_id
-from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.conversation.chat import ChatRequest
-from rolltap.proxy.sessions.session_cache import LiveSession, LiveSessions, key_hash
+from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache, key_hash
 from rolltap.types import Session
+
+if TYPE_CHECKING:
+    from rolltap.proxy.call.policies import Policies
 
 RECENT = 64
 CAPTURED = "captured"
@@ -29,7 +32,7 @@ CAPTURED = "captured"
 class Capture:
     """The sessions of one project key."""
 
-    def __init__(self, project_key: str, call_log: CallLog, live: LiveSessions, policies: Policies, ttl: float) -> None:
+    def __init__(self, project_key: str, call_log: CallLog, live: SessionCache, policies: Policies, ttl: float) -> None:
         self._key = project_key
         self._log = call_log
         self._live = live

@@ -6,7 +6,7 @@ import msgspec
 
 from rolltap.calllog.base import CallCompletion, CallLog, CallRow
 from rolltap.errors import NotFound
-from rolltap.proxy.call.policies import Policies, PolicyRuntime
+from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
 from rolltap.proxy.conversation.chat import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
 from rolltap.proxy.dialects.base import Dialect, RecordedCall
@@ -14,7 +14,7 @@ from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.types import Finish, Outcome
 
 
-class Recalls:
+class ResponseStore:
     """Looks up what a handle names. Only calls of the request's own session are found."""
 
     def __init__(self, call_log: CallLog, handles: Handles, policies: Policies) -> None:
@@ -25,7 +25,11 @@ class Recalls:
     def named(self, chat: ChatRequest) -> str | None:
         """The call whose reply the request names instead of resending it."""
         recalled = (message.handle for message in chat.messages if message.recall)
-        return self._handles.read(chat.previous or next(recalled, None))
+        return self.call_of(chat.previous or next(recalled, None))
+
+    def call_of(self, handle: str | None) -> str | None:
+        """The call that a handle names; None if rolltap did not make it."""
+        return self._handles.read(handle)
 
     async def fill(self, dialect: Dialect, live: LiveSession, chat: ChatRequest) -> ChatRequest:
         """The request with its whole history; `InvalidRequest` if it names an unknown reply."""
@@ -65,10 +69,10 @@ class Recalls:
         return next((row for row in rows if row.intent.id == call_id), None)
 
     def _choice(self, policy_name: str, done: CallCompletion, request: ChatRequest) -> Choice:
-        policy = self._policies[policy_name] if request.sampling.logprobs else None
         logprobs = None
-        if isinstance(policy, PolicyRuntime):
-            logprobs = policy.token_logprobs(done.output_ids.tolist(), done.logprobs.tolist())
+        if request.sampling.logprobs:
+            source = self._policies[policy_name].source
+            logprobs = source.token_logprobs(done.output_ids.tolist(), done.logprobs.tolist())
         finish = "length" if done.finish is Finish.LENGTH else "stop"
         return Choice(msgspec.json.decode(done.message, type=Message), finish, logprobs=logprobs)
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.types import CallKind, Session
+
+if TYPE_CHECKING:
+    from rolltap.proxy.call.policies import Policies
 
 TAG = "roles"
 MAX_ROLES = 16

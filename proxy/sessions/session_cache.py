@@ -12,6 +12,8 @@ import hashlib
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -24,7 +26,7 @@ from rolltap.proxy.continuation.forest import Forest
 from rolltap.types import Session
 
 if TYPE_CHECKING:
-    from rolltap.proxy.call.in_flight import Turn
+    from rolltap.proxy.call.in_flight import InFlightRequest
 
 UNDELIVERED_KEPT = 8
 TRUST_S = 1.0
@@ -45,32 +47,34 @@ class LiveSession:
     planning: asyncio.Lock = field(default_factory=asyncio.Lock)
     in_flight: int = 0
     refused_turns: int = 0
-    turns: dict[str, Turn] = field(default_factory=dict)  # in flight or undelivered, by the hash of their request
+    requests: dict[str, InFlightRequest] = field(default_factory=dict)  # by the hash of the body
     trusted_until: float = 0.0  # on the monotonic clock
 
-    def enter(self, limit: int) -> None:
-        """Counts a call in; `RateLimited` if the key has too many in flight."""
+    @contextmanager
+    def slot(self, limit: int) -> Iterator[None]:
+        """Counts a call while it lasts; `RateLimited` if the key has too many in flight."""
         if self.in_flight >= limit:
             raise RateLimited(f"this key has {limit} calls in flight", retry_after=1)
         self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
 
-    def keep(self, turn: Turn) -> None:
-        """Keeps a turn for a retry of its request; of those that are over, only the last few."""
-        self.turns[turn.body_hash] = turn
-        over = [body_hash for body_hash, kept in self.turns.items() if kept.over]
+    def keep(self, request: InFlightRequest) -> None:
+        """Keeps a request for a retry of it; of those that are over, only the last few."""
+        self.requests[request.body_hash] = request
+        over = [body_hash for body_hash, other in self.requests.items() if other.over]
         for body_hash in over[:-UNDELIVERED_KEPT]:
-            del self.turns[body_hash]
+            del self.requests[body_hash]
 
-    def drop(self, turn: Turn) -> None:
-        """No retry gets this turn any more."""
-        if self.turns.get(turn.body_hash) is turn:
-            del self.turns[turn.body_hash]
-
-    def leave(self) -> None:
-        self.in_flight -= 1
+    def drop(self, request: InFlightRequest) -> None:
+        """No retry gets this request any more."""
+        if self.requests.get(request.body_hash) is request:
+            del self.requests[request.body_hash]
 
 
-class LiveSessions:
+class SessionCache:
     """The sessions in use, the longest unused ones let go first (their forests come back from the log).
 
     There is one `LiveSession` of a session at a time: one that is let go while somebody holds it is taken up again.

@@ -8,6 +8,7 @@
     │   ├── Unauthenticated      401   no key, or an unknown one
     │   ├── Forbidden            403   the key may not do this
     │   ├── NotFound             404   no such model, session, route
+    │   ├── MethodNotAllowed     405   the route takes other methods
     │   ├── SessionClosed        409   the session has ended
     │   ├── BodyTooLarge         413
     │   ├── ContextOverflow      400   the prompt does not fit the model
@@ -106,6 +107,13 @@ class NotFound(RequestError):
 
     status = 404
     code = "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The route does not take this method."""
+
+    status = 405
+    code = "method_not_allowed"
 
 
 class SessionClosed(RequestError):

@@ -15,7 +15,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,9 +23,9 @@ from rich.table import Table
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.engines.base import SampleChunk, SampleRequest
+from rolltap.proxy.engines.base import SampleRequest, Take
 from rolltap.proxy.engines.http import encoder
-from rolltap.proxy.engines.vllm_wire import completion_body, completion_chunk, read_completion
+from rolltap.proxy.engines.vllm_wire import CompletionOutput
 from rolltap.settings import LimitSettings
 from tests.unit.proxy.conftest import Plane, ToldEngine, make_plane
 
@@ -58,13 +57,14 @@ class Timed:
 class ToldInJson(ToldEngine):
     """An engine whose client writes and reads vLLM's JSON; what a server would do with it is left out."""
 
-    async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
-        sent = encoder.encode(completion_body(request))
+    async def sample(self, request: SampleRequest, take: Take) -> None:
+        output = CompletionOutput("told", request)
+        sent = encoder.encode(output.body())
         prompt = sent[(at := sent.index(b'"prompt":') + 9) : sent.index(b"]", at) + 1]
-        frame = read_completion(b'{"choices":[{"token_ids":[],"prompt_token_ids":%b}]}' % prompt)
-        yield completion_chunk(frame.choices[0], frame, request, 0)
-        async for chunk in super().sample(request):
-            yield chunk
+        (frame,) = CompletionOutput.frames([b'{"choices":[{"token_ids":[],"prompt_token_ids":%b}]}' % prompt])
+        for chunk in output.take(frame):
+            await take(chunk)
+        await super().sample(request, take)
 
 
 class Chain:
@@ -97,8 +97,8 @@ class Chain:
 async def deep_chain(turns: int) -> list[Timed]:
     """Every call of a chain, each of which continues the one before it."""
     plane = await make_plane(HubTokenizer(FOLDER), LimitSettings())
-    plane.policy.engine = plane.engine = ToldInJson(plane.engine.tokenizer)
-    plane.policy.max_context = 1 << 20
+    plane.policy.source.engine = plane.engine = ToldInJson(plane.engine.tokenizer)
+    plane.policy.source.max_context = 1 << 20
     chain = Chain(plane)
     calls = [await chain.turn(number) for number in range(turns)]
     breaks = [row.intent.break_ for row in await plane.rows()]

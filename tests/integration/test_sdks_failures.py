@@ -177,7 +177,7 @@ async def test_a_retry_joins_the_call_in_flight(client: type[Conversation], stre
         asking = asyncio.create_task(talk.say("Say it once."))
         await home.engine.journal.until(lambda entries: any(e.session == session.session_id for e in entries))
         balancer.drop.transport.abort()
-        live = await home.app.gateway._sessions.enter(session.endpoint.key, None)
+        live = await home.app.sessions.enter(session.endpoint.key, None)
         async with asyncio.timeout(20):
             while live.in_flight < 2:  # noqa: ASYNC110  the event is inside the proxy
                 await asyncio.sleep(0.01)

@@ -29,7 +29,7 @@ from rolltap.proxy.conversation.chat import (
 from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 
 
-class UpstreamReply:
+class ChatReplyParser:
     """One choice as it grows. `mint(position)` makes the id of the position-th tool call."""
 
     def __init__(self, chat: ChatRequest, mint: Callable[[int], str], index: int) -> None:

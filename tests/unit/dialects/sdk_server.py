@@ -81,7 +81,7 @@ class Server:
             body += message.get("body", b"")
             more = message.get("more_body", False)
         dialect, route, params = self._route(scope)
-        wire = wire_request(scope | {"path_params": params}, body)
+        wire = wire_request(scope, params, body)
         assert dialect.key(wire) == "sk-garden"
         try:
             reply = self._answer(dialect, route, wire)

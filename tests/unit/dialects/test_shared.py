@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from rolltap.errors import InvalidRequest
+from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.arguments import object_of, text_of
 from rolltap.proxy.dialects.hints import read_hints
-from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import MAX_DEPTH, check_depth
-from rolltap.proxy.dialects.probes import probe_routes
+from rolltap.proxy.dialects.json_reply import encode
+from rolltap.proxy.routes.model import AgentPlane
+from rolltap.settings import LimitSettings
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,8 @@ def test_depth_is_counted_exactly() -> None:
 
 
 def test_probes_are_answered_at_the_root_and_under_a_session() -> None:
-    client = TestClient(Starlette(routes=probe_routes("", "/s/{session}")))
+    unused: Any = SimpleNamespace(serve=None, count_tokens=None, models=None, retrieve=None)
+    client = TestClient(AgentPlane(DIALECTS, unused, unused, LimitSettings()))
     for prefix in ("", "/s/abc"):
         assert client.head(f"{prefix}/").status_code == 200
         assert client.head(f"{prefix}/api/hello").status_code == 200

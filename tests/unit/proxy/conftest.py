@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,24 +13,25 @@ import pytest
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
-from rolltap.proxy.call.path import Gateway
-from rolltap.proxy.call.policies import Policies, PolicyRuntime
+from rolltap.proxy.call.admission import Admission
+from rolltap.proxy.call.path import CallPath
+from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
-from rolltap.proxy.call.sources.relay import Relay
-from rolltap.proxy.call.sources.vendor_access import Access
+from rolltap.proxy.call.sources.tokens import TokenSource
 from rolltap.proxy.call.versions import OwnVersions, ReadPolicies, SharedVersions
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.receivers import Receiver
-from rolltap.proxy.routes.model import agent_app
+from rolltap.proxy.routes.model import AgentPlane
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.keys import Keyring
-from rolltap.proxy.sessions.response_store import Recalls
-from rolltap.proxy.sessions.session_cache import LiveSessions, key_hash
+from rolltap.proxy.sessions.response_store import ResponseStore
+from rolltap.proxy.sessions.session_cache import SessionCache, key_hash
 from rolltap.settings import KeySettings, LimitSettings, PolicySettings
 from rolltap.types import Session, VersionSpan
 
@@ -56,7 +56,7 @@ class ToldEngine:
     async def probe(self) -> EngineFacts:
         return EngineFacts("told", "", ("tiny",), 2048, True, False, "processed")
 
-    async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+    async def sample(self, request: SampleRequest, take: Take) -> None:
         self.seen.append(request)
         ids = self.tokenizer.encode(self.replies.pop(0) if self.replies else "ok<|im_end|>")
         try:
@@ -67,9 +67,11 @@ class ToldEngine:
                 if last and self.failure is not None:
                     raise self.failure
                 versions = (VersionSpan(self.version, 0, len(ids)),) if last and self.version is not None else None
-                yield SampleChunk([token], [-0.5], "stop" if last else None, versions)
+                if not await take(SampleChunk([token], [-0.5], "stop" if last else None, versions)):
+                    self.cancelled += not last
+                    return
                 await asyncio.sleep(0)
-        except (asyncio.CancelledError, GeneratorExit):
+        except asyncio.CancelledError:
             self.cancelled += 1
             raise
 
@@ -187,7 +189,7 @@ class Plane:
     recorder: Recorder
     session: Session
     limits: LimitSettings
-    policy: PolicyRuntime
+    policy: Any
 
     async def rows(self, session_id: str | None = None) -> list[Any]:
         return list(await self.log.rows(session_id or self.session.id))
@@ -223,12 +225,13 @@ def serve(
     """A proxy process on `log`; several may share it, and ask `ledger` which weights are served."""
     handles = Handles(SECRET)
     continuation = Continuation("tiny", FamilyRenderer("qwen3", engine.tokenizer), handles, "tool_cycle")
-    runtime = PolicyRuntime("tiny", PolicySettings(engine="told"), engine, continuation, max_context=2048)
-    policies, live, recorder = Policies({"tiny": runtime}), LiveSessions(log), Recorder(log)
+    settings = PolicySettings(engine="told")
+    policy = Policy("tiny", settings, engine, TokenSource("tiny", settings, engine, continuation, max_context=2048))
+    policies, live, recorder = Policies({"tiny": policy}), SessionCache(log), Recorder(log)
     capture = Capture("project-key", log, live, policies, 3600)
     versions = SharedVersions(policies, ledger) if ledger is not None else OwnVersions()
-    recalls = Recalls(log, handles, policies)
-    gateway = Gateway(live, capture, policies, recorder, recalls, handles, limits, versions)
-    relay = Relay(Access(live, capture, policies, Keyring(KeySettings()), unnamed=True), capture, recorder, limits)
-    app = agent_app(DIALECTS, gateway, relay, limits, [])
-    return Plane(Client(app), engine, log, recorder, session, limits, runtime)
+    responses = ResponseStore(log, handles, policies)
+    admission = Admission(live, capture, policies, responses, Keyring(KeySettings()), {}, unnamed=True)
+    path = CallPath(admission, live, recorder, handles, versions, limits)
+    app = AgentPlane(DIALECTS, path, Queries(admission, policies, responses), limits)
+    return Plane(Client(app), engine, log, recorder, session, limits, policy)

@@ -29,14 +29,14 @@ async def test_a_long_prompt_is_encoded_beside_the_loop(plane: Any) -> None:
     from rolltap.proxy.conversation.chat import ChatRequest, Message, Text
 
     chat = ChatRequest("test", "tiny", (Message("user", (Text(LONG),)),), items=(LONG.encode(),))
-    plane.policy.max_context = 200_000
+    plane.policy.source.max_context = 200_000
     started = time.perf_counter()
-    plan = await plane.policy.plan("a", Forest(DigestCache()), chat)
+    plan = await plane.policy.source.plan("a", Forest(DigestCache()), chat)
     alone = time.perf_counter() - started
     assert len(plan.prompt_ids) > 100_000
 
     async def again() -> None:
-        await plane.policy.plan("b", Forest(DigestCache()), chat)
+        await plane.policy.source.plan("b", Forest(DigestCache()), chat)
 
     stall, tries = float("inf"), 0
     while stall >= max(0.05, alone / 4) and tries < 20:  # other processes stall the loop, too, but not every time
@@ -46,12 +46,12 @@ async def test_a_long_prompt_is_encoded_beside_the_loop(plane: Any) -> None:
 
 
 async def test_a_long_history_that_goes_on_is_not_encoded_again(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plane.policy.max_context = 200_000
+    plane.policy.source.max_context = 200_000
     beside: list[str] = []
     to_thread = asyncio.to_thread
 
     async def noted(work: Any, *arguments: Any) -> Any:
-        beside.append(work.__name__)
+        beside.append(str(work))
         return await to_thread(work, *arguments)
 
     monkeypatch.setattr(asyncio, "to_thread", noted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 from rolltap.errors import EngineError, RateLimited, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.proxy.call.http_exchange import BrokenReply
-from rolltap.proxy.engines.base import SampleChunk, SampleRequest
-from rolltap.proxy.sessions.session_cache import TRUST_S, LiveSessions, key_hash
+from rolltap.proxy.engines.base import SampleRequest, Take
+from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
 from rolltap.types import Flaw, Outcome, Session
 from tests.unit.proxy.conftest import ToldEngine, serve
 
@@ -163,10 +162,9 @@ class SlowToStop(ToldEngine):
 
     stopped = asyncio.Event()
 
-    async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+    async def sample(self, request: SampleRequest, take: Take) -> None:
         try:
-            async for chunk in super().sample(request):
-                yield chunk
+            await super().sample(request, take)
         finally:
             await self.stopped.wait()
 
@@ -380,7 +378,7 @@ STRUCTURED = {
 @pytest.mark.parametrize("able", [True, False])
 async def test_structured_output_reaches_the_engine_or_is_refused_by_name(plane: Any, path: str, able: bool) -> None:
     fields, named = STRUCTURED[path]
-    plane.policy.structured_output = able
+    plane.policy.source.structured_output = able
     common: dict[str, Any] = {} if "generate" in path else {"model": "tiny"}
     common |= {"messages": [USER]} if path.endswith(("completions", "messages")) else {}
     answer = await plane.client.post(path, {**common, **fields})
@@ -414,7 +412,7 @@ async def test_an_unrecorded_reply_is_no_part_of_a_later_prompts_record(
 async def test_a_session_that_is_let_go_while_it_is_looked_up_is_served(
     plane: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sessions = LiveSessions(plane.log, capacity=1)
+    sessions = SessionCache(plane.log, capacity=1)
     first = await sessions.enter("key", None)
     now = time.time()
     await plane.log.open_session(Session(new_id(), "tiny", key_hash("other"), now, now + 3600))

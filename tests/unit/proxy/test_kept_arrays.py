@@ -29,12 +29,11 @@ async def served(plane: Any, wire: str, *turns: Turn | str, **settings: Any) -> 
     """The plane before a scripted server of its own; `settings` are its policy's."""
     kind: Any = wire.partition("-")[0]
     async with ScriptedEngine(say(*turns), FOLDER, wire=wire) as server, aiohttp.ClientSession() as http:
-        plane.policy.engine = ENGINES[kind](
-            "main", EngineSettings(kind=kind, url=server.url), http, retries=DEFAULT_RETRIES
-        )
-        plane.policy.settings = PolicySettings(engine="main", **settings)
+        source = plane.policy.source
+        source.engine = ENGINES[kind]("main", EngineSettings(kind=kind, url=server.url), http, retries=DEFAULT_RETRIES)
+        source.settings = PolicySettings(engine="main", **settings)
         yield plane
-        await plane.policy.engine.close()
+        await source.engine.close()
 
 
 @pytest.mark.parametrize("wire", ["vllm-experts", "sglang"])

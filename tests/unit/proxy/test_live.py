@@ -13,7 +13,7 @@ from rolltap.calllog.base import CallRow
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.errors import SessionClosed, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.proxy.sessions.session_cache import TRUST_S, LiveSessions, key_hash
+from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
 from rolltap.types import Session
 
 
@@ -50,7 +50,7 @@ async def settle() -> None:
 async def test_sessions_are_loaded_side_by_side() -> None:
     log = SlowLog()
     one, two = await opened(log, "one"), await opened(log, "two")
-    live = LiveSessions(log)
+    live = SessionCache(log)
     entering = [asyncio.create_task(live.enter(key, None)) for key in ("one", "two")]
     await settle()
     assert log.reading == {one.id: 1, two.id: 1}
@@ -61,7 +61,7 @@ async def test_sessions_are_loaded_side_by_side() -> None:
 async def test_the_first_calls_of_a_session_load_it_once() -> None:
     log = SlowLog()
     session = await opened(log, "key")
-    live = LiveSessions(log)
+    live = SessionCache(log)
     entering = [asyncio.create_task(live.enter("key", None)) for _ in range(3)]
     await settle()
     log.gate.set()
@@ -73,7 +73,7 @@ async def test_the_first_calls_of_a_session_load_it_once() -> None:
 async def test_a_call_that_is_given_up_or_fails_while_it_loads_leaves_that_to_the_next() -> None:
     log = SlowLog()
     session = await opened(log, "key")
-    live = LiveSessions(log)
+    live = SessionCache(log)
     given_up, failing, waiting = (asyncio.create_task(live.enter("key", None)) for _ in range(3))
     await settle()
     given_up.cancel()
@@ -88,7 +88,7 @@ async def test_the_longest_unused_sessions_are_let_go_first() -> None:
     log = SlowLog()
     log.gate.set()
     one, two, three = [await opened(log, key) for key in ("one", "two", "three")]
-    live = LiveSessions(log, capacity=2)
+    live = SessionCache(log, capacity=2)
     for session in (one, two, one, three, one):
         await live.adopt(session)
     assert log.reading == {one.id: 1, two.id: 1, three.id: 1}
@@ -109,7 +109,7 @@ class CountingLog(MemoryCallLog):
         await self.gate.wait()
         return session
 
-    async def close_through(self, live: LiveSessions, session: Session) -> None:
+    async def close_through(self, live: SessionCache, session: Session) -> None:
         await self.close_session(session.id, time.time())
         live.forget(session)
 
@@ -119,7 +119,7 @@ async def test_a_proxy_alone_on_its_store_looks_a_session_up_once(monkeypatch: p
     session = await opened(log, "key")
     for alone, look_ups in ((True, 1), (False, 3)):
         log.looked_up = 0
-        live = LiveSessions(log, alone=alone)
+        live = SessionCache(log, alone=alone)
         for later in (0.0, TRUST_S + 0.1, 2 * (TRUST_S + 0.1)):
             monkeypatch.setattr(
                 "rolltap.proxy.sessions.session_cache.time.monotonic", lambda later=later: 1000.0 + later
@@ -131,7 +131,7 @@ async def test_a_proxy_alone_on_its_store_looks_a_session_up_once(monkeypatch: p
 async def test_a_proxy_alone_on_its_store_refuses_a_session_that_it_closed() -> None:
     log = CountingLog()
     session = await opened(log, "key")
-    live = LiveSessions(log, alone=True)
+    live = SessionCache(log, alone=True)
     await live.enter("key", None)
     await log.close_through(live, session)
     with pytest.raises(SessionClosed):
@@ -141,7 +141,7 @@ async def test_a_proxy_alone_on_its_store_refuses_a_session_that_it_closed() -> 
 async def test_a_session_closed_here_is_refused_also_while_the_store_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CountingLog()
     session = await opened(log, "key")
-    live = LiveSessions(log, alone=True)
+    live = SessionCache(log, alone=True)
     await live.enter("key", None)
     await log.close_through(live, session)
     monkeypatch.setattr("rolltap.proxy.sessions.session_cache.ANSWERS_WITHIN_S", 0.02)
@@ -154,7 +154,7 @@ async def test_a_session_closed_here_is_refused_also_while_the_store_is_slow(mon
 async def test_a_proxy_alone_has_one_forest_of_a_session_whoever_holds_it() -> None:
     log = CountingLog()
     one, two = await opened(log, "one"), await opened(log, "two")
-    live = LiveSessions(log, alone=True, capacity=1)
+    live = SessionCache(log, alone=True, capacity=1)
     held = await live.enter("one", None)  # before its call is counted in
     await live.adopt(two)
     assert await live.enter("one", None) is held
@@ -165,7 +165,7 @@ async def test_a_proxy_alone_has_one_forest_of_a_session_whoever_holds_it() -> N
 async def test_a_session_that_is_closed_while_it_is_looked_up_is_looked_up_again() -> None:
     log = CountingLog()
     session = await opened(log, "key")
-    live = LiveSessions(log, alone=True)
+    live = SessionCache(log, alone=True)
     log.gate.clear()
     entering = asyncio.create_task(live.enter("key", None))
     await settle()
@@ -179,7 +179,7 @@ async def test_a_session_that_is_closed_while_it_is_looked_up_is_looked_up_again
 async def test_a_session_in_use_does_not_wait_for_a_slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CountingLog()
     session = await opened(log, "key")
-    live = LiveSessions(log)
+    live = SessionCache(log)
     entered = await live.enter("key", None)
     monkeypatch.setattr("rolltap.proxy.sessions.session_cache.ANSWERS_WITHIN_S", 0.02)
     log.gate.clear()
@@ -188,4 +188,4 @@ async def test_a_session_in_use_does_not_wait_for_a_slow_store(monkeypatch: pyte
         assert (await live.enter("key", None)).session == session
         slow = SlowLog()
         await slow.open_session(session)
-        assert not await LiveSessions(slow).refresh(entered)
+        assert not await SessionCache(slow).refresh(entered)

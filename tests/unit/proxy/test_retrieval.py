@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from starlette.applications import Starlette
 
 from rolltap.calllog.open import open_call_log
 from rolltap.ids import new_id
@@ -19,12 +18,11 @@ from rolltap.proxy.continuation.forest import Forest, Lineage, Node
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.dialects.probes import probe_routes
-from rolltap.proxy.sessions.response_store import Recalls
+from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.session_cache import LiveSession, key_hash
 from rolltap.types import Session
 
-from .conftest import SECRET, Client
+from .conftest import SECRET
 
 ASK = {
     "model": "tiny",
@@ -110,7 +108,7 @@ async def test_a_reading_that_asks_for_more_is_refused_by_name(plane: Any) -> No
 async def test_a_reply_that_another_replica_recorded_is_continued(plane: Any) -> None:
     made = (await plane.client.post("/v1/responses", ASK)).json()
     elsewhere = LiveSession(plane.session, Forest(DigestCache()))
-    dialect, recalls = DIALECTS["openai_responses"], Recalls(plane.log, Handles(SECRET), Policies({}))
+    dialect, recalls = DIALECTS["openai_responses"], ResponseStore(plane.log, Handles(SECRET), Policies({}))
     body = json.dumps({"model": "tiny", "input": "and?", "previous_response_id": made["id"]}).encode()
     whole = await recalls.fill(dialect, elsewhere, dialect.parse(WireRequest("", {}, {}, {}, body)))
     assert [message.role for message in whole.messages] == ["user", "assistant", "user"]
@@ -129,15 +127,17 @@ async def test_a_reply_is_read_while_another_call_of_its_session_is_not_on_recor
     live = LiveSession(plane.session, Forest(DigestCache()))
     live.forest.load([row])
     live.forest.add(Node(new_id(), None, Lineage(0, b"", b"", b""), np.empty(0, np.int32)))
-    dialect, recalls = DIALECTS["openai_responses"], Recalls(log, Handles(SECRET), Policies({"tiny": plane.policy}))
+    dialect, recalls = (
+        DIALECTS["openai_responses"],
+        ResponseStore(log, Handles(SECRET), Policies({"tiny": plane.policy})),
+    )
     request, started, ended = await recalls.reply(dialect, live, made["id"])
     assert json.loads(dialect.reply(request, started, ended))["output"] == made["output"]
     await log.close()
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")])
-async def test_the_record_can_only_be_read(method: str, path: str) -> None:
-    client = Client(Starlette(routes=probe_routes("")))
-    answer = await client.post(f"/v1/responses/resp_1{path}", b"", method=method)
+async def test_the_record_can_only_be_read(plane: Any, method: str, path: str) -> None:
+    answer = await plane.client.post(f"/v1/responses/resp_1{path}", b"", method=method)
     assert answer.status == 405
     assert "GET /v1/responses/{id}" in answer.json()["error"]["message"]

@@ -1,0 +1,162 @@
+"""Who a request of the agent plane is from, and which policy answers it.
+
+A session's key names the session. The project's key opens sessions by itself, by the conversation. A key that is not
+rolltap's is the user's own: its request goes to the vendor of its protocol, under the session that a URL prefix names,
+else under that of its conversation. Where a vendor's settings hold a key, that one is used, and a key of rolltap's says
+who may. A key of rolltap's never reaches a vendor, and a vendor's key never the store, not even as a hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from rolltap.errors import RequestError
+from rolltap.proxy.call.arrival import Arrival
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.sources.passthrough import PassthroughSource
+from rolltap.proxy.conversation.chat import ChatRequest, Message, Text
+from rolltap.proxy.dialects.base import Dialect, WireRequest
+from rolltap.proxy.dialects.hints import read_hints
+from rolltap.proxy.sessions.capture import Capture
+from rolltap.proxy.sessions.keys import Keyring
+from rolltap.proxy.sessions.response_store import ResponseStore
+from rolltap.proxy.sessions.roles import in_role
+from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
+
+OUR_PREFIX = "rt-"
+"""Every key that rolltap makes begins with this."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relay:
+    """A request that goes to `policy`'s vendor. `session` None: it follows from the conversation."""
+
+    policy: str
+    vendor: PassthroughSource
+    session: LiveSession | None = None
+
+
+class Admission:
+    """Admits requests. `vendors` are the passthrough policies' sources.
+
+    `unnamed`: a vendor's key may come without a session's URL prefix, which is for this machine's own users only.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionCache,
+        capture: Capture,
+        policies: Policies,
+        responses: ResponseStore,
+        keyring: Keyring,
+        vendors: Mapping[str, PassthroughSource],
+        *,
+        unnamed: bool,
+    ) -> None:
+        self._sessions = sessions
+        self._capture = capture
+        self._policies = policies
+        self._responses = responses
+        self._keyring = keyring
+        self._vendors = vendors
+        self._unnamed = unnamed
+
+    async def admit(self, arrival: Arrival) -> None:
+        """Fills in session, request and policy. A `RequestError` that comes with a session is that session's."""
+        relay = await self.relay(arrival.dialect, arrival.wire)
+        if relay is not None:
+            request = read_request(arrival.dialect, arrival.wire)
+            arrival.policy = self._policies[relay.policy]
+            arrival.take_session(relay.session or await self._capture.session(request, relay.policy))
+            arrival.request = request
+            return
+        session = await self.session(arrival.dialect, arrival.wire)
+        if session is not None:
+            arrival.take_session(session)
+        request = arrival.dialect.parse(arrival.wire)
+        if session is None:
+            session = await self._captured(request)
+            arrival.take_session(session)
+        arrival.request = in_role(session.session, await self._responses.fill(arrival.dialect, session, request))
+        arrival.policy = self._policies.of_session(session.session, arrival.request.model)
+        if arrival.policy.name in self._vendors:
+            raise self._vendors[arrival.policy.name].refusal()
+
+    async def session(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
+        """The session of the request's key; None for the project's key, whose sessions follow from the calls."""
+        key = dialect.key(wire)
+        return None if self._capture.owns(key) else await self._sessions.enter(key, wire.path_params.get("session"))
+
+    async def maker(self, reply: str) -> LiveSession | None:
+        """The captured session that made the reply which a handle names; None if there is none."""
+        return await self._capture.maker(self._responses.call_of(reply))
+
+    async def _captured(self, request: ChatRequest) -> LiveSession:
+        """The session of a call under the project's key: of the reply that it names, else of its conversation."""
+        return await self._capture.maker(self._responses.named(request)) or await self._capture.session(request)
+
+    async def relay(self, dialect: Dialect, wire: WireRequest) -> Relay | None:
+        """The vendor that the request goes to; None if it is not one for a vendor."""
+        key = dialect.key(wire) if self._vendors and dialect.reply_reader is not None else None
+        if key is None:
+            return None
+        protocol = protocol_of(dialect.name, wire.headers)
+        named = wire.path_params.get("session")
+        if self._is_ours(key):
+            return await self._under_our_key(key, named, protocol)
+        if named is not None:
+            session = await self._sessions.named(named)
+            return self._to(session.session.policy, protocol, session, keyed=False)
+        return self._first(protocol, keyed=False) if self._unnamed else None
+
+    async def _under_our_key(self, key: str, named: str | None, protocol: str) -> Relay | None:
+        """Under the project's key vendors are reached where nothing else is served."""
+        if self._capture.owns(key):
+            if len(self._vendors) < len(self._policies.names):
+                return None
+            policy, relay = next(iter(self._vendors)), self._first(protocol, keyed=True)
+        else:
+            session = await self._sessions.enter(key, named)
+            policy = session.session.policy
+            relay = self._to(policy, protocol, session, keyed=True)
+        if relay is None and policy in self._vendors:
+            raise self._vendors[policy].refusal()
+        return relay
+
+    def _first(self, protocol: str, *, keyed: bool) -> Relay | None:
+        relays = (self._to(policy, protocol, None, keyed=keyed) for policy in self._vendors)
+        return next((relay for relay in relays if relay is not None), None)
+
+    def _to(self, policy: str, protocol: str, session: LiveSession | None, *, keyed: bool) -> Relay | None:
+        vendor = self._vendors.get(policy)
+        if vendor is None or vendor.engine.keyed is not keyed or protocol not in vendor.engine.dialects:
+            return None
+        return Relay(policy, vendor, session)
+
+    def _is_ours(self, key: str) -> bool:
+        return key.startswith(OUR_PREFIX) or self._capture.owns(key) or self._keyring.role(key) is not None
+
+
+def protocol_of(dialect: str, headers: Mapping[str, str]) -> str:
+    """The protocol that a request speaks: the list of models is one path in three."""
+    if "anthropic-version" in headers or "x-api-key" in headers:
+        return "anthropic"
+    return "gemini" if "x-goog-api-key" in headers else dialect
+
+
+def read_request(dialect: Dialect, wire: WireRequest) -> ChatRequest:
+    """A vendor's request as far as it can be read: the vendor may take what the dialect does not know."""
+    try:
+        return dialect.parse(wire)
+    except RequestError:
+        text = wire.body.decode("utf-8", "replace")
+        return ChatRequest(
+            dialect=dialect.name,
+            model=wire.path_params.get("model", ""),
+            messages=(Message("user", (Text(text),)),),
+            hints=read_hints(wire.headers),
+            head=msgspec.json.encode({"unread": text}),
+        )

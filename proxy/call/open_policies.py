@@ -1,0 +1,68 @@
+"""Puts every policy of the settings on its engine: by tokens, behind a chat upstream, or relaying to a vendor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+
+from rolltap.errors import ConfigError
+from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.sources.chat import ChatSource
+from rolltap.proxy.call.sources.passthrough import PassthroughSource
+from rolltap.proxy.call.sources.tokens import TokenSource
+from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.continuation.plan import Continuation, Lineages
+from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
+from rolltap.proxy.continuation.template import TemplateRenderer
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.dialects import known_dialects
+from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
+from rolltap.proxy.engines.base import ChatEngine, Engine
+from rolltap.proxy.engines.passthrough import PassthroughUpstream
+from rolltap.settings import PolicySettings, Settings
+
+
+def open_policies(
+    settings: Settings, handles: Handles, http: aiohttp.ClientSession
+) -> tuple[Policies, dict[str, PassthroughSource]]:
+    """All policies, and the sources of those that relay to a vendor, by policy."""
+    token_engines: dict[str, Engine] = {}
+    upstreams: dict[str, ChatEngine] = {}
+    vendors: dict[str, PassthroughUpstream] = {}
+    for name, engine in settings.engines.items():
+        if engine.kind == "passthrough":
+            vendors[name] = open_vendor(name, engine, http, known_dialects())
+        elif is_chat_engine(engine.kind):
+            upstreams[name] = open_chat_engine(name, engine, http)
+        else:
+            token_engines[name] = open_engine(name, engine, http)
+    policies: dict[str, Policy] = {}
+    relaying: dict[str, PassthroughSource] = {}
+    for name, policy in settings.policies.items():
+        if policy.engine in vendors:
+            vendor = vendors[policy.engine]
+            relaying[name] = PassthroughSource(name, vendor, Lineages(name, handles))
+            policies[name] = Policy(name, policy, vendor, relaying[name])
+        elif policy.engine in upstreams:
+            upstream = upstreams[policy.engine]
+            policies[name] = Policy(name, policy, upstream, ChatSource(policy, upstream, Lineages(name, handles)))
+        else:
+            engine = token_engines[policy.engine]
+            continuation = _continuation(name, policy, handles)
+            policies[name] = Policy(name, policy, engine, TokenSource(name, policy, engine, continuation))
+    return Policies(policies), relaying
+
+
+def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Continuation:
+    if not policy.tokenizer:
+        raise ConfigError(f"settings: policies.{name}.tokenizer: name the folder that holds the model's tokenizer.json")
+    tokenizer = HubTokenizer(Path(policy.tokenizer))
+    if policy.family and policy.tool_format:
+        raise ConfigError(
+            f"settings: policies.{name}.tool_format: the family {policy.family!r} has its own; leave it out"
+        )
+    renderer: TokenRenderer = (
+        FamilyRenderer(policy.family, tokenizer) if policy.family else TemplateRenderer(tokenizer, policy.tool_format)
+    )
+    return Continuation(name, renderer, handles, policy.history_thinking)

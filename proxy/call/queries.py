@@ -1,0 +1,60 @@
+"""What the agent plane answers beside model calls: token counts, the models, recorded replies. Nothing is recorded."""
+
+from __future__ import annotations
+
+from rolltap.errors import InvalidRequest, NotFound
+from rolltap.proxy.call.admission import Admission
+from rolltap.proxy.call.arrival import Arrival
+from rolltap.proxy.call.http_exchange import HttpExchange
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.reply import JSON
+from rolltap.proxy.dialects.base import Dialect, WireReply, WireRequest
+from rolltap.proxy.sessions.response_store import ResponseStore
+from rolltap.proxy.sessions.roles import roles_of
+
+
+class Queries:
+    """Answers them, or has the vendor of the request answer them."""
+
+    def __init__(self, admission: Admission, policies: Policies, responses: ResponseStore) -> None:
+        self._admission = admission
+        self._policies = policies
+        self._responses = responses
+
+    async def count_tokens(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
+        """How many tokens the request's prompt would have; nothing is sampled."""
+        if await self._forwarded(dialect, wire, http):
+            return
+        arrival = Arrival(dialect, wire)
+        await self._admission.admit(arrival)
+        async with arrival.session.planning:
+            count = await arrival.policy.source.count_tokens(arrival.session.forest, arrival.request)
+        await http.reply(WireReply(200, dialect.token_count(count), JSON))
+
+    async def models(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
+        """The models that this key may ask for."""
+        if await self._forwarded(dialect, wire, http):
+            return
+        names = self._policies.names
+        if (live := await self._admission.session(dialect, wire)) is not None:
+            names = [*roles_of(live.session), *self._policies.served(live.session.policy)]
+        await http.reply(WireReply(200, dialect.models(names, wire.path_params.get("model")), JSON))
+
+    async def retrieve(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
+        """A recorded reply as it was delivered, for the session that it was made for."""
+        if await self._forwarded(dialect, wire, http):
+            return
+        for name in wire.query:
+            raise InvalidRequest(f"{name}: a recorded reply is given whole, as it was delivered", param=name)
+        reply = wire.path_params["reply"]
+        live = await self._admission.session(dialect, wire) or await self._admission.maker(reply)
+        if live is None:
+            raise NotFound(f"no completed reply {reply!r} is on record")
+        request, started, ended = await self._responses.reply(dialect, live, reply)
+        await http.reply(WireReply(200, dialect.reply(request, started, ended), JSON))
+
+    async def _forwarded(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> bool:
+        relay = await self._admission.relay(dialect, wire)
+        if relay is not None:
+            await relay.vendor.forward(wire, http)
+        return relay is not None

@@ -1,0 +1,115 @@
+"""Writes a reply to one client: as it grows, or whole at its end.
+
+Opening a stream settles its status, so a later failure can only cut it. A reply is therefore opened by its first frame,
+or by a silence long enough that clients would begin to give up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Protocol
+
+from rolltap.proxy.call.events import CallEvent
+from rolltap.proxy.call.http_exchange import HttpExchange
+from rolltap.proxy.call.in_flight import InFlightRequest
+from rolltap.proxy.conversation.chat import ReasoningDelta, TextDelta, ToolCallDelta
+from rolltap.proxy.dialects.base import Dialect, WireReply
+
+JSON = {"content-type": "application/json"}
+
+
+class Reply(Protocol):
+    """One reply to one client."""
+
+    async def send(self, events: Sequence[CallEvent]) -> None:
+        """Sends what may go out before the call is recorded."""
+        ...
+
+    async def keep_alive(self) -> None:
+        """Shows a client that waits in silence that the reply is still to come, where its protocol has a way."""
+        ...
+
+    async def end(self) -> None:
+        """Sends the terminal bytes: the call is durable now."""
+        ...
+
+
+class WholeReply:
+    """A reply in one piece."""
+
+    def __init__(self, http: HttpExchange, dialect: Dialect, flight: InFlightRequest) -> None:
+        self._http = http
+        self._dialect = dialect
+        self._flight = flight
+
+    async def send(self, events: Sequence[CallEvent]) -> None: ...
+
+    async def keep_alive(self) -> None: ...
+
+    async def end(self) -> None:
+        flight = self._flight
+        await self._http.reply(WireReply(200, self._dialect.reply(flight.request, flight.started, flight.ended), JSON))
+
+
+class StreamedReply:
+    """A reply as a stream of the dialect's events."""
+
+    def __init__(self, http: HttpExchange, dialect: Dialect, flight: InFlightRequest) -> None:
+        self._http = http
+        self._flight = flight
+        self._writer = dialect.writer(flight.request)
+        self._opening = self._writer.write(flight.started)
+
+    async def send(self, events: Sequence[CallEvent]) -> None:
+        write = self._writer.write
+        await self._write(b"".join([write(event) for event in merge_deltas(events)]))  # type: ignore[arg-type]
+
+    async def keep_alive(self) -> None:
+        await self._write(self._writer.keep_alive())
+
+    async def end(self) -> None:
+        await self._open()
+        await self._http.end(self._writer.write(self._flight.ended))
+
+    async def _write(self, frames: bytes) -> None:
+        if frames:
+            await self._open()
+            await self._http.write(frames)
+
+    async def _open(self) -> None:
+        if not self._http.started:
+            await self._http.start_stream(self._writer.content_type)
+            if self._opening:
+                await self._http.write(self._opening)
+
+
+def dialect_reply(http: HttpExchange, dialect: Dialect, flight: InFlightRequest) -> Reply:
+    """The reply in the form that the client asked for."""
+    return (StreamedReply if flight.request.stream else WholeReply)(http, dialect, flight)
+
+
+def merge_deltas(events: Sequence[CallEvent]) -> Sequence[CallEvent]:
+    """Joins neighbouring deltas of one channel: those that gathered while the client's socket was behind."""
+    if len(events) < 2:
+        return events
+    merged: list[CallEvent] = []
+    for key, group in groupby(events, key=_channel):
+        deltas = list(group)
+        first = deltas[0]
+        if key is None or len(deltas) == 1:
+            merged += deltas
+        elif isinstance(first, ToolCallDelta):
+            arguments = "".join([delta.arguments for delta in deltas])  # type: ignore[union-attr]
+            merged.append(ToolCallDelta(first.position, arguments, first.index))
+        else:
+            kind = type(first)
+            merged.append(kind("".join([delta.text for delta in deltas]), first.index))  # type: ignore[union-attr, call-arg]
+    return merged
+
+
+def _channel(event: CallEvent) -> tuple[type, int, int] | None:
+    """What a delta adds to; None for other events."""
+    if isinstance(event, TextDelta | ReasoningDelta):
+        return type(event), event.index, -1
+    return (ToolCallDelta, event.index, event.position) if isinstance(event, ToolCallDelta) else None

@@ -1,0 +1,109 @@
+"""Capture mode: a chat upstream renders its own prompts, and may say which tokens it used.
+
+The intent is written when the upstream has told its prompt, at the latest with the end of the reply: what a prompt adds
+to its parent's is known only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rolltap.errors import EngineError, InvalidRequest
+from rolltap.proxy.call.arrival import Arrival
+from rolltap.proxy.call.http_exchange import HttpExchange
+from rolltap.proxy.call.in_flight import InFlightRequest
+from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.call.reply import Reply, dialect_reply
+from rolltap.proxy.call.sources.base import Begin, Publish, refused
+from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
+from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.plan import Lineages, PromptPlan
+from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
+from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine, EngineFacts
+from rolltap.settings import PolicySettings
+from rolltap.types import Flaw
+
+
+@dataclass(slots=True, eq=False)
+class ChatSource:
+    """A policy behind a chat upstream."""
+
+    settings: PolicySettings
+    engine: ChatEngine
+    lineages: Lineages
+    knows_prompt: bool = False
+    replayable: bool = True
+    vocabulary: str = ""
+
+    def learn(self, facts: EngineFacts) -> None: ...
+
+    def check(self, request: ChatRequest) -> None:
+        if request.sampling.logprobs:
+            raise refused(request, "logprobs", "this policy's model is behind a chat API; it gives no log-probs")
+        if request.tool_choice.names and request.tool_choice.mode != "named":
+            raise refused(request, "tool_choice", "this policy can't allow some tools only")
+
+    async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
+        return self.lineages.observe(call_id, forest, request)
+
+    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
+        return self.lineages.may_lack_parent(plan, forest, request)
+
+    def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
+        return [
+            OpenCall(call_id, index, plan.node(call_id, arrival.request.items), plan, self._call(call_id, arrival), [])
+            for index, call_id in enumerate(call_ids)
+        ]
+
+    async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
+        assert isinstance(call.sent, ChatCall)
+        mint = self.lineages.handles.mint
+        parser = ChatReplyParser(arrival.request, lambda position: mint(call.id, position), call.index)
+        last = ChatChunk()
+
+        async def take(chunk: ChatChunk) -> bool:
+            nonlocal last
+            last = chunk
+            if chunk.prompt_ids is not None and not call.begun:
+                call.see_prompt(self.lineages.seen(call.plan, np.asarray(chunk.prompt_ids, np.int32)))
+                await begin()
+            call.sampled.take_chat(chunk)
+            publish(parser.feed(chunk))
+            return True
+
+        await self.engine.chat(call.sent, take)
+        call.usage = last.usage
+        if last.finish == "abort":
+            raise EngineError("the upstream aborted the request")
+        if not last.complete or not len(call.prompt):
+            call.sampled.clear()
+            call.flaw = Flaw.TOKENS_MISSING
+        elif parser.unparsable:
+            call.flaw = Flaw.TOOL_CALL_UNPARSABLE
+        events, call.choice = parser.finish(last.finish or "stop")
+        call.whole = True
+        publish(events)
+
+    async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
+        raise InvalidRequest(f"the model {request.model!r} is behind a chat API; its tokens can't be counted here")
+
+    def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
+        return None
+
+    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> Reply:
+        return dialect_reply(http, arrival.dialect, flight)
+
+    def _call(self, call_id: str, arrival: Arrival) -> ChatCall:
+        """What is sent: the conversation, and the sampling that the policy or the harness decided."""
+        request = arrival.request
+        pins: dict[str, Any] = {
+            name: value for name, value in self.settings.pin.model_dump().items() if value is not None
+        }
+        sampling = msgspec.structs.replace(request.sampling, **pins)
+        model = self.settings.model or request.model
+        return ChatCall(call_id, model, request, sampling, arrival.session.session.id)

@@ -1,0 +1,143 @@
+"""Passthrough: a harness's own bytes go to its vendor, and the vendor's own bytes come back.
+
+What a vendor says is never changed, its errors included. Reading it is for the record only: what can't be read reaches
+the client all the same. A call has no token ids, so it is never trained (`tokens_missing`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rolltap.errors import InvalidRequest, RolltapError, Unauthenticated
+from rolltap.proxy.call.arrival import Arrival
+from rolltap.proxy.call.events import CallEvent, RelayedBytes, RelayedHead
+from rolltap.proxy.call.http_exchange import HttpExchange
+from rolltap.proxy.call.in_flight import InFlightRequest
+from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.call.reply import Reply
+from rolltap.proxy.call.sources.base import Begin, Publish
+from rolltap.proxy.call.sources.passthrough_reply import RelayedReplyReader
+from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.plan import Lineages, PromptPlan
+from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
+from rolltap.proxy.dialects.base import WireRequest
+from rolltap.proxy.engines.base import ChatCall, EngineFacts
+from rolltap.proxy.engines.passthrough import NativeRequest, PassthroughUpstream
+from rolltap.types import Flaw
+
+log = logging.getLogger("rolltap.passthrough")
+
+
+@dataclass(slots=True, eq=False)
+class PassthroughSource:
+    """A vendor's models."""
+
+    name: str
+    engine: PassthroughUpstream
+    lineages: Lineages
+    knows_prompt: bool = True
+    replayable: bool = False  # the vendor answers every request, retries as well
+    vocabulary: str = ""
+
+    def refusal(self) -> Unauthenticated:
+        """For a call that came without the key that this vendor's calls are made with, or in another protocol."""
+        key = "a key of rolltap's" if self.engine.keyed else "the vendor's own key, not rolltap's"
+        spoken = ", ".join(self.engine.dialects)
+        return Unauthenticated(f"policy {self.name!r} relays calls to its vendor: send {key}; it speaks {spoken}")
+
+    def learn(self, facts: EngineFacts) -> None: ...
+
+    def check(self, request: ChatRequest) -> None:
+        """Nothing: what the vendor takes is the vendor's to say."""
+
+    async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
+        return self.lineages.observe(call_id, forest, request)
+
+    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
+        return False
+
+    def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
+        request = arrival.request
+        sent = ChatCall(call_ids[0], request.model, request, request.sampling, arrival.session.session.id)
+        return [OpenCall(call_ids[0], 0, plan.node(call_ids[0], request.items), plan, sent, [])]
+
+    async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
+        native = native_request(arrival.wire)
+        make_reader = arrival.dialect.reply_reader
+        assert make_reader is not None  # admission lets no other dialect through
+        reader = RelayedReplyReader(make_reader())
+        try:
+            async with self.engine.relay(native) as reply:
+                reader.begin(reply.status, streamed=reply.streamed)
+                publish([RelayedHead(reply.status, reply.headers, streamed=reader.streamed)])
+                async for chunk in reply.chunks:
+                    if ready := reader.pass_on(chunk):
+                        publish([RelayedBytes(ready)])
+                reader.end()
+        except RolltapError:
+            raise
+        except Exception as error:  # noqa: BLE001  logged without its message, which may hold the key
+            log.error("call %s: relaying failed with %s", call.id, type(error).__name__)
+            raise RolltapError("internal error; the server's log has it") from None
+        finally:
+            call.whole, call.choice, call.usage = reader.ended, reader.choice(), reader.usage
+            call.problem = native.without_key(reader.problem)
+            call.flaw = None if call.problem else Flaw.TOKENS_MISSING
+            call.withheld = reader.rest()
+
+    async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
+        raise InvalidRequest(f"the model {request.model!r} is a vendor's; its tokens can't be counted here")
+
+    def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
+        return None
+
+    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> Reply:
+        return RelayedReply(http, flight)
+
+    async def forward(self, wire: WireRequest, http: HttpExchange) -> None:
+        """Passes on a request that makes no model call: models, token counts, stored replies. Nothing is recorded."""
+        async with http.while_connected(), self.engine.relay(native_request(wire)) as reply:
+            await http.start(reply.status, reply.headers)
+            async for chunk in reply.chunks:
+                await http.write(chunk)
+        await http.end(b"")
+
+
+class RelayedReply:
+    """A vendor's reply on its way to its client. The head goes out with the first bytes, or with the end."""
+
+    def __init__(self, http: HttpExchange, flight: InFlightRequest) -> None:
+        self._http = http
+        self._flight = flight
+        self._head: RelayedHead | None = None
+
+    async def send(self, events: Sequence[CallEvent]) -> None:
+        for event in events:
+            if isinstance(event, RelayedHead):
+                self._head = event
+                if event.streamed:
+                    await self._open()
+            elif isinstance(event, RelayedBytes):
+                await self._open()
+                await self._http.write(event.data)
+
+    async def keep_alive(self) -> None:
+        """Nothing: every byte is the vendor's."""
+
+    async def end(self) -> None:
+        await self._open()
+        await self._http.end(self._flight.calls[0].withheld)
+
+    async def _open(self) -> None:
+        if not self._http.started and self._head is not None:
+            await self._http.start(self._head.status, self._head.headers)
+
+
+def native_request(wire: WireRequest) -> NativeRequest:
+    """The request as the vendor gets it: without the URL prefix that names a session."""
+    path = wire.path
+    if (session := wire.path_params.get("session")) is not None:
+        path = path.removeprefix(f"/s/{session}")
+    return NativeRequest(wire.method, path, wire.query, wire.headers, wire.body)

@@ -1,0 +1,210 @@
+"""Token-in, token-out: prompts are planned here, and replies parsed from the ids that the engine samples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import ContextOverflow, EngineError, EngineProtocolError, InvalidRequest
+from rolltap.proxy.call.arrival import Arrival
+from rolltap.proxy.call.http_exchange import HttpExchange
+from rolltap.proxy.call.in_flight import InFlightRequest
+from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.call.reply import Reply, dialect_reply
+from rolltap.proxy.call.sources.base import Begin, Publish, refused
+from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
+from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob
+from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest
+from rolltap.proxy.engines.prompts import Prompts
+from rolltap.settings import PolicySettings
+from rolltap.types import Flaw
+
+DEFAULT_MAX_CONTEXT = 32_768
+
+ENCODED_INLINE = 16_384
+"""Bytes of new text up to which it is encoded on the event loop: some 10 ms of work."""
+
+SAMPLE = 8
+"""Characters per token of context that are looked at of a text that may be far too long; usual text has 4."""
+
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+@dataclass(slots=True, eq=False)
+class TokenSource:
+    """A policy on an engine with a token API."""
+
+    name: str
+    settings: PolicySettings
+    engine: Engine
+    continuation: Continuation
+    max_context: int = DEFAULT_MAX_CONTEXT
+    structured_output: bool = True
+    knows_prompt: bool = True
+    replayable: bool = True
+    _prompts: Prompts = field(default_factory=Prompts)
+
+    @property
+    def vocabulary(self) -> str:
+        return self.continuation.renderer.tokenizer.hash
+
+    @property
+    def handles(self) -> Handles:
+        return self.continuation.handles
+
+    def learn(self, facts: EngineFacts) -> None:
+        self.max_context = self.settings.max_context or facts.max_context or self.max_context
+        self.structured_output = facts.structured_output
+
+    def check(self, request: ChatRequest) -> None:
+        if request.tool_choice.mode in ("required", "named") or request.tool_choice.names:
+            why = "this policy can't force a tool call: its tokens would not be the model's own; ask for auto or none"
+            raise refused(request, "tool_choice", why)
+        if request.sampling.json_schema is not None and not self.structured_output:
+            raise refused(request, "response_format", "this policy's engine has no structured output")
+        if request.sampling.top_logprobs:
+            raise refused(request, "top_logprobs", "this policy gives the sampled token's log-prob only")
+
+    async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
+        """The prompt, and where the call belongs. Long text is encoded in a thread: other calls go on meanwhile."""
+        if weight(request) > SAMPLE * self.max_context:
+            await asyncio.to_thread(self._check_length, request)
+        steps = self.continuation.steps(call_id, forest, request, thinking=thinks(self.settings, request.sampling))
+        result: Any = None
+        try:
+            while True:
+                size, work = steps.send(result)
+                result = work() if size <= ENCODED_INLINE else await asyncio.to_thread(work)
+        except StopIteration as end:
+            return end.value
+        except InvalidRequest as error:
+            raise refused(request, "messages", error.message) from error
+
+    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
+        return self.continuation.may_lack_parent(plan, forest, request)
+
+    def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
+        prompt = self._prompts.make(call_ids[0], plan.prompt_ids, plan.parent and plan.parent.call_id)
+        calls: list[OpenCall] = []
+        for index, call_id in enumerate(call_ids):
+            if index and plan.break_ is not None:
+                plan = replace(plan, break_=replace(plan.break_, call_id=call_id))
+            sent = self._sample_request(call_id, arrival, prompt)
+            node = plan.node(call_id, arrival.request.items)
+            calls.append(OpenCall(call_id, index, node, plan, sent, prompt))
+        return calls
+
+    async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
+        request, sampled = arrival.request, call.sampled
+        assert isinstance(call.sent, SampleRequest)
+        parser = ReplyParser(
+            self.continuation.renderer,
+            call.prompt,
+            request.tools,
+            request.sampling.stop,
+            lambda position: self.handles.mint(call.id, position),
+            call.index,
+        )
+        finish: Any = "stop"
+
+        async def take(chunk: SampleChunk) -> bool:
+            nonlocal finish
+            _check_prompt(chunk, call.prompt)
+            events = parser.feed(chunk.token_ids)
+            sampled.take(chunk, parser.consumed)
+            publish(events)
+            finish = chunk.finish or finish
+            return parser.stopped is None
+
+        await self.engine.sample(call.sent, take)
+        if finish == "abort":
+            raise EngineError("the engine aborted the request")
+        events, choice = parser.finish(finish)
+        sampled.end_at(parser.consumed)
+        logprobs = self.token_logprobs(sampled.ids, sampled.logprobs) if request.sampling.logprobs else None
+        call.choice = msgspec.structs.replace(choice, logprobs=logprobs) if logprobs is not None else choice
+        call.reasoning_tokens = parser.reasoning_ids
+        call.flaw = Flaw.TOOL_CALL_UNPARSABLE if parser.unparsable else None
+        call.whole = True
+        publish(events)
+
+    async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
+        return len((await self.plan("", forest, request)).prompt_ids)
+
+    def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
+        """Ids whose log-prob is missing are left out."""
+        token = self.continuation.renderer.tokenizer.token
+        return tuple(TokenLogprob(token(id), logprob) for id, logprob in zip(ids, logprobs, strict=False))
+
+    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> Reply:
+        return dialect_reply(http, arrival.dialect, flight)
+
+    def _sample_request(self, call_id: str, arrival: Arrival, prompt_ids: Sequence[int]) -> SampleRequest:
+        room = self.max_context - len(prompt_ids)
+        if room < 1:
+            raise self._overflow(len(prompt_ids))
+        asked, pin = arrival.request.sampling, self.settings.pin
+        extra = {name: value for name in PENALTIES if (value := getattr(asked, name)) is not None}
+        if asked.json_schema is not None:
+            extra["json_schema"] = asked.json_schema
+        return SampleRequest(
+            id=call_id,
+            model=self.settings.model or self.name,
+            prompt_ids=prompt_ids,
+            max_tokens=min(room, _first(pin.max_tokens, asked.max_tokens, room)),
+            temperature=_first(pin.temperature, asked.temperature, 1.0),
+            top_p=_first(pin.top_p, asked.top_p, 1.0),
+            top_k=_first(pin.top_k, asked.top_k, 0),
+            min_p=_first(pin.min_p, asked.min_p, 0.0),
+            seed=asked.seed,
+            stop_token_ids=self.continuation.renderer.stop_token_ids,
+            top_logprobs=self.settings.top_logprobs,
+            routed_experts=self.settings.routed_experts,
+            session_id=arrival.session.session.id,
+            extra=extra,
+            # Stop strings are found here: the engine is to end where one is met.
+            stream=arrival.request.stream or bool(asked.stop),
+        )
+
+    def _check_length(self, request: ChatRequest) -> None:
+        """Refuses a prompt that is far too long by the beginning of its longest text.
+
+        Encoding 50 MB takes half a minute and gigabytes. Tokens of a beginning are those of the whole but for the
+        last word; to be sure, they must be half as many again as fit.
+        """
+        texts = [message.text for message in request.messages if message.role in ("user", "tool")]
+        text = max(texts, key=len, default="")
+        if len(text) <= SAMPLE * self.max_context:
+            return
+        tokenizer = self.continuation.renderer.tokenizer
+        tokens = len(tokenizer.encode(tokenizer.guard(text[: SAMPLE * self.max_context])))
+        if tokens > 1.5 * self.max_context:
+            raise self._overflow(tokens)
+
+    def _overflow(self, tokens: int) -> ContextOverflow:
+        message = f"the prompt has at least {tokens} tokens; policy {self.name!r} takes {self.max_context} in all"
+        return ContextOverflow(message, tokens=tokens, limit=self.max_context)
+
+
+def thinks(settings: PolicySettings, asked: Sampling) -> bool:
+    """Whether a call thinks: the policy's pin, else what the harness asked, else yes."""
+    if settings.pin.thinking is not None:
+        return settings.pin.thinking
+    return asked.thinking if asked.thinking is not None else True
+
+
+def _check_prompt(chunk: SampleChunk, prompt: Sequence[int]) -> None:
+    """`EngineProtocolError` if the engine says that it saw other ids than those that were sent."""
+    if chunk.prompt_ids is not None and chunk.prompt_ids is not prompt and list(chunk.prompt_ids) != list(prompt):
+        raise EngineProtocolError("the engine's prompt ids are not those that were sent")
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
