@@ -16,8 +16,8 @@ from rolltap.errors import InvalidRequest
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.arguments import object_of, text_of
 from rolltap.proxy.dialects.hints import read_hints
-from rolltap.proxy.dialects.json_request import MAX_DEPTH, check_depth
 from rolltap.proxy.dialects.json_reply import encode
+from rolltap.proxy.dialects.json_request import MAX_DEPTH, check_depth
 from rolltap.proxy.routes.model import AgentPlane
 from rolltap.settings import LimitSettings
 
