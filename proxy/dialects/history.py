@@ -25,31 +25,33 @@ LONG = 64
 
 
 @dataclass(slots=True, eq=False)
-class Linked:
-    """A history that holds together: as it was `given`, with its tools' names, and what it has called and answered.
+class LinkedHistory:
+    """A checked history: the `messages` with their tools' names, the tool of each call id, and the answered calls.
 
-    `size` is about how many bytes it holds.
+    `source` are the messages as they were before linking. `size` is about how many bytes the history holds.
     """
 
-    given: tuple[Message, ...] = ()
+    source: tuple[Message, ...] = ()
     messages: list[Message] = field(default_factory=list)
-    named: dict[str, str] = field(default_factory=dict)
+    tools_by_call: dict[str, str] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     size: int = 0
 
-    def copy(self) -> Linked:
-        return Linked(self.given, self.messages.copy(), self.named.copy(), self.answered.copy(), self.size)
+    def copy(self) -> LinkedHistory:
+        tools, answered = self.tools_by_call.copy(), self.answered.copy()
+        return LinkedHistory(self.source, self.messages.copy(), tools, answered, self.size)
 
 
 class Linker:
     """Links tool results to their calls. One per dialect: it hands out one object per message and name.
 
-    A history that begins with one of the last, object by object, is linked from there on.
+    `link` checks a whole history; one that begins with one of the last, object by object, is linked from there on.
+    `extend` is for a dialect that knows itself which history a request extends.
     """
 
     def __init__(self) -> None:
         self._named: Kept[tuple[Message, str], Message] = Kept(DERIVED_BYTES, message_bytes)
-        self._last: deque[Linked] = deque(maxlen=HISTORIES)
+        self._last: deque[LinkedHistory] = deque(maxlen=HISTORIES)
 
     def link(
         self, messages: Sequence[Message], place: Callable[[int], str], *, whole: bool = True
@@ -60,35 +62,44 @@ class Linker:
         call is answered once. Without the `whole` history, results may answer calls that only the record holds.
         """
         if not whole:
-            return tuple(self._extended(Linked(), messages, place, whole=False).messages)
+            linked = LinkedHistory()
+            self._append(linked, messages, place, whole=False)
+            return tuple(linked.messages)
         former = self._longest(messages)
-        linked = self._extended(former.copy() if former else Linked(), messages, place, whole=True)
+        linked = self.extend(former, messages[len(former.source) if former else 0 :], place)
+        linked.source = tuple(messages)
         if former is not None:
             self._last.remove(former)
         if len(messages) >= LONG and linked.size <= DERIVED_BYTES:
             self._last.appendleft(linked)
         return tuple(linked.messages)
 
-    def _longest(self, messages: Sequence[Message]) -> Linked | None:
+    def extend(
+        self, former: LinkedHistory | None, added: Sequence[Message], place: Callable[[int], str]
+    ) -> LinkedHistory:
+        """The history `former` and the messages `added` to it; `former` stays as it is."""
+        linked = former.copy() if former is not None else LinkedHistory()
+        self._append(linked, added, place, whole=True)
+        return linked
+
+    def _longest(self, messages: Sequence[Message]) -> LinkedHistory | None:
         """The longest of the last histories that this one begins with."""
-        begun = [
+        prefixes = [
             linked
             for linked in self._last
-            if len(linked.given) <= len(messages)
-            and linked.given[-1] is messages[len(linked.given) - 1]
-            and linked.given == tuple(messages[: len(linked.given)])
+            if len(linked.source) <= len(messages)
+            and linked.source[-1] is messages[len(linked.source) - 1]
+            and linked.source == tuple(messages[: len(linked.source)])
         ]
-        return max(begun, key=lambda linked: len(linked.given), default=None)
+        return max(prefixes, key=lambda linked: len(linked.source), default=None)
 
-    def _extended(
-        self, linked: Linked, messages: Sequence[Message], place: Callable[[int], str], *, whole: bool
-    ) -> Linked:
-        """`linked` with the messages that it does not hold yet."""
-        for index in range(len(linked.given), len(messages)):
-            message = messages[index]
+    def _append(
+        self, linked: LinkedHistory, added: Sequence[Message], place: Callable[[int], str], *, whole: bool
+    ) -> None:
+        for index, message in enumerate(added, len(linked.messages)):
             if message.role == "tool":
                 call_id = message.tool_call_id or ""
-                name = linked.named.get(call_id)
+                name = linked.tools_by_call.get(call_id)
                 if call_id in linked.answered:
                     raise invalid(place(index), f"a second tool result for the call {call_id!r}")
                 if name is None and whole:
@@ -97,12 +108,10 @@ class Linker:
                 if name is not None and message.name != name:
                     message = self._named.get((message, name), _with_name)
             elif message.tool_calls:
-                linked.named |= _calls(message, place(index))
+                linked.tools_by_call |= _tools_by_call(message, place(index))
                 linked.answered.difference_update(call.id for call in message.tool_calls)
             linked.messages.append(message)
             linked.size += message_bytes(message)
-        linked.given = tuple(messages)
-        return linked
 
 
 def _with_name(key: tuple[Message, str]) -> Message:
@@ -110,11 +119,11 @@ def _with_name(key: tuple[Message, str]) -> Message:
     return msgspec.structs.replace(message, name=name)
 
 
-def _calls(message: Message, place: str) -> dict[str, str]:
-    named = {call.id: call.name for call in message.tool_calls}
-    if len(named) < len(message.tool_calls):
+def _tools_by_call(message: Message, place: str) -> dict[str, str]:
+    tools = {call.id: call.name for call in message.tool_calls}
+    if len(tools) < len(message.tool_calls):
         raise invalid(place, "two tool calls of one turn have the same id")
-    return named
+    return tools
 
 
 def unknown_tool(name: str, known: Sequence[str], param: str) -> InvalidRequest:

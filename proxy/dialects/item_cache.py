@@ -104,19 +104,18 @@ class ItemCache(Generic[V]):
         """The items of a list, their bytes and values; a refusal names the item within the list `where`."""
         for known in self._lists:
             if (rest := known.rest_of(array)) is not None:
-                items, values = self._each(rest, where, len(known.items))
+                items, values = self.each(entries(rest, where, before=len(known.items)), where, len(known.items))
                 items, values = known.items + items, known.values + values
                 self._lists.remove(known)
                 break
         else:
-            items, values = self._each(array, where, 0)
+            items, values = self.each(entries(array, where), where, 0)
         if len(items) >= LONG and len(array) <= LIST_BYTES // 4:
             self._remember(ReadList(array[:-1], items, values))
         return items, values
 
-    def _each(self, array: bytes, where: str, before: int) -> tuple[tuple[bytes, ...], tuple[V, ...]]:
-        """Every item by itself; `before` others of the list have been read."""
-        keys = entries(array, where, before=before)
+    def each(self, keys: Sequence[bytes], where: str, before: int) -> tuple[tuple[bytes, ...], tuple[V, ...]]:
+        """The items by themselves; `before` others of the list `where` have been read."""
         found = self._kept.known(keys)
         for index in [index for index, entry in enumerate(found) if entry is None]:
             try:

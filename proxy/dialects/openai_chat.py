@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from rolltap.errors import RolltapError
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
@@ -28,6 +30,7 @@ from rolltap.proxy.dialects.openai_chat_messages import parse_message
 from rolltap.proxy.dialects.openai_chat_reader import ChatReader
 from rolltap.proxy.dialects.openai_chat_reply import ChatWriter, completion
 from rolltap.proxy.dialects.openai_common import openai_error, openai_key
+from rolltap.proxy.dialects.request_cache import KnownRequest, RequestCache
 
 
 class OpenAIChat(Dialect):
@@ -44,6 +47,7 @@ class OpenAIChat(Dialect):
     reply_reader = ChatReader
 
     def __init__(self) -> None:
+        self._known = RequestCache("messages")
         self._messages = ItemCache(parse_message)
         self._tools = ItemCache(parse_tools)
         self._linker = Linker()
@@ -52,16 +56,30 @@ class OpenAIChat(Dialect):
         return openai_key(request.headers)
 
     def parse(self, request: WireRequest) -> ChatRequest:
+        key = self.key(request)
+        match = self._known.extended(key, request.body)
+        if match is None:
+            known, former = self._parse_whole(request), None
+        else:
+            former, added = match
+            known = self._extend(former, added, request)
+        self._known.keep(key, known, former)
+        return known.chat
+
+    def _parse_whole(self, request: WireRequest) -> KnownRequest:
+        """A request of which nothing is known."""
         body = cut(request.body, ("messages", "tools"))
         head = decode(body.head, wire.Head)
-        items, messages = self._messages.all(body.array("messages"), "messages")
+        array = body.array("messages")
+        items, messages = self._messages.all(array, "messages")
         if not messages:
             raise invalid("messages", "at least one message is required")
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ()
-        return ChatRequest(
+        linked = self._linker.extend(None, messages, "messages[{}]".format)
+        chat = ChatRequest(
             dialect=self.name,
             model=head.model,
-            messages=self._linker.link(messages, "messages[{}]".format),
+            messages=tuple(linked.messages),
             tools=tools,
             tool_choice=tool_choice(head.tool_choice, head.parallel_tool_calls, tools),
             sampling=sampling(head),
@@ -70,8 +88,25 @@ class OpenAIChat(Dialect):
             head=body.head,
             items=items,
             fixed=body.fixed("tools"),
-            wire={"include_usage": bool(head.stream_options and head.stream_options.include_usage)},
+            wire={
+                "include_usage": bool(head.stream_options and head.stream_options.include_usage),
+                "cache_key": head.prompt_cache_key,
+            },
         )
+        return KnownRequest(chat, linked, request.body, array)
+
+    def _extend(self, former: KnownRequest, added: Sequence[bytes], request: WireRequest) -> KnownRequest:
+        """A request that differs from `former` by the messages `added` to its history, and perhaps by its headers."""
+        chat = former.chat
+        items, messages = self._messages.each(added, "messages", len(chat.items))
+        linked = self._linker.extend(former.linked, messages, "messages[{}]".format)
+        chat = msgspec.structs.replace(
+            chat,
+            messages=tuple(linked.messages),
+            items=chat.items + items,
+            hints=read_hints(request.headers, cache_key=chat.wire["cache_key"]),
+        )
+        return former.extended(chat, linked, request.body)
 
     def writer(self, request: ChatRequest) -> ChatWriter:
         return ChatWriter(request)

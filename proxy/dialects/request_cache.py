@@ -1,0 +1,118 @@
+"""The last requests of each API key, so that the next one costs its new items and not its history.
+
+A harness resends its whole history with every call, and the rest of the body seldom changes. A body that equals a known
+one up to the last item of its history, and from the end of that list on, says the same but for the items in between.
+Only those are decoded; the rest costs a comparison of bytes. A known request is used only for a body that repeats all
+of it, so it makes no difference whose it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from cachetools import LRUCache
+
+from rolltap.errors import InvalidRequest
+from rolltap.proxy.conversation.chat import ChatRequest
+from rolltap.proxy.dialects.history import LinkedHistory
+from rolltap.proxy.dialects.json_request import entries
+
+CACHE_BYTES = 32 << 20
+PER_KEY = 4
+"""Requests that are kept of one key: subagents share the key of the main agent, and take turns with it."""
+
+PROBE = 32
+"""Bytes before the end of a history that are compared first: where they differ, nothing else is looked at."""
+
+
+@dataclass(slots=True, eq=False)
+class KnownRequest:
+    """A parsed request, whose history is the JSON list `array` in `body`.
+
+    The body is split when it is first compared in full: the first request of many sessions is their only one.
+    """
+
+    chat: ChatRequest
+    linked: LinkedHistory
+    body: bytes = b""
+    array: bytes = b""
+    before: bytes = b""  # the body up to the end of the last item; empty: not split yet
+    after: bytes = b""  # the body from the list's closing bracket on
+
+    def extended(self, chat: ChatRequest, linked: LinkedHistory, body: bytes) -> KnownRequest:
+        """The request `chat`, whose `body` extends this one's."""
+        end = len(body) - len(self.after)
+        return KnownRequest(chat, linked, before=body[:end].rstrip(), after=self.after)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it holds: its body, and the items of it."""
+        return 2 * (len(self.body) + len(self.before) + len(self.after))
+
+    def added_items(self, body: bytes, field: str) -> list[bytes] | None:
+        """The items that `body` adds to the history; None if it differs in anything else."""
+        if not self.before:
+            probe = self.body.rfind(self.array[-PROBE:])
+            if body[probe : probe + PROBE - 1] != self.array[-PROBE:-1] or not self._split(field):
+                return None
+        end = len(body) - len(self.after)
+        if end < len(self.before) or not body.startswith(self.before) or not body.endswith(self.after):
+            return None
+        added = body[len(self.before) : end].strip()
+        if not added:
+            return []
+        # `before` ends in an item, so what follows is a comma and items. Only then is the whole body valid JSON.
+        if not added.startswith(b",") or len(added) == 1:
+            return None
+        try:
+            return entries(b"[" + added[1:] + b"]", field, before=len(self.chat.items))
+        except InvalidRequest:
+            return None  # the whole body is parsed, and refused in terms of it
+
+    def _split(self, field: str) -> bool:
+        """Cuts the body around the end of its history; False where the place can't be proven."""
+        start = self.body.find(self.array)
+        end = start + len(self.array)
+        # The same bytes may also stand elsewhere. This is the place if the field is empty without them.
+        try:
+            rest = msgspec.json.decode(self.body[:start] + b"[]" + self.body[end:], type=dict[str, msgspec.Raw])
+        except msgspec.MsgspecError:
+            return False
+        if bytes(rest.get(field, b"")) != b"[]":
+            return False
+        self.before, self.after = self.body[: end - 1].rstrip(), self.body[end - 1 :]
+        self.body = self.array = b""
+        return True
+
+
+class RequestCache:
+    """The last requests by API key. `field` is the field of the history."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+        # By the key's hash: a vendor's key is not held longer than its request.
+        self._by_key: LRUCache[int, list[KnownRequest]] = LRUCache(CACHE_BYTES, getsizeof=_size)
+
+    def extended(self, key: str | None, body: bytes) -> tuple[KnownRequest, list[bytes]] | None:
+        """The longest known request that `body` extends, and the items that it adds."""
+        longest: tuple[KnownRequest, list[bytes]] | None = None
+        for known in self._by_key.get(hash(key), ()):
+            if longest is None or len(known.chat.items) > len(longest[0].chat.items):
+                items = known.added_items(body, self._field)
+                if items is not None:
+                    longest = known, items
+        return longest
+
+    def keep(self, key: str | None, known: KnownRequest, former: KnownRequest | None) -> None:
+        """Keeps a request, in the place of the one that it extends."""
+        others = [other for other in self._by_key.get(hash(key), ()) if other is not former]
+        requests = [known, *others[: PER_KEY - 1]]
+        while requests and _size(requests) > CACHE_BYTES // 4:
+            requests.pop()
+        self._by_key[hash(key)] = requests
+
+
+def _size(requests: Sequence[KnownRequest]) -> int:
+    return sum([known.size for known in requests])
