@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -197,6 +197,10 @@ class Workspace(Protocol):
         """
         ...
 
+    async def clear_home(self) -> None:
+        """Replaces HOME and the scratch folder by empty ones, whatever an agent left there. Links are not followed."""
+        ...
+
     async def close(self) -> None:
         """Removes the workspace, whatever state it is in."""
         ...
@@ -257,6 +261,21 @@ class Verdict:
     scoring: Scoring | None = None
 
 
+OWN_CONFIGURATION: Mapping[str, str] = {
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_COUNT": "2",  # the working copy's own .git/config can name programs that git would start
+    "GIT_CONFIG_KEY_0": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "core.hooksPath",
+    "GIT_CONFIG_VALUE_1": "/dev/null",
+    "PIP_CONFIG_FILE": "/dev/null",
+    "NPM_CONFIG_USERCONFIG": "/dev/null",
+}
+"""Keeps the tools of an evaluation from reading configuration that an agent may have written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What an evaluator can look at. The agent ran in `workspace`; `clean_workspace` makes one that it never touched.
@@ -275,12 +294,15 @@ class Evidence:
     seen: Transcript = field(default_factory=Transcript)
     began: float = field(default_factory=time.monotonic)
 
-    async def run(self, workspace: Workspace, step: str, launch: Launch) -> Exit:
-        """Runs a step of the evaluation within what is left of its budget; what it printed is seen.
+    async def run(self, workspace: Workspace, step: str, launch: Command) -> Exit:
+        """Runs a step of the evaluation with an empty HOME, within what is left of its budget; its output is kept.
 
-        `EvaluatorFailed` where the budget ends first.
+        Nothing that an agent left in HOME or the scratch folder can steer the step. Raises `EvaluatorFailed` if the
+        budget ends first.
         """
+        await workspace.clear_home()
         left = self.began + self.limits.evaluate_s - time.monotonic()
+        launch = replace(launch, env={**OWN_CONFIGURATION, **launch.env})
         exit_ = await workspace.run(launch, self.limits, max(0.0, left))
         self.seen.add(step, exit_.output)
         if exit_.ending is Ending.TIMED_OUT:

@@ -1,8 +1,8 @@
-"""What an agent changed in its working copy, found by comparing two folders file by file.
+"""What an agent changed in its working copy: a comparison of two folders, file by file.
 
 No command of the agent's repository is run for it: a repository's own configuration can name programs that git would
-start. Links are compared as links and never followed. Files of equal size and time count
-as equal unread, as in rsync: who forges that hides a change from its own reward.
+start. Links are compared as links and never followed. Files of equal size and time count as equal unread, as in rsync:
+an agent that forges both hides a change from its own reward.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pathlib import Path
 
 TEST_FILES = (
     *("test/*", "tests/*", "*/test/*", "*/tests/*", "test_*.py", "*/test_*.py", "*_test.py"),
-    *("conftest.py", "*/conftest.py", "pytest.ini", "tox.ini"),
+    *("conftest.py", "*/conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"),
+    *("pyproject.toml", "setup.cfg", "*.dist-info/*", "*.egg-info/*"),  # options and plugins of pytest
     *("sitecustomize.py", "*/sitecustomize.py", "usercustomize.py", "*/usercustomize.py", "*.pth"),
 )
-"""What an evaluator takes from the source, never from the agent: tests, and files that steer how they run."""
+"""Files that an evaluator takes from the source, never from the agent: tests, and what steers how they run."""
 
 UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
 """Folders that are not compared: a build's or a tool's own."""
@@ -42,23 +43,23 @@ class Change:
 def changes(before: Path, after: Path) -> list[Change]:
     """The files and links that differ, by path."""
     old, new = set(_files(before)), set(_files(after))
-    found = [Change(path, Kind.ADDED) for path in new - old]
-    found += [Change(path, Kind.DELETED) for path in old - new]
-    found += [Change(path, Kind.MODIFIED) for path in old & new if not _same(before / path, after / path)]
-    return sorted(found, key=lambda change: change.path)
+    differing = [Change(path, Kind.ADDED) for path in new - old]
+    differing += [Change(path, Kind.DELETED) for path in old - new]
+    differing += [Change(path, Kind.MODIFIED) for path in old & new if not _same(before / path, after / path)]
+    return sorted(differing, key=lambda change: change.path)
 
 
 def is_protected(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(path, pattern) for pattern in patterns)
 
 
-def apply_changes(found: list[Change], after: Path, target: Path, protected: tuple[str, ...]) -> list[Change]:
+def apply_changes(every: list[Change], after: Path, target: Path, protected: tuple[str, ...]) -> list[Change]:
     """Makes the changes in `target`, except those of protected files and those that a link leads out of it.
 
     Those left out are returned.
     """
     dropped = []
-    for change in found:
+    for change in every:
         destination = target / change.path
         if is_protected(change.path, protected) or not _stays_inside(target, destination):
             dropped.append(change)

@@ -1,4 +1,4 @@
-"""Any command: for agents that have no recipe. It is told of its session by environment variables."""
+"""Any command, for agents that have no recipe. Environment variables name its session."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class AnyCommand:
 
     def launch(self, job: Job) -> Command:
         endpoint = job.endpoint
-        known = {
+        values = {
             "{prompt}": job.instruction,
             "{base_url}": endpoint.base_url,
             "{key}": endpoint.key,
             "{model}": endpoint.model,
         }
-        argv = tuple(FIELD.sub(lambda found: known[found.group()], part) for part in self.argv)
-        asked = any("{prompt}" in part for part in self.argv)
+        argv = tuple(FIELD.sub(lambda field: values[field.group()], part) for part in self.argv)
+        prompt_in_argv = any("{prompt}" in part for part in self.argv)
         return Command(
             argv,
             env={
@@ -51,5 +51,5 @@ class AnyCommand:
                 "GOOGLE_GEMINI_BASE_URL": endpoint.base_url,
                 "GEMINI_API_KEY": endpoint.key,
             },
-            stdin="" if asked else job.instruction,
+            stdin="" if prompt_in_argv else job.instruction,
         )

@@ -1,7 +1,7 @@
 """Installs the pinned releases of harnesses, each in a folder of its own, and records what was installed.
 
 The cache is `$ROLLTAP_HARNESSES`, by default `~/.cache/rolltap/harnesses`. An installation is complete when its
-`installed.json` is there; a half-made one is made again. Nothing is put on the user's PATH: runtimes are given the
+`installed.json` is there; a half-bare one is bare again. Nothing is put on the user's PATH: runtimes are given the
 folders that `bins` returns.
 """
 
@@ -51,31 +51,31 @@ def find(package: Package, cache: Path | None = None) -> Installation | None:
     stamp = folder / STAMP
     if not stamp.is_file():
         return None
-    kept = json.loads(stamp.read_text(encoding="utf-8"))
-    bins, needs = (tuple(Path(path) for path in kept[key]) for key in ("bins", "needs"))
-    return Installation(package, bins, needs, kept["versions"], kept["seconds"])
+    record = json.loads(stamp.read_text(encoding="utf-8"))
+    bins, needs = (tuple(Path(path) for path in record[key]) for key in ("bins", "needs"))
+    return Installation(package, bins, needs, record["versions"], record["seconds"])
 
 
 def install(package: Package, cache: Path | None = None) -> Installation:
     """Installs `package` with npm or pip unless it is there already. `ConfigError` says what is missing."""
     cache = cache or default_cache()
-    found = find(package, cache)
-    if found is not None:
-        return found
+    existing = find(package, cache)
+    if existing is not None:
+        return existing
     folder = _folder(package, cache)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     started = time.monotonic()
-    made = _npm(package, folder) if package.manager == "npm" else _pip(package, folder)
-    installation = replace(made, seconds=round(time.monotonic() - started, 1))
-    bins = os.pathsep.join(map(str, made.bins))
+    bare = _npm(package, folder) if package.manager == "npm" else _pip(package, folder)
+    installation = replace(bare, seconds=round(time.monotonic() - started, 1))
+    bins = os.pathsep.join(map(str, bare.bins))
     if package.executable and shutil.which(package.executable, path=bins) is None:
         raise ConfigError(f"{package.name} {package.version} has no command {package.executable!r}")
     record = {
         "package": asdict(package),
-        "bins": [str(path) for path in made.bins],
-        "needs": [str(path) for path in made.needs],
-        "versions": made.versions,
+        "bins": [str(path) for path in bare.bins],
+        "needs": [str(path) for path in bare.needs],
+        "versions": bare.versions,
         "seconds": installation.seconds,
     }
     (folder / STAMP).write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -94,16 +94,16 @@ def own(package: Package) -> Installation | None:
 
 
 def on_path(package: Package) -> str | None:
-    """The version of the user's own installation on PATH: what its `--version` says, "" if it doesn't."""
+    """The version of the user's own installation on PATH, from its `--version`; "" if it prints none."""
     executable = shutil.which(package.executable)
     if executable is None:
         return None
     try:
-        told = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        reply = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(r"\d+\.\d+(\.\d+)?", told.stdout + told.stderr)
-    return found.group() if found else ""
+    version = re.search(r"\d+\.\d+(\.\d+)?", reply.stdout + reply.stderr)
+    return version.group() if version else ""
 
 
 def _folder(package: Package, cache: Path) -> Path:
@@ -186,6 +186,6 @@ def _run(command: list[str], failure: str) -> str:
         stdin=subprocess.DEVNULL,
     )
     if result.returncode:
-        told = (result.stderr or result.stdout).strip().splitlines()
-        raise ConfigError(f"{failure}: {told[-1] if told else f'exit code {result.returncode}'}")
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        raise ConfigError(f"{failure}: {lines[-1] if lines else f'exit code {result.returncode}'}")
     return result.stdout

@@ -17,14 +17,14 @@ TURN_LIMIT = 53
 def driver(name: str, job: Job, env: Mapping[str, str]) -> Command:
     """Runs `drivers/<name>.py`; the prompt, the model and the cap of turns travel in the environment."""
     path = f".rolltap/{name}.py"
-    told = {
+    variables = {
         "ROLLTAP_PROMPT": job.instruction,
         "ROLLTAP_MODEL": job.endpoint.model,
         "ROLLTAP_TURNS": str(job.limits.turns),
     }
     return Command(
         ("python", str(job.home / path)),
-        env={**told, **env},
+        env={**variables, **env},
         files={path: files("rolltap.harnesses.drivers").joinpath(f"{name}.py.txt").read_text(encoding="utf-8")},
         endings={TURN_LIMIT: Ending.LIMIT},
     )

@@ -51,7 +51,7 @@ STATUSES = {
     Ending.TIMED_OUT: RolloutStatus.TIMED_OUT,
     Ending.CANCELLED: RolloutStatus.CANCELLED,
 }
-"""A harness that crashed or ran out of time is still evaluated: what it did counts, with its status told."""
+"""A harness that crashed or ran out of time is still evaluated; its status says how it ended."""
 
 CAUSES = {Ending.CRASHED: Cause.AGENT, Ending.TIMED_OUT: Cause.AGENT}
 
@@ -119,7 +119,7 @@ DEFAULT_SLOTS = Slots()
 
 @dataclass(slots=True)
 class RolloutState:
-    """What is known of a rollout under way. `session` is the last attempt's, the rest the one's under way."""
+    """A rollout under way. `session` is that of the last attempt that began; the rest is of the current attempt."""
 
     claim: ClaimedRollout
     assignment: Assignment
@@ -137,7 +137,7 @@ class RolloutState:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a rollout is to be finished."""
+    """The terminal state of a rollout, and the verdict that it is finished with."""
 
     status: RolloutStatus
     reason: str
@@ -146,7 +146,7 @@ class Result:
 
     @classmethod
     def by(cls, error: RolltapError) -> Result:
-        """What an error of ours, not of the agent's, ends it as."""
+        """The result that an error of the machinery, not of the agent, leads to."""
         status = RolloutStatus.TIMED_OUT if isinstance(error, SetupTimedOut) else RolloutStatus.FAILED
         cause = Cause.EVALUATION if isinstance(error, EvaluatorFailed) else Cause.INFRASTRUCTURE
         return cls(status, f"{error.code}: {error.message}", cause=cause)
@@ -180,10 +180,10 @@ class RolloutRunner:
     async def run(self, claim: ClaimedRollout, assignment: Assignment) -> RolloutSummary:
         """Takes the rollout to its terminal state.
 
-        Cancelling this call ends it as cancelled, unless `abandon` was called for it: then it is left to others.
+        Cancelling this call ends the rollout as cancelled, unless `abandon` was called: then other nodes run it.
         """
         state = RolloutState(claim, assignment)
-        self._tell(state, Stage.WAITING)
+        self._report(state, Stage.WAITING)
         result = Result(RolloutStatus.LOST, "no attempt was made", cause=Cause.INFRASTRUCTURE)
         try:
             for _ in range(self._attempts):
@@ -203,14 +203,14 @@ class RolloutRunner:
             with suppress(RolltapError):
                 await asyncio.shield(self._finish(state, Result(RolloutStatus.CANCELLED, "cancelled")))
             raise
-        except Exception as error:  # a boundary: what surprises one rollout must not end the others
+        except Exception as error:  # a boundary: an unexpected error in one rollout must not end the others
             log.exception("rollout %s, attempt %d", claim.rollout_id, state.attempt)
             reason = f"internal_error: {type(error).__name__}: {error}"
             result = Result(RolloutStatus.FAILED, reason, cause=Cause.INFRASTRUCTURE)
         return await self._finish(state, result)
 
     def abandon(self, claim: ClaimedRollout) -> None:
-        """The rollout is someone else's now: when its `run` is cancelled, nothing more is said of it."""
+        """Another node has the rollout now: when its `run` is cancelled, nothing more is reported."""
         self._abandoned.add(claim)
 
     async def _attempt(self, state: RolloutState) -> Result:
@@ -236,13 +236,13 @@ class RolloutRunner:
         finally:
             await asyncio.shield(_tear_down(state))
 
-    def _tell(self, state: RolloutState, stage: Stage, summary: RolloutSummary | None = None) -> None:
+    def _report(self, state: RolloutState, stage: Stage, summary: RolloutSummary | None = None) -> None:
         self._progress(Progress(state.claim.rollout_id, state.assignment.task.id, stage, summary))
 
     @asynccontextmanager
     async def _stage(self, state: RolloutState, stage: Stage) -> AsyncIterator[None]:
         async with self._slots[stage]:
-            self._tell(state, stage)
+            self._report(state, stage)
             started = time.monotonic()
             try:
                 yield
@@ -254,20 +254,20 @@ class RolloutRunner:
             return await self._prepare(assignment)
 
     async def _prepare(self, assignment: Assignment) -> Workspace:
-        """A workspace within the set-up budget; one that comes too late is removed when it comes."""
-        making = asyncio.ensure_future(assignment.runtime.prepare(assignment.source))
+        """A workspace within the set-up budget; one that is ready too late is removed."""
+        preparing = asyncio.ensure_future(assignment.runtime.prepare(assignment.source))
         try:
-            done, _ = await asyncio.wait({making}, timeout=assignment.limits.setup_s)
+            done, _ = await asyncio.wait({preparing}, timeout=assignment.limits.setup_s)
         except asyncio.CancelledError:
-            self._discard(making)
+            self._discard(preparing)
             raise
         if not done:
-            self._discard(making)
+            self._discard(preparing)
             raise SetupTimedOut(f"the set-up ran past {assignment.limits.setup_s:g} s")
-        return making.result()
+        return preparing.result()
 
-    def _discard(self, making: asyncio.Future[Workspace]) -> None:
-        leftover = asyncio.create_task(_close_when_made(making))
+    def _discard(self, preparing: asyncio.Future[Workspace]) -> None:
+        leftover = asyncio.create_task(_close_when_prepared(preparing))
         self._leftovers.add(leftover)
         leftover.add_done_callback(self._leftovers.discard)
 
@@ -319,7 +319,7 @@ class RolloutRunner:
         try:
             try:
                 await self._reward(state, result.verdict)
-            except InvalidRequest as refused:  # a scope that is none
+            except InvalidRequest as refused:  # an unknown scope
                 result = Result.by(EvaluatorFailed(refused.message))
             end = FinishRollout(
                 result.status,
@@ -351,9 +351,9 @@ class RolloutRunner:
             await self._client.reward(reward)
 
     async def _ended_elsewhere(self, state: RolloutState, refused: LedgerError) -> RolloutSummary:
-        """The ledger has the last word: what this runner did is not counted."""
-        found = await self._client.get(f"/rollouts/{state.claim.rollout_id}")
-        return self._summarise(state, Result(RolloutStatus(found["status"]), refused.message), None)
+        """The ledger refused this runner's result, so the summary has the ledger's status."""
+        rollout = await self._client.get(f"/rollouts/{state.claim.rollout_id}")
+        return self._summarise(state, Result(RolloutStatus(rollout["status"]), refused.message), None)
 
     def _summarise(self, state: RolloutState, result: Result, reward: float | None) -> RolloutSummary:
         summary = RolloutSummary(
@@ -367,7 +367,7 @@ class RolloutRunner:
             session_id=state.session.session_id if state.session else "",
             seconds=state.seconds,
         )
-        self._tell(state, Stage.ENDED, summary)
+        self._report(state, Stage.ENDED, summary)
         return summary
 
 
@@ -378,9 +378,9 @@ def _reason(exit_: Exit) -> str:
     return f"agent {exit_.ending.value}{code}: {last_line(exit_.output)}"
 
 
-async def _close_when_made(making: asyncio.Future[Workspace]) -> None:
+async def _close_when_prepared(preparing: asyncio.Future[Workspace]) -> None:
     with suppress(RolltapError):
-        await (await making).close()
+        await (await preparing).close()
 
 
 async def _tear_down(state: RolloutState) -> None:

@@ -80,13 +80,13 @@ class NodeAgent:
             return True
 
     async def _lease(self) -> int:
-        """Takes as many rollouts as there is room for; waits while there is none. Returns how many came."""
+        """Takes as many rollouts as there is room for; waits while there is none. Returns how many it took."""
         slots = self._settings.slots
         while (room := slots.run + slots.ahead - len(self._running)) <= 0:
             self._changed.clear()
             await self._changed.wait()
         try:
-            came = await self._client.lease_rollouts(
+            leases = await self._client.lease_rollouts(
                 self._settings.name,
                 room,
                 ttl=self._settings.ttl,
@@ -97,11 +97,11 @@ class NodeAgent:
             log.warning("no lease: %s", error.message)
             await asyncio.sleep(self._settings.wait)
             return 0
-        for leased in came:
+        for leased in leases:
             task = asyncio.create_task(self._take(leased))
             self._running[leased.claim] = task
             task.add_done_callback(lambda _, claim=leased.claim: self._ended(claim))
-        return len(came)
+        return len(leases)
 
     def _ended(self, claim: ClaimedRollout) -> None:
         del self._running[claim]

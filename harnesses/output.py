@@ -1,4 +1,4 @@
-"""What runs printed, kept whole within a bound: the beginning and the end, and a line that says what is left out."""
+"""The output of runs, within a bound: the beginning, a line that counts what is left out, and the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_output(path: Path, limit: int = KEPT_BYTES) -> str:
 
 
 def last_line(output: str) -> str:
-    """What a reason quotes of it."""
+    """The line of an output that a reason quotes."""
     lines = output.strip().splitlines()
     return lines[-1][:300] if lines else "it printed nothing"
 

@@ -1,4 +1,4 @@
-"""Rollouts on a Ray cluster: one actor a node, which runs the node agent. Ray places, the ledger remembers.
+"""Rollouts on a Ray cluster: one actor per node, which runs the node agent. Ray only places the actors.
 
 No tokens and no results travel through Ray: each actor talks to the server over HTTP, as a node started by hand does.
 Losing actors, nodes or the whole cluster costs only the attempts under way.
@@ -118,12 +118,12 @@ class RayRunner:
     def stop(self) -> None:
         """Asks every actor to give back what it holds, and waits for those that hear it."""
         with contextlib.suppress(RayError):
-            asked = {actor.stop.remote(): running for actor, running in list(self._actors.values())}
-            heard = _wait(list(asked), STOP_S)
-            _wait([asked[one] for one in heard], LEAVE_S)
+            stops = {actor.stop.remote(): running for actor, running in list(self._actors.values())}
+            confirmed = _wait(list(stops), STOP_S)
+            _wait([stops[stop] for stop in confirmed], LEAVE_S)
         self._actors.clear()
 
 
 def _wait(results: list[Any], seconds: float) -> list[Any]:
-    """Those of `results` that are there when all are, or after so many seconds."""
+    """The results that are ready once all are, or after `seconds`."""
     return ray.wait(results, num_returns=len(results), timeout=seconds)[0] if results else []

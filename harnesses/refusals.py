@@ -1,4 +1,4 @@
-"""What is refused in one line: unknown names, and jobs that a harness can't do."""
+"""Refusals in one line: unknown names, and what a harness or a runtime can't do."""
 
 from __future__ import annotations
 

@@ -95,22 +95,22 @@ class GitCommit:
         """The base's folder, made if it is not there yet. Safe to call from many threads and processes."""
         if shutil.which("git") is None:
             raise RuntimeFailed("git is not installed; install it to use repositories as task sources")
-        wanted = ["git", "-C", str(self.repository), "rev-parse", "--verify", "--quiet", f"{self.commit}^{{commit}}"]
-        commit = _run(wanted, f"no commit {self.commit} in {self.repository}").strip()
+        resolve = ["git", "-C", str(self.repository), "rev-parse", "--verify", "--quiet", f"{self.commit}^{{commit}}"]
+        commit = _run(resolve, f"no commit {self.commit} in {self.repository}").strip()
         name = hashlib.sha256(f"{self.repository.resolve()}\0{commit}".encode()).hexdigest()[:20]
         cache = self.cache or Path.home() / ".cache" / "rolltap" / "sources"
         base = cache / name
         if not base.is_dir():
             cache.mkdir(parents=True, exist_ok=True)
-            making = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cache))
+            draft = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cache))
             try:
-                self._make(making, commit)
-                making.rename(base)
+                self._make(draft, commit)
+                draft.rename(base)
             except OSError:
-                if not base.is_dir():  # another one was not faster
+                if not base.is_dir():  # another process was not faster
                     raise
             finally:
-                shutil.rmtree(making, ignore_errors=True)
+                shutil.rmtree(draft, ignore_errors=True)
         return base
 
     def _make(self, folder: Path, commit: str) -> None:

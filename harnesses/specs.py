@@ -16,7 +16,7 @@ import msgspec
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.base import Endpoint, Harness, Job, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.base import EvaluatorSettings
+from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.registry import parse_evaluator
 from rolltap.harnesses.install import find, own
 from rolltap.harnesses.lifecycle import Assignment
@@ -52,7 +52,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     `harness`, `runtime` and `image` may be left to the command line. `argv` is for the harness `command`.
     """
 
-    evaluator: EvaluatorSettings
+    evaluator: EvaluatorTable = EvaluatorTable()  # `parse_spec` sets it: its class follows from its kind
     files: dict[str, str] | None = None
     folder: str | None = None
     repository: str | None = None
@@ -103,9 +103,10 @@ class Defaults:
 
 def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
     """`TaskInvalid` names the key that is wrong."""
-    table = {"evaluator": None, **spec}
+    table = dict(spec)
+    evaluator = parse_evaluator(table.pop("evaluator", None))
     try:
-        return msgspec.convert(table, TaskSpec, dec_hook=lambda _, evaluator: parse_evaluator(evaluator))
+        return msgspec.structs.replace(msgspec.convert(table, TaskSpec), evaluator=evaluator)
     except msgspec.ValidationError as error:
         raise TaskInvalid(f"the task can't be used: {error}") from error
 

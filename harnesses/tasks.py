@@ -103,15 +103,15 @@ def swe_task(instance: Mapping[str, Any], repositories: Path | None) -> Task:
 
 def _tests(instance: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """A list of node ids; data sets also give it as a string of JSON."""
-    given = instance.get(key, [])
-    if isinstance(given, str):
+    tests = instance.get(key, [])
+    if isinstance(tests, str):
         try:
-            given = json.loads(given)
+            tests = json.loads(tests)
         except json.JSONDecodeError:
             raise TaskInvalid(f"`{key}` is not a list of tests", param=key) from None
-    if not isinstance(given, list) or not all(isinstance(test, str) for test in given):
+    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
         raise TaskInvalid(f"`{key}` is not a list of tests", param=key)
-    return tuple(given)
+    return tuple(tests)
 
 
 def harbor_task(folder: Path) -> Task:

@@ -17,4 +17,11 @@ echo "setup: installing rolltap[$extra] into $venv (the first time takes a few m
 # torch first: the CPU build where one is offered, and never a second one pulled in by another package.
 install -c constraints.txt torch || die "can't install torch; is a package index reachable?"
 install -c constraints.txt -e ".[$extra]" || die "can't install rolltap[$extra]; is a package index reachable?"
+# Agents run in a sandbox unless told otherwise; without bubblewrap `rolltap run` refuses.
+if ! command -v bwrap >/dev/null && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+  echo "setup: installing bubblewrap"
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq bubblewrap; } >/dev/null 2>&1 || true
+fi
+command -v bwrap >/dev/null ||
+  echo "setup: no bubblewrap (apt install bubblewrap); until then agents run with --runtime process only" >&2
 echo "setup: done"

@@ -1,15 +1,15 @@
-"""The settings of an evaluator: the `evaluator` table of a task, one class per kind.
+"""The `evaluator` table of a task: one class per kind, in one file each.
 
-An evaluator is one file with a class that derives from `EvaluatorTable` and one line in `registry.py`; an outside
-package registers its class under the entry point group `rolltap.evaluators`. The class's fields are the keys of the
-table, its tag is the table's `kind`. Most classes are the evaluator as well: they have `evaluate`.
+An evaluator is a class that derives from `EvaluatorTable` and one line in `registry.py`; an outside package registers
+its class under the entry point group `rolltap.evaluators`. The class's fields are the keys of the table, its tag is the
+table's `kind`. Most classes are the evaluator as well: they have `evaluate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import ClassVar, Protocol, Self, cast, runtime_checkable
+from typing import ClassVar, Self, cast
 
 import msgspec
 
@@ -17,35 +17,8 @@ from rolltap.harnesses.base import Evaluator
 from rolltap.harnesses.client import AdminClient
 
 
-@runtime_checkable
-class EvaluatorSettings(Protocol):
-    """What a task's code asks of the settings. The first three never look at this machine's files."""
-
-    def check(self, policies: Collection[str]) -> None:
-        """Raises `TaskInvalid` if no node can evaluate by these settings; `policies` are those that are served."""
-        ...
-
-    def resolve_paths(self, base: Path) -> Self:
-        """The same settings with paths relative to `base` made absolute."""
-        ...
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The paths of files that a node must have."""
-        ...
-
-    @property
-    def needs(self) -> tuple[Path, ...]:
-        """Folders of this machine that a sandbox must show for the evaluation, read-only."""
-        ...
-
-    def build(self, client: AdminClient) -> Evaluator:
-        """The evaluator, on the node that runs it; `TaskInvalid` if something is missing here."""
-        ...
-
-
 class EvaluatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """The defaults of `EvaluatorSettings`, for an evaluator that needs no file and no policy."""
+    """The defaults are those of an evaluator that needs no file and no policy."""
 
     example: ClassVar[str]
     """A table that works, as JSON; it is quoted where a task's own is refused."""
@@ -59,18 +32,22 @@ class EvaluatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
         return False
 
     def check(self, policies: Collection[str]) -> None:
-        pass
+        """Raises `TaskInvalid` if no node can evaluate by this table; `policies` are those that are served."""
 
     def resolve_paths(self, base: Path) -> Self:
+        """The same table with paths relative to `base` made absolute."""
         return self
 
     @property
     def paths(self) -> tuple[str, ...]:
+        """The paths of files that a node must have."""
         return ()
 
     @property
     def needs(self) -> tuple[Path, ...]:
+        """Folders of this machine that a sandbox must show for the evaluation, read-only."""
         return ()
 
     def build(self, client: AdminClient) -> Evaluator:
+        """The evaluator, on the node that runs it; `TaskInvalid` if something is missing there."""
         return cast(Evaluator, self)

@@ -13,13 +13,26 @@ from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace
-from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
+from rolltap.harnesses.changes import TEST_FILES, Change, apply_changes, changes
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.output import last_line
 
 REPORT = "junit.xml"
 PATCH = "test.patch"
 """Both lie in the clean workspace's HOME, where the agent has laid no link."""
+
+RUN_PYTEST = """\
+import os, sys
+import pytest
+
+class WorkingCopy:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self):
+        sys.path.insert(0, os.getcwd())
+
+sys.exit(pytest.main(sys.argv[1:], plugins=[WorkingCopy()]))
+"""
+"""`python -m pytest`, except that pytest and its plugins are imported before the agent's folder is on the path."""
 
 
 class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
@@ -46,31 +59,30 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         clean = await evidence.clean_workspace()
-        found, dropped = await asyncio.to_thread(self._carry, evidence.workspace.folder, clean.folder)
-        told = [f"{change.kind.value} {change.path}{' (dropped)' if change in dropped else ''}" for change in found]
-        evidence.seen.add("the agent's changes", "\n".join(told))
+        every, dropped = await asyncio.to_thread(self._carry, evidence.workspace.folder, clean.folder)
+        lines = [f"{change.kind.value} {change.path}{' (dropped)' if change in dropped else ''}" for change in every]
+        evidence.seen.add("the agent's changes", "\n".join(lines))
         if self.test_patch:
             await self._apply_patch(clean, evidence)
         tests = (*self.must_pass, *self.keep_passing)
-        launch = Command(
-            (self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={clean.home / REPORT}", "-o",
-             "junit_family=xunit1", *dict.fromkeys(test.split("[")[0] for test in tests)),
-            env={"PYTHONDONTWRITEBYTECODE": "1"},
-        )  # fmt: skip
+        options = ("-q", "-p", "no:cacheprovider", f"--junitxml={clean.home / REPORT}", "-o", "junit_family=xunit1")
+        files = dict.fromkeys(test.split("[")[0] for test in tests)
+        launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *options, *files))
         exit_ = await evidence.run(clean, "the tests", launch)
         results = read_report(clean.home_folder / REPORT, exit_.output)
         passed = {test: _passed(test, results) for test in tests}
         detail = {
             "passed": [test for test, ok in passed.items() if ok],
             "failed": [test for test, ok in passed.items() if not ok],
-            "changed": len(found),
+            "changed": len(every),
             "dropped_test_changes": [change.path for change in dropped],
         }
         return Verdict((Score(float(all(passed.values()))),), detail)
 
-    def _carry(self, agent: Path, clean: Path):
-        found = changes(clean, agent)
-        return found, apply_changes(found, agent, clean, TEST_FILES)
+    def _carry(self, agent: Path, clean: Path) -> tuple[list[Change], list[Change]]:
+        """Every change of the agent, and those that were dropped."""
+        every = changes(clean, agent)
+        return every, apply_changes(every, agent, clean, TEST_FILES)
 
     async def _apply_patch(self, workspace: Workspace, evidence: Evidence) -> None:
         launch = Command(

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.evaluators.base import EvaluatorSettings, EvaluatorTable
+from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.llm_judge import LlmJudgeTable
@@ -32,7 +32,7 @@ def evaluator_class(kind: str) -> type[EvaluatorTable]:
     return lookup("evaluator", kind, EVALUATORS, ENTRY_POINTS, TaskInvalid)
 
 
-def parse_evaluator(table: Any) -> EvaluatorSettings:
+def parse_evaluator(table: Any) -> EvaluatorTable:
     """The settings of a task's `evaluator` table; `TaskInvalid` says which key is wrong."""
     if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
         message = f"the task needs an `evaluator` with a `kind`; {SessionCompleted.example} is the simplest"

@@ -25,7 +25,7 @@ from typing import ClassVar, Self
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.refusals import refuse_image
-from rolltap.harnesses.runtimes.folders import Folders, make_folders
+from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
 from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
 from rolltap.harnesses.runtimes.tree import MARK, run_tree
@@ -57,16 +57,12 @@ ETC = {
 }
 
 
-class BubblewrapWorkspace:
+class BubblewrapWorkspace(FolderWorkspace):
     def __init__(self, folders: Folders, path: str, shown: Sequence[Path]) -> None:
-        self._folders = folders
+        super().__init__(folders, WORKDIR, HOME)
         self._path = path
         self._shown = shown
         self._mark = secrets.token_hex(8)
-        self.folder = folders.work
-        self.home_folder = folders.home
-        self.workdir = WORKDIR
-        self.home = HOME
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
         return Target.of(endpoint.base_url).inside(endpoint)
@@ -123,13 +119,10 @@ class BubblewrapWorkspace:
             argv += ["--bind", str(folder), inside]
         return [*argv, "--chdir", str(WORKDIR), "--"]
 
-    async def close(self) -> None:
-        await self._folders.remove()
-
 
 @cache
 def refusal() -> str:
-    """Why no sandbox can be made on this machine, as bwrap says it; "" where it can. Tried once, for real."""
+    """Why no sandbox can be made on this machine, in bwrap's words; "" if it can. Tried once, for real."""
     if shutil.which("bwrap") is None:
         return "bwrap is not installed"
     tried = subprocess.run(["bwrap", *WALLS, *SYSTEM, "--", "/bin/true"], capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits
-from rolltap.harnesses.runtimes.folders import Folders
+from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace
 from rolltap.harnesses.runtimes.process import clean_environment
 from rolltap.harnesses.runtimes.tree import MARK, run_tree
 
@@ -37,7 +37,7 @@ def require_image(name: str, image: str) -> None:
         raise TaskInvalid(f"{image!r} is not an image", param="image")
 
 
-class ContainerWorkspace:
+class ContainerWorkspace(FolderWorkspace):
     """One subclass an engine says how a command line looks and how a container is removed."""
 
     client: str
@@ -45,13 +45,9 @@ class ContainerWorkspace:
     """The name by which a container reaches the machine that it runs on."""
 
     def __init__(self, folders: Folders, image: str) -> None:
-        self._folders = folders
+        super().__init__(folders, WORKDIR, HOME)
         self.image = image
         self.container = f"rolltap-{secrets.token_hex(8)}"
-        self.folder = folders.work
-        self.home_folder = folders.home
-        self.workdir = WORKDIR
-        self.home = HOME
 
     @abstractmethod
     def command_line(self, launch: Command, env: dict[str, str], limits: Limits) -> list[str]:
@@ -100,9 +96,6 @@ class ContainerWorkspace:
         if code in ENGINE_FAILURES:
             raise RuntimeFailed(f"{self.client} could not run {self.image}: {output.strip()[-300:]}")
         return Exit(ending or launch.ending(code), time.monotonic() - started, code, output)
-
-    async def close(self) -> None:
-        await self._folders.remove()
 
 
 def require_client(client: str) -> None:

@@ -69,9 +69,9 @@ class DockerRuntime:
     async def prepare(self, source: Source) -> DockerWorkspace:
         require_client("docker")
         if (await _docker("image", "inspect", self.image))[0]:
-            code, told = await _docker("pull", "--quiet", self.image)
+            code, output = await _docker("pull", "--quiet", self.image)
             if code:
-                raise RuntimeFailed(f"docker can't pull {self.image}: {told.strip()[-300:]}")
+                raise RuntimeFailed(f"docker can't pull {self.image}: {output.strip()[-300:]}")
         return DockerWorkspace(await make_folders(self.base, source), self.image, self.network)
 
 
@@ -86,9 +86,9 @@ async def _docker(*arguments: str) -> tuple[int, str]:
     )
     try:
         async with asyncio.timeout(PULL_S):
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
         raise RuntimeFailed(f"docker {arguments[0]} ran past {PULL_S:g} s") from None
-    return process.returncode or 0, told.decode(errors="replace")
+    return process.returncode or 0, output.decode(errors="replace")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolltap.errors import RolltapError, RuntimeFailed
-from rolltap.harnesses.base import Source
+from rolltap.harnesses.base import Endpoint, Source
 from rolltap.harnesses.output import read_output
 from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
 from rolltap.harnesses.sources import GitCommit, inside
@@ -58,13 +58,39 @@ class Folders:
             target.write_text(text, encoding="utf-8")
             target.chmod(0o600)
 
+    def clear_home(self) -> None:
+        """Replaces `home` and `tmp` by empty folders, whatever an agent made of them."""
+        for path in (self.home, self.tmp):
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            elif path.exists():
+                shutil.rmtree(path, onerror=_unlock)
+            path.mkdir(mode=0o700, exist_ok=True)
+
     def output(self) -> str:
         """What the last run printed, within the bound of `read_output`."""
         return read_output(self.out)
 
-    async def remove(self) -> None:
+
+class FolderWorkspace:
+    """What all workspaces share: folders of this machine, seen by the agent at `workdir` and `home`."""
+
+    def __init__(self, folders: Folders, workdir: Path | None = None, home: Path | None = None) -> None:
+        self._folders = folders
+        self.folder = folders.work
+        self.home_folder = folders.home
+        self.workdir = workdir or folders.work
+        self.home = home or folders.home
+
+    def endpoint(self, endpoint: Endpoint) -> Endpoint:
+        return endpoint
+
+    async def clear_home(self) -> None:
+        await asyncio.to_thread(self._folders.clear_home)
+
+    async def close(self) -> None:
         """Removes everything, folders that the agent made unwritable included."""
-        await asyncio.to_thread(_remove, self.root)
+        await asyncio.to_thread(_remove, self._folders.root)
 
 
 async def make_folders(base: Path | None, source: Source) -> Folders:

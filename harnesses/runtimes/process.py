@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
+from rolltap.harnesses.base import Command, Exit, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.refusals import refuse_image
-from rolltap.harnesses.runtimes.folders import Folders, make_folders
+from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.tree import MARK, run_tree
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -49,20 +49,13 @@ def limited(argv: tuple[str, ...], limits: Limits) -> list[str]:
     return ["/bin/sh", "-c", f'{settings}; exec "$@"', "sh", *argv]
 
 
-class ProcessWorkspace:
+class ProcessWorkspace(FolderWorkspace):
     runtime = "process"
 
     def __init__(self, folders: Folders, path: str) -> None:
-        self._folders = folders
+        super().__init__(folders)
         self._path = path
         self._mark = secrets.token_hex(8)
-        self.folder = folders.work
-        self.home_folder = folders.home
-        self.workdir = folders.work
-        self.home = folders.home
-
-    def endpoint(self, endpoint: Endpoint) -> Endpoint:
-        return endpoint
 
     async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
         if not isinstance(launch, Command):
@@ -91,9 +84,6 @@ class ProcessWorkspace:
         )
         seconds = time.monotonic() - started
         return Exit(ending or launch.ending(code), seconds, code, self._folders.output())
-
-    async def close(self) -> None:
-        await self._folders.remove()
 
 
 @dataclass(frozen=True, slots=True)

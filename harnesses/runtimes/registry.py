@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rolltap.errors import TaskInvalid
+from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Launch, PythonCall, Runtime
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.apptainer import ApptainerRuntime
@@ -23,7 +23,7 @@ RUNTIMES: Mapping[str, type[Runtime]] = {
 }
 ENTRY_POINTS = "rolltap.runtimes"
 AUTO = "auto"
-"""The strongest runtime that needs no image: `bubblewrap` for commands, `thread` for Python calls."""
+"""`bubblewrap` for commands, `thread` for Python calls. It never falls back to a runtime without walls."""
 
 
 def runtime_class(name: str) -> type[Runtime]:
@@ -37,11 +37,19 @@ def check_runtime(name: str) -> None:
 
 
 def runtime_for(name: str, launches: type[Launch]) -> type[Runtime]:
-    """The runtime `name`, or what `auto` is on this machine; `TaskInvalid` if it can't run such launches."""
+    """The runtime `name`, or what `auto` stands for; `TaskInvalid` if it can't run such launches.
+
+    `RuntimeFailed` if `auto` finds no sandbox on this machine.
+    """
     if name in ("", AUTO):
         if launches is PythonCall:
             return ThreadRuntime
-        return ProcessRuntime if bubblewrap.refusal() else BubblewrapRuntime
+        if refusal := bubblewrap.refusal():
+            raise RuntimeFailed(
+                f"this machine has no sandbox for agents ({refusal}); apt install bubblewrap and allow user "
+                "namespaces, or accept that an agent can read and change what you can: --runtime process"
+            )
+        return BubblewrapRuntime
     runtime = runtime_class(name)
     if runtime.launches is not launches:
         kind, others = ("commands", "thread") if runtime.launches is Command else ("Python calls", "bubblewrap")

@@ -16,25 +16,18 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.base import Ending, Endpoint, Exit, Launch, Limits, PythonCall, RuntimeOptions, Source
+from rolltap.harnesses.base import Ending, Exit, Launch, Limits, PythonCall, RuntimeOptions, Source
 from rolltap.harnesses.refusals import refuse_image
-from rolltap.harnesses.runtimes.folders import Folders, make_folders
+from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 
 GRACE_S = 5.0
 """How long a call may go on after it was told to stop, in seconds."""
 
 
-class ThreadWorkspace:
+class ThreadWorkspace(FolderWorkspace):
     def __init__(self, folders: Folders, threads: ThreadPoolExecutor) -> None:
-        self._folders = folders
+        super().__init__(folders)
         self._threads = threads
-        self.folder = folders.work
-        self.home_folder = folders.home
-        self.workdir = folders.work
-        self.home = folders.home
-
-    def endpoint(self, endpoint: Endpoint) -> Endpoint:
-        return endpoint
 
     async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
         if not isinstance(launch, PythonCall):
@@ -56,9 +49,6 @@ class ThreadWorkspace:
             )
         ending, output = call.result()
         return Exit(Ending.TIMED_OUT if seconds > timeout else ending, seconds, output=output)
-
-    async def close(self) -> None:
-        await self._folders.remove()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Runs a command so that its whole process tree can be ended, daemons that left their group and session included.
+"""Runs a command and ends its whole process tree, with daemons that left its group and session.
 
 Every process of a run inherits the environment variable `ROLLTAP_WORKSPACE`; ending a run kills its process group, then
-every process in which that mark is found, until none is left. (Linux: the mark is read from `/proc`.)
+every process that has that mark, until none is left. (Linux only: the mark is read from `/proc`.)
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ async def run_tree(
     """
     mark = f"{MARK}={env[MARK]}".encode()
     try:
-        with out.open("wb") as output, _readable(stdin) as given:
+        with out.open("wb") as output, _readable(stdin) as standard_input:
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 env=dict(env),
                 cwd=cwd,
-                stdin=given,
+                stdin=standard_input,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -69,10 +69,10 @@ async def run_tree(
 @contextmanager
 def _readable(text: str) -> Iterator[IO[bytes]]:
     """A file that holds `text`: unlike a pipe it can't fill up or break, whatever the command reads of it."""
-    with tempfile.TemporaryFile() as kept:
-        kept.write(text.encode())
-        kept.seek(0)
-        yield kept
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        yield file
 
 
 def kill_group(pid: int) -> None:
@@ -83,10 +83,10 @@ def kill_group(pid: int) -> None:
 def kill_marked(mark: bytes) -> None:
     """Kills every process whose environment holds `mark`, again until a sweep finds none."""
     for _ in range(SWEEPS):
-        found = marked(mark)
-        if not found:
+        pids = marked(mark)
+        if not pids:
             return
-        for pid in found:
+        for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -94,11 +94,11 @@ def kill_marked(mark: bytes) -> None:
 
 def marked(mark: bytes) -> list[int]:
     """The processes (zombies excepted) whose environment holds `mark`."""
-    found = []
+    pids = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with suppress(OSError):
                 environment = Path(entry.path, "environ").read_bytes()
                 if mark in environment.split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids

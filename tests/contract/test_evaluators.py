@@ -19,7 +19,7 @@ import pytest
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Ending, Evidence, Exit, Limits, RuntimeOptions, Verdict, Workspace
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.base import EvaluatorSettings
+from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.registry import ENTRY_POINTS, EVALUATORS, evaluator_class, parse_evaluator
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.sources import Files
@@ -61,7 +61,7 @@ def task_folder(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def evidence(settings: EvaluatorSettings, folder: Path, evaluate_s: float) -> AsyncIterator[Evidence]:
+async def evidence(settings: EvaluatorTable, folder: Path, evaluate_s: float) -> AsyncIterator[Evidence]:
     """What is left of a project that an agent worked on in a sandbox."""
     runtime = BubblewrapRuntime.create(RuntimeOptions(folder / "workspaces", needs=settings.needs))
     async with AsyncExitStack() as stack:

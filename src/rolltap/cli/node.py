@@ -20,7 +20,7 @@ from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults
 
 HarnessOption = Annotated[str, typer.Option(help="the harness, where a task names none")]
-RuntimeOption = Annotated[str, typer.Option(help="the runtime, where a task names none; auto: bubblewrap if it works")]
+RuntimeOption = Annotated[str, typer.Option(help="runtime, where a task names none; auto: bubblewrap, or a refusal")]
 SlotsOption = Annotated[int, typer.Option(min=1, help="agents at once")]
 WorkspacesOption = Annotated[Path | None, typer.Option(help="folder of the working copies; default the temporary one")]
 

@@ -23,7 +23,7 @@ from rolltap.harnesses.sources import Empty
 from rolltap.harnesses.specs import Defaults
 
 POLL_S = 0.3
-RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap where it works, else process"
+RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap, or a refusal"
 POLICY_HELP = "policy that answers; default the only one; tasks: also ROLE=NAME,ROLE=NAME, where several play"
 AGENT_S = 24 * 3600.0
 

@@ -172,12 +172,14 @@ async def test_a_machine_that_refuses_user_namespaces_says_so(tmp_path: Path, mo
     await workspace.close()
     refusal.cache_clear()
     assert refusal() == "bwrap: No permissions to create new namespace"
-    assert runtime_for("auto", Command) is ProcessRuntime
+    with pytest.raises(RuntimeFailed, match=r"no sandbox for agents \(bwrap: No permissions"):
+        runtime_for("auto", Command)
     refusal.cache_clear()
 
 
 def test_the_sandbox_is_the_default_where_it_works() -> None:
-    assert runtime_for("", Command) is (ProcessRuntime if REFUSED else BubblewrapRuntime)
+    if not REFUSED:
+        assert runtime_for("", Command) is BubblewrapRuntime
     assert runtime_for("", PythonCall) is ThreadRuntime
     assert runtime_for("docker", Command) is DockerRuntime
     with pytest.raises(TaskInvalid, match="the runtime 'thread' runs Python calls only; use 'bubblewrap'"):

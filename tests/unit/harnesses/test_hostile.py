@@ -1,0 +1,172 @@
+"""An agent that plants what it can, before an evaluator runs: its reward stays what its work is worth."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rolltap.errors import EvaluatorFailed, RuntimeFailed
+from rolltap.harnesses.base import Command, Ending, Evaluator, Evidence, Exit, Limits, PythonCall, Runtime, Workspace
+from rolltap.harnesses.evaluators.command import CommandCheck
+from rolltap.harnesses.evaluators.harbor import HarborCheck
+from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.runtimes import bubblewrap
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
+from rolltap.harnesses.runtimes.process import ProcessRuntime
+from rolltap.harnesses.runtimes.registry import runtime_for
+from rolltap.harnesses.runtimes.thread import ThreadRuntime
+from rolltap.harnesses.sources import Files
+from rolltap.types import Task
+
+PROJECT = {
+    "calc.py": "def add(a, b):\n    return a - b\n",
+    "tests/test_calc.py": "from calc import add\n\ndef test_two():\n    assert add(1, 1) == 2\n",
+}
+FORGE = "import os; os._exit(0)\n"
+PASS_ALL = """\
+import pytest
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    result = yield
+    result.get_result().outcome = "passed"
+"""
+VERSION = "python{}.{}".format(*sys.version_info)
+RUNTIMES: dict[str, Callable[[Path], Runtime]] = {
+    "process": ProcessRuntime,
+    "bubblewrap": BubblewrapRuntime,
+}
+
+
+@pytest.fixture(params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Runtime:
+    return RUNTIMES[request.param](tmp_path / "workspaces")
+
+
+async def reward(
+    evaluator: Evaluator, runtime: Runtime, planted: dict[str, str], home: dict[str, str] | None = None
+) -> tuple[float, list[str]]:
+    """The reward of an agent that did not do the task but left `planted` in its copy and `home` in its HOME.
+
+    Also the changes that were dropped.
+    """
+    workspaces: list[Workspace] = []
+
+    async def prepare() -> Workspace:
+        workspaces.append(await runtime.prepare(Files(PROJECT)))
+        return workspaces[-1]
+
+    workspace = await prepare()
+    Files(planted)(workspace.folder)
+    Files(home or {})(workspace.home_folder)
+    done = Exit(Ending.DONE, 1.0, 0, "I fixed it.")
+    try:
+        verdict = await evaluator.evaluate(Evidence(Task("t", "Fix add."), done, workspace, prepare, Limits()))
+    finally:
+        for made in workspaces:
+            await made.close()
+    return verdict.scores[0].value, list(verdict.detail.get("dropped_test_changes", []))
+
+
+HOMES = {
+    "usercustomize": {f".local/lib/{VERSION}/site-packages/usercustomize.py": FORGE},
+    "sitecustomize": {f".local/lib/{VERSION}/site-packages/sitecustomize.py": FORGE},
+    "pth": {f".local/lib/{VERSION}/site-packages/evil.pth": FORGE},
+    "shell": dict.fromkeys((".bashrc", ".bash_profile", ".profile", ".bash_env"), "exit 0\n"),
+    "git": {".gitconfig": '[alias]\n\tcheck = "!exit 0"\n[core]\n\tfsmonitor = "kill -9 $PPID"\n'},
+    "runner": {"bin/python3": "#!/bin/sh\nexit 0\n", ".local/bin/python3": "#!/bin/sh\nexit 0\n"},
+}
+
+
+@pytest.mark.parametrize("home", HOMES)
+async def test_what_an_agent_plants_in_home_forges_no_command(runtime: Runtime, home: str) -> None:
+    fails = CommandCheck("git check; python3 -c 'import sys; sys.exit(1)'")
+    assert await reward(fails, runtime, {}, HOMES[home]) == (0.0, [])
+
+
+async def test_home_and_scratch_are_empty_when_an_evaluator_runs(runtime: Runtime) -> None:
+    empty = CommandCheck('test -z "$(ls -A ~ "$TMPDIR" | grep -v :)"')
+    assert await reward(empty, runtime, {}, HOMES["shell"]) == (1.0, [])
+
+
+async def test_a_home_that_was_replaced_by_a_link_is_not_followed(runtime: Runtime, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    workspace = await runtime.prepare(Files({}))
+    workspace.home_folder.rmdir()
+    workspace.home_folder.symlink_to(precious)
+    await workspace.clear_home()
+    assert (precious / "file").exists()
+    assert not workspace.home_folder.is_symlink()
+    assert not list(workspace.home_folder.iterdir())
+    await workspace.close()
+
+
+@pytest.mark.parametrize("home", HOMES)
+async def test_what_an_agent_plants_in_home_forges_no_harbor_reward(home: str, tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "test.sh").write_text(
+        "python3 -c 'import sys; sys.exit(1)' && R=1 || R=0; echo $R > /logs/verifier/reward.txt"
+    )
+    check = HarborCheck(str(tests))
+    assert await reward(check, BubblewrapRuntime(tmp_path / "workspaces"), {}, HOMES[home]) == (0.0, [])
+
+
+PLANTED = {
+    "conftest": {"conftest.py": PASS_ALL},
+    "nested conftest": {"tests/sub/conftest.py": PASS_ALL},
+    "pyproject": {"pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p evil"\n', "evil.py": PASS_ALL},
+    "setup.cfg": {"setup.cfg": "[tool:pytest]\naddopts = -p evil\n", "evil.py": PASS_ALL},
+    "hidden ini": {".pytest.ini": "[pytest]\naddopts = -p evil\n", "evil.py": PASS_ALL},
+    "toml": {"pytest.toml": '[pytest]\naddopts = ["-p", "evil"]\n', "evil.py": PASS_ALL},
+    "entry point": {
+        "evil-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: evil\nVersion: 1\n",
+        "evil-1.dist-info/entry_points.txt": "[pytest11]\nevil = evil\n",
+        "evil.py": PASS_ALL,
+    },
+    "entry point of an egg": {
+        "evil.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: evil\nVersion: 1\n",
+        "evil.egg-info/entry_points.txt": "[pytest11]\nevil = evil\n",
+        "evil.py": PASS_ALL,
+    },
+    "own pytest": {"pytest.py": FORGE, "pytest/__init__.py": FORGE},
+    "own pluggy": {"pluggy.py": FORGE, "_pytest/__init__.py": FORGE, "xml/__init__.py": FORGE},
+    "a plugin's name": {"pytest_asyncio.py": PASS_ALL, "pytest_asyncio/plugin.py": PASS_ALL, "xdist.py": PASS_ALL},
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+async def test_what_an_agent_plants_in_its_copy_forges_no_test(planted: str, tmp_path: Path) -> None:
+    check = PytestCheck(("tests/test_calc.py",), python=sys.executable)
+    runtime = ProcessRuntime(tmp_path / "workspaces")
+    value, dropped = await reward(check, runtime, PLANTED[planted], HOMES["usercustomize"])
+    assert value == 0.0
+    if "evil.py" in PLANTED[planted]:
+        assert set(dropped) == set(PLANTED[planted]) - {"evil.py"}
+
+
+@pytest.mark.parametrize("early", [{"reward.txt": "1.0"}, {"reward.txt/inner": "1.0"}])
+async def test_a_reward_file_that_the_agent_wrote_early_is_refused(runtime: Runtime, early: dict[str, str]) -> None:
+    with pytest.raises(EvaluatorFailed, match="wrote no reward"):
+        await reward(CommandCheck("true", "reward.txt"), runtime, early)
+
+
+def test_without_a_sandbox_nothing_is_run_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bubblewrap.refusal.cache_clear()
+    try:
+        with pytest.raises(RuntimeFailed) as refused:
+            runtime_for("auto", Command)
+        assert runtime_for("process", Command) is ProcessRuntime
+        assert runtime_for("auto", PythonCall) is ThreadRuntime
+    finally:
+        bubblewrap.refusal.cache_clear()
+    assert "bwrap is not installed" in refused.value.message
+    assert "apt install bubblewrap" in refused.value.message
+    assert "--runtime process" in refused.value.message
+    assert "\n" not in refused.value.message
