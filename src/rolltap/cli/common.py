@@ -1,23 +1,41 @@
-"""What the commands share: the settings option, and errors as one line."""
+"""What the commands share: options, errors as one line, and the way to a running server."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rolltap.errors import RolltapError
+from rolltap.cli.client import PlaneClient
+from rolltap.errors import ConfigError, RolltapError
+
+if TYPE_CHECKING:
+    from rolltap.settings import Settings
+
+Plane = Literal["agent", "trainer", "admin"]
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="TOML settings; default rolltap.toml where there is one")
+    Path | None, typer.Option("--config", "-c", help="TOML settings; default: rolltap.toml here, if there is one")
 ]
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help="the server's admin plane; default: ROLLTAP_ADMIN_URL, else the settings' admin_port"),
+]
+TrainerUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url", help="the server's trainer plane; default: ROLLTAP_TRAINER_URL, else the settings' trainer_port"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Ends with status 1 and one line for every error that rolltap raises on purpose."""
+    """Makes `command` print a `RolltapError` as one line and exit with status 1."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -30,7 +48,35 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def config_path(given: Path | None) -> Path | None:
-    """The settings file to read: the one given, or `rolltap.toml` in this folder if it is there."""
-    here = Path("rolltap.toml")
-    return given if given is not None else here if here.exists() else None
+def config_path(option: Path | None) -> Path | None:
+    """The settings file to read: the option's, or `rolltap.toml` in this folder if it exists."""
+    default = Path("rolltap.toml")
+    return option if option is not None else default if default.exists() else None
+
+
+def connect(plane: Literal["trainer", "admin"], config: Path | None = None, url: str | None = None) -> PlaneClient:
+    """A client of a running server.
+
+    The address is `url`, else ROLLTAP_<PLANE>_URL, else that of the settings which `rolltap serve` reads here. The key
+    is ROLLTAP_<PLANE>_KEY, else the settings', else the one that `serve` keeps in its data folder.
+    """
+    url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL")
+    key = os.environ.get(f"ROLLTAP_{plane.upper()}_KEY")
+    if url and key:
+        return PlaneClient(plane, url, key)
+    from rolltap.settings import load_settings
+
+    settings = load_settings(config_path(config))
+    return PlaneClient(plane, url or plane_url(settings, plane), key or getattr(settings.keys, plane), settings.data)
+
+
+def plane_url(settings: Settings, plane: Plane) -> str:
+    """Where a server with these settings listens, as seen from this machine."""
+    listen = settings.listen
+    if plane == "agent" and listen.public_url:
+        return listen.public_url
+    port = getattr(listen, f"{plane}_port")
+    if port == 0:
+        raise ConfigError(f"listen.{plane}_port is 0, so the server took a free port: name its address with --url")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

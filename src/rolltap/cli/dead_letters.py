@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import one_line_errors
+from rolltap.cli.common import ConfigOption, JsonOption, TrainerUrlOption, connect, one_line_errors
 
 app = typer.Typer(help="List and revive groups that trainers refused too often.", no_args_is_help=True)
 
@@ -19,18 +18,20 @@ app = typer.Typer(help="List and revive groups that trainers refused too often."
 @app.command("list")
 @one_line_errors
 def list_(
-    policy: Annotated[str | None, typer.Option(help="of this policy only")] = None,
-    limit: Annotated[int, typer.Option(help="at most so many")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    policy: Annotated[str | None, typer.Option(help="only groups of this policy")] = None,
+    limit: Annotated[int, typer.Option(help="how many at most")] = 100,
+    as_json: JsonOption = False,
+    url: TrainerUrlOption = None,
+    config: ConfigOption = None,
 ) -> None:
-    """The dead groups, oldest first, with the last reason."""
+    """Lists dead groups, oldest first, with the last reason."""
     query = {"limit": limit} | ({"policy": policy} if policy else {})
-    found = PlaneClient("trainer").call("GET", f"/dead-letters?{urlencode(query)}")["dead_letters"]
+    letters = connect("trainer", config, url).call("GET", f"/dead-letters?{urlencode(query)}")["dead_letters"]
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(letters))
         return
     table = Table("group", "policy", "task", "failures", "reason")
-    for letter in found:
+    for letter in letters:
         group = letter["group"]
         table.add_row(group["id"], group["policy"], group["task_id"], str(group["failures"]), letter["reason"])
     Console().print(table)
@@ -38,9 +39,9 @@ def list_(
 
 @app.command()
 @one_line_errors
-def revive(groups: list[str]) -> None:
-    """The dead groups are ready for trainers again, their failures forgotten."""
-    client = PlaneClient("trainer")
+def revive(groups: list[str], url: TrainerUrlOption = None, config: ConfigOption = None) -> None:
+    """Offers dead groups to trainers again and resets their failures."""
+    client = connect("trainer", config, url)
     for group in groups:
         client.call("POST", f"/dead-letters/{quote(group, safe='')}/revive")
         typer.echo(f"group {group} is ready again")

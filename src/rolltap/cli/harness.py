@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from rolltap.cli.client import DEFAULT_URLS
-from rolltap.cli.common import one_line_errors
+from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors, plane_url
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits
 from rolltap.harnesses.install import find, install, on_path
 from rolltap.harnesses.registry import get_harness, harness_names
+from rolltap.settings import load_settings
 
 app = typer.Typer(help="The harnesses that rolltap knows: list, show, install, env.", no_args_is_help=True)
 
@@ -89,16 +89,30 @@ def install_(names: Annotated[list[str], typer.Argument(help="harnesses")]) -> N
 @one_line_errors
 def env(
     name: str,
-    session: Annotated[str, typer.Option(help="id of an open session (`rolltap sessions open`)")],
-    key: Annotated[str, typer.Option(help="its key", envvar="ROLLTAP_KEY")] = "KEY",
-    model: Annotated[str, typer.Option(help="the policy's name")] = "default",
-    url: Annotated[str, typer.Option(help="the agent plane", envvar="ROLLTAP_AGENT_URL")] = DEFAULT_URLS["agent"],
+    session: Annotated[str, typer.Option(help="id of an open session; default: open a new one")] = "",
+    key: Annotated[str, typer.Option(help="the session's key, which was shown when it was opened")] = "",
+    policy: Annotated[str, typer.Option(help="new session: its policy; default the only one")] = "",
     dialect: DialectOption = "",
+    agent_url: Annotated[
+        str, typer.Option(help="the agent plane as the harness reaches it", envvar="ROLLTAP_AGENT_URL")
+    ] = "",
+    url: UrlOption = None,
+    config: ConfigOption = None,
 ) -> None:
-    """Prints what to export, and what to run, to point your own installation at a session."""
+    """Prints what to export, and what to run, to point your own installation at a session of the running server."""
     harness = get_harness(name, dialect=dialect)
-    endpoint = Endpoint(f"{url.rstrip('/')}/s/{session}", key, model)
-    launch = harness.launch(Job(endpoint, "PROMPT", Path.cwd(), Path(os.path.expanduser("~")), Limits()))
+    if session and not key:
+        raise ConfigError("--session needs its --key; leave --session out to open a new session")
+    server = connect("admin", config, url)
+    if session:
+        details = server.call("GET", f"/sessions/{quote(session, safe='')}")
+        base = agent_url or plane_url(load_settings(config_path(config)), "agent")
+        endpoint = Endpoint(f"{base.rstrip('/')}/s/{session}", key, details["policy"])
+    else:
+        opened = server.call("POST", "/sessions", {"policy": policy or None, "tags": {"harness": name}})
+        base = f"{agent_url.rstrip('/')}/s/{opened['session_id']}" if agent_url else opened["base_url"]
+        endpoint = Endpoint(base, opened["key"], opened["policy"])
+    launch = harness.launch(Job(endpoint, "PROMPT", Path.cwd(), Path("~").expanduser(), Limits()))
     if not isinstance(launch, Command):
         raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
     for line in recipe(launch):

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import one_line_errors
+from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
 from rolltap.errors import ConfigError
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.lifecycle import Slots
@@ -38,9 +38,11 @@ def node(
     runtime: RuntimeOption = "auto",
     workspaces: WorkspacesOption = None,
     until_idle: Annotated[bool, typer.Option(help="end when there is nothing left to run")] = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Leases rollouts from the server and runs them on this machine, until stopped."""
-    plane = PlaneClient("admin")
+    plane = connect("admin", config, url)
     settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))
     defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
     asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
@@ -64,6 +66,8 @@ def up(
     harness: HarnessOption = "",
     runtime: RuntimeOption = "auto",
     workspaces: WorkspacesOption = None,
+    url: UrlOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Runs one node agent on every node of a Ray cluster, until stopped."""
     if address is None:
@@ -72,7 +76,7 @@ def up(
         from rolltap.harnesses.ray_runner import RayRunner, RaySettings
     except ImportError as error:
         raise ConfigError("Ray is not installed; pip install 'rolltap[ray]'") from error
-    plane = PlaneClient("admin")
+    plane = connect("admin", config, url)
     settings = RaySettings(
         admin_url=plane.url,
         admin_key=plane.key,

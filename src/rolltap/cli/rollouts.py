@@ -7,21 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
-from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import one_line_errors
+from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
 
 
 @one_line_errors
 def rollout(
-    id: Annotated[str, typer.Argument(help="a rollout")],
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    id: Annotated[str, typer.Argument(help="a rollout's id")],
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Shows how a rollout ended, its rewards, and all that its evaluator saw."""
-    found = PlaneClient("admin").call("GET", f"/rollouts/{id}")
-    typer.echo(json.dumps(found) if as_json else told(found))
+    details = connect("admin", config, url).call("GET", f"/rollouts/{id}")
+    typer.echo(json.dumps(details) if as_json else describe(details))
 
 
-def told(rollout: dict[str, Any]) -> str:
+def describe(rollout: dict[str, Any]) -> str:
     """The rollout as text."""
     cause = f" ({rollout['cause']})" if rollout["cause"] else ""
     reason = f": {rollout['reason']}" if rollout["reason"] else ""
@@ -29,6 +30,6 @@ def told(rollout: dict[str, Any]) -> str:
         f"rollout {rollout['id']} of task {rollout['task_id']}, attempt {rollout['attempt']}",
         f"{rollout['status']}{cause}{reason}",
         f"session {rollout['session_id'] or 'none'}",
-        *(f"reward {one['value']:g} ({one['scope']}, by {one['source']})" for one in rollout["rewards"]),
+        *(f"reward {reward['value']:g} ({reward['scope']}, by {reward['source']})" for reward in rollout["rewards"]),
     ]
     return "\n".join([*lines, "", rollout["evaluation"] or "its evaluator saw nothing"])

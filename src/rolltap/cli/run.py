@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import one_line_errors
+from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
 from rolltap.cli.tasks import Work, run_tasks
 from rolltap.errors import RolltapError, TaskInvalid
 from rolltap.harnesses.base import Ending, Exit, Harness, Job, Limits, PythonCall
@@ -43,9 +43,11 @@ def run(
     repositories: Annotated[Path | None, typer.Option(help="tasks: folder of SWE-style repositories")] = None,
     usable: Annotated[int | None, typer.Option(help="tasks: enough usable rollouts to end a group early")] = None,
     priority: Annotated[int, typer.Option(help="tasks: the greater goes first")] = 0,
-    id: Annotated[str, typer.Option(help="tasks: the submission's id; one that is known is gone on with")] = "",
+    id: Annotated[str, typer.Option(help="tasks: the submission's id; a known id resumes that submission")] = "",
     nodes: Annotated[bool, typer.Option("--nodes", help="tasks: leave the running to nodes, and follow")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="tasks: submit for nodes, and end")] = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Runs a harness on a prompt in this folder, or a file of tasks, and shows the calls.
 
@@ -53,7 +55,7 @@ def run(
     """
     if not Path(target).exists() and (Path(target).suffix or "/" in target):
         raise TaskInvalid(f"{target}: no such file or folder of tasks")
-    plane = PlaneClient("admin")
+    plane = connect("admin", config, url)
     if Path(target).exists():
         here = not (nodes or detach)
         work = Work(Path(target), n, slots, policy, repositories, usable, priority, id, here=here, detach=detach)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import one_line_errors
+from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
 from rolltap.errors import ConfigError
 
 app = typer.Typer(help="Open, show, list and close sessions of a running server.", no_args_is_help=True)
-
-JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @app.command("open")
@@ -25,29 +23,41 @@ def open_(
     policy: Annotated[str | None, typer.Option(help="policy; default the only one")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, several times")] = None,
     as_json: JsonOption = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
 ) -> None:
-    """Opens a session and prints its key, once."""
+    """Opens a session and prints its key, which is shown only once."""
     for text in tag or []:
         if "=" not in text:
             raise ConfigError(f"--tag: want NAME=VALUE, not {text!r}")
     tags = dict(text.split("=", 1) for text in tag or [])
     body = {"tags": tags} | ({"policy": policy} if policy else {})
-    session = PlaneClient("admin").call("POST", "/sessions", body)
+    session = connect("admin", config, url).call("POST", "/sessions", body)
     if as_json:
         typer.echo(json.dumps(session))
         return
-    base = session["base_url"]
-    typer.echo(f"# session {session['session_id']}; the key is shown only now")
-    typer.echo(f"export OPENAI_BASE_URL={base}/v1 OPENAI_API_KEY={session['key']}")
-    typer.echo(f"export ANTHROPIC_BASE_URL={base} ANTHROPIC_API_KEY={session['key']}")
-    typer.echo(f"export GOOGLE_GEMINI_BASE_URL={base} GEMINI_API_KEY={session['key']}")
+    for line in exports(session):
+        typer.echo(line)
+
+
+def exports(session: dict[str, Any]) -> list[str]:
+    """What to export for clients that read the environment, and where the others are configured."""
+    base, key = session["base_url"], session["key"]
+    return [
+        f"# session {session['session_id']}, model {session['policy']}; the key is shown only now",
+        f"export OPENAI_BASE_URL={base}/v1 OPENAI_API_KEY={key}",
+        f"export ANTHROPIC_BASE_URL={base} ANTHROPIC_API_KEY={key}",
+        f"export GOOGLE_GEMINI_BASE_URL={base} GEMINI_API_KEY={key}",
+        "# Codex and others ignore these variables; this prints what they need:",
+        f"#   rolltap harness env codex --session {session['session_id']} --key {key}",
+    ]
 
 
 @app.command("list")
 @one_line_errors
-def list_(as_json: JsonOption = False) -> None:
+def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None) -> None:
     """The newest sessions."""
-    sessions = PlaneClient("admin").call("GET", "/sessions")["sessions"]
+    sessions = connect("admin", config, url).call("GET", "/sessions")["sessions"]
     if as_json:
         typer.echo(json.dumps(sessions))
         return
@@ -61,15 +71,15 @@ def list_(as_json: JsonOption = False) -> None:
 
 @app.command()
 @one_line_errors
-def show(session: str, as_json: JsonOption = False) -> None:
-    """A session's forest of calls: parents, breaks, tokens, outcomes."""
-    found = PlaneClient("admin").call("GET", f"/sessions/{session}")
+def show(session: str, as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None) -> None:
+    """Shows a session as a tree of calls: parents, breaks, tokens, outcomes."""
+    details = connect("admin", config, url).call("GET", f"/sessions/{session}")
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(details))
         return
-    tree = Tree(f"session {found['id']} (policy {found['policy']})")
+    tree = Tree(f"session {details['id']} (policy {details['policy']})")
     branches = {None: tree}
-    for call in found["calls"]:
+    for call in details["calls"]:
         parent = branches.get(call["parent_id"], tree)
         branches[call["id"]] = parent.add(_line(call))
     Console().print(tree)
@@ -85,12 +95,14 @@ def _line(call: dict) -> str:
         text += f" [yellow]break: {call['break']['reason']} at token {call['break']['token_index']}[/]"
     if call.get("flaw"):
         text += f" [red]{call['flaw']}[/]"
+    if call.get("error"):
+        text += f" [red]{escape(call['error'])}[/]"
     return text
 
 
 @app.command()
 @one_line_errors
-def close(session: str) -> None:
+def close(session: str, url: UrlOption = None, config: ConfigOption = None) -> None:
     """Closes a session: later calls with its key get 409."""
-    PlaneClient("admin").call("POST", f"/sessions/{session}/close")
+    connect("admin", config, url).call("POST", f"/sessions/{session}/close")
     typer.echo(f"session {session} is closed")

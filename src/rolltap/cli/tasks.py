@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import one_line_errors
+from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
 from rolltap.cli.node import slots_of
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
 from rolltap.errors import TaskInvalid
@@ -205,9 +205,11 @@ def _reward(rollout: dict[str, Any]) -> float | None:
 def status(
     id: Annotated[str, typer.Argument(help="a submission; default: the latest ones")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="stay until it has ended")] = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Shows submitted tasks and how far they have come."""
-    plane = PlaneClient("admin")
+    plane = connect("admin", config, url)
     if id:
         asyncio.run(_status_of(plane, id, stay=follow))
         return
@@ -219,9 +221,11 @@ def status(
 
 
 @one_line_errors
-def cancel(id: Annotated[str, typer.Argument(help="a submission")]) -> None:
+def cancel(
+    id: Annotated[str, typer.Argument(help="a submission")], url: UrlOption = None, config: ConfigOption = None
+) -> None:
     """Cancels a submission: what is queued or under way. What is complete stays."""
-    tell_submissions([PlaneClient("admin").call("POST", f"/tasks/{id}/cancel", {})])
+    tell_submissions([connect("admin", config, url).call("POST", f"/tasks/{id}/cancel", {})])
 
 
 async def _status_of(plane: PlaneClient, id: str, *, stay: bool) -> None:

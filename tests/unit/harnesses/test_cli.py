@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from typer.testing import CliRunner
 
 from rolltap.cli.harness import app
 
+from ..cli.plane import stub_plane
 
-def output(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(words), env={"COLUMNS": "160"})
+
+def output(*words: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
+    result = CliRunner().invoke(app, list(words), env={"COLUMNS": "160", **(env or {})})
     assert result.exit_code == code, result.output
     return result.output
 
@@ -37,7 +40,9 @@ def test_an_unknown_harness_is_one_line() -> None:
 
 @pytest.mark.parametrize("name", ["codex", "pi", "opencode", "openai-agents", "mistral-vibe"])
 def test_env_is_shell_that_can_be_run(name: str, tmp_path: Path) -> None:
-    told = output("env", name, "--session", "abc", "--key", "it's a key", "--url", "http://10.0.0.1:1")
+    opened = {"session_id": "abc", "key": "it's a key", "base_url": "http://10.0.0.1:1/s/abc", "policy": "m"}
+    with stub_plane({"POST /sessions": opened}) as plane:
+        told = output("env", name, "--url", plane.url, env={"ROLLTAP_ADMIN_KEY": "k"})
     *exports, command = told.strip().splitlines()
     assert command.split()[0] in ("codex", "pi", "opencode", "python", "vibe")
     script = "\n".join([*exports, "env; cat ~/.pi/agent/models.json ~/.vibe/config.toml 2>/dev/null || true"])

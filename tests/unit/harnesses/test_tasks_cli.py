@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from rolltap.cli.rollouts import told
+from rolltap.cli.rollouts import describe
 from rolltap.cli.tasks import groups_table, policy_or_roles, submissions_table
 from rolltap.errors import TaskInvalid
 
@@ -43,6 +43,6 @@ def test_rewards_of_rollouts_that_were_left_out_do_not_count() -> None:
 def test_a_failed_rollout_shows_all_that_its_evaluator_saw() -> None:
     rollout = {"id": "r", "task_id": "t", "attempt": 2, "status": "failed", "cause": "evaluation", "session_id": "s"}
     seen = "=== the tests ===\n" + "\n".join(f"line {number}" for number in range(1000)) + "\n"
-    shown = told({**rollout, "reason": "no report", "rewards": [], "evaluation": seen})
+    shown = describe({**rollout, "reason": "no report", "rewards": [], "evaluation": seen})
     assert "failed (evaluation): no report" in shown
     assert shown.endswith(seen)

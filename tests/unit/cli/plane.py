@@ -1,0 +1,55 @@
+"""A stand-in for a server's admin plane, which answers from a table and keeps what it was asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class StubPlane:
+    """`replies` maps "METHOD /path" to the JSON body of a 200."""
+
+    replies: dict[str, Any]
+    requests: list[tuple[str, str]] = field(default_factory=list)  # method and path, authorization
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def stub_plane(replies: dict[str, Any]) -> Iterator[StubPlane]:
+    plane = StubPlane(replies)
+
+    class Handler(BaseHTTPRequestHandler):
+        def reply(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            name = f"{self.command} {self.path}"
+            plane.requests.append((name, self.headers["authorization"]))
+            status = 200 if name in replies else 404
+            body = json.dumps(replies.get(name, {"error": {"message": f"no {name}"}})).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = reply
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        plane.port = server.server_port
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield plane
+        finally:
+            server.shutdown()

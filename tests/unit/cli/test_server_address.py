@@ -1,0 +1,111 @@
+"""Client commands find the server that `rolltap serve` starts with the same settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rolltap.cli.common import plane_url
+from rolltap.cli.main import app
+from rolltap.errors import ConfigError
+from rolltap.settings import Settings
+
+from .plane import stub_plane
+
+LIST = {"GET /sessions": {"sessions": []}}
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def keep_key(folder: Path, key: str = "rt-admin-kept") -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "keys.toml").write_text(f'admin = "{key}"\n')
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROLLTAP_ADMIN_URL", raising=False)
+    monkeypatch.delenv("ROLLTAP_ADMIN_KEY", raising=False)
+    return tmp_path
+
+
+def test_the_settings_file_names_port_and_data_folder(here: Path) -> None:
+    with stub_plane(LIST) as plane:
+        (here / "rolltap.toml").write_text(f'data = "elsewhere"\n[listen]\nadmin_port = {plane.port}\n')
+        keep_key(here / "elsewhere")
+        run("sessions", "list")
+        assert plane.requests == [("GET /sessions", "Bearer rt-admin-kept")]
+
+
+def test_so_does_the_environment_that_serve_reads(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stub_plane(LIST) as plane:
+        monkeypatch.setenv("ROLLTAP_LISTEN__ADMIN_PORT", str(plane.port))
+        monkeypatch.setenv("ROLLTAP_KEYS__ADMIN", "chosen")
+        run("sessions", "list")
+        assert plane.requests == [("GET /sessions", "Bearer chosen")]
+
+
+def test_an_option_names_another_server(here: Path) -> None:
+    with stub_plane(LIST) as plane:
+        (here / "rolltap.toml").write_text("[listen]\nadmin_port = 1\n")
+        keep_key(here / "rolltap-data")
+        run("sessions", "list", "--url", plane.url)
+        assert len(plane.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [
+        ({}, "http://127.0.0.1:8712"),
+        ({"host": "0.0.0.0"}, "http://127.0.0.1:8712"),
+        ({"host": "::", "admin_port": 9}, "http://[::1]:9"),
+    ],
+)
+def test_an_address_that_this_machine_can_call(listen: dict[str, object], url: str) -> None:
+    assert plane_url(Settings.model_validate({"listen": listen}), "admin") == url
+
+
+def test_a_free_port_can_be_found_by_nobody() -> None:
+    with pytest.raises(ConfigError, match=r"listen\.admin_port is 0"):
+        plane_url(Settings.model_validate({"listen": {"admin_port": 0}}), "admin")
+
+
+OPENED = {"session_id": "s1", "key": "k-1", "base_url": "http://here:8710/s/s1", "policy": "my-model"}
+
+
+def test_an_opened_session_says_its_model_and_how_codex_is_pointed(here: Path) -> None:
+    keep_key(here / "rolltap-data")
+    with stub_plane({"POST /sessions": OPENED}) as plane:
+        output = run("sessions", "open", "--url", plane.url)
+    assert "model my-model" in output
+    assert "rolltap harness env codex --session s1 --key k-1" in output
+
+
+def test_env_asks_the_server_for_address_key_and_model(here: Path) -> None:
+    keep_key(here / "rolltap-data")
+    with stub_plane({"POST /sessions": OPENED}) as plane:
+        output = run("harness", "env", "codex", "--url", plane.url)
+    assert "http://here:8710/s/s1" in output
+    assert "k-1" in output
+    assert "-m my-model" in output
+
+
+def test_env_of_an_open_session_takes_the_model_of_its_policy(here: Path) -> None:
+    keep_key(here / "rolltap-data")
+    with stub_plane({"GET /sessions/s1": {"id": "s1", "policy": "my-model"}}) as plane:
+        output = run("harness", "env", "codex", "--session", "s1", "--key", "k-1", "--url", plane.url)
+    assert "http://127.0.0.1:8710/s/s1" in output
+    assert "-m my-model" in output
+
+
+def test_env_does_not_make_up_a_key() -> None:
+    result = CliRunner().invoke(app, ["harness", "env", "codex", "--session", "s1"])
+    assert result.exit_code == 1
+    assert "--session needs its --key" in result.output
