@@ -60,6 +60,7 @@ async def serve(planes: Mapping[str, tuple[Any, socket.socket]], stop: asyncio.E
                 app,
                 log_level="warning",
                 access_log=False,
+                proxy_headers=False,  # nothing asks where a client is; one layer less around every message
                 lifespan="off",
                 ws="none",
                 server_header=False,

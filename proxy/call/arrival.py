@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rolltap.proxy.conversation.chat import ChatRequest
@@ -29,7 +28,5 @@ class Arrival:
     def take_session(self, session: LiveSession) -> None:
         self.session, self.has_session = session, True
 
-    @cached_property
-    def body_hash(self) -> str:
-        """Tells a client's retry of a request from another one."""
-        return hashlib.sha256(self.wire.body).hexdigest()
+    def __post_init__(self) -> None:
+        self.body_hash = hashlib.sha256(self.wire.body).hexdigest()  # tells a client's retry from another request

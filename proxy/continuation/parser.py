@@ -55,10 +55,12 @@ class ReplyParser:
         self._index = index
         self._renderer = renderer
         self._prompt = prompt[-64:]
+        self._declared = tools
         self._tools = {tool.name: tool for tool in tools}
         self._stop = tuple(stop)
         self._longest_stop = max(map(len, stop), default=0)
         self._mint = mint
+        self._stop_ids = frozenset(renderer.stop_token_ids)
         self._ids: list[int] = []
         self._channel: Channel = "reasoning" if renderer.markers.opens_in_reasoning(self._prompt) else "text"
         self._beginnings = renderer.markers.beginnings if tools else ()
@@ -80,6 +82,11 @@ class ReplyParser:
 
     def feed(self, ids: Sequence[int]) -> list[ReplyEvent]:
         """The events that these ids settle. After `stopped` is set, no more ids are wanted."""
+        if not self._stop and self._channel != "opaque" and self._plain(ids):
+            self._ids += ids
+            self._run += ids
+            self.reasoning_ids += len(ids) if self._channel == "reasoning" else 0
+            return self._drain()
         events: list[ReplyEvent] = []
         markers = self._renderer.markers
         for token in ids:
@@ -111,6 +118,10 @@ class ReplyParser:
                     events += self._drain()
         events += self._drain()
         return events
+
+    def _plain(self, ids: Sequence[int]) -> bool:
+        """Whether no id opens or closes anything, so that all of them belong to the open channel."""
+        return self._renderer.tokenizer.added_ids.isdisjoint(ids) and self._stop_ids.isdisjoint(ids)
 
     def finish(self, finish: Literal["stop", "length", "abort"]) -> tuple[list[ReplyEvent], Choice]:
         """The last events and the whole reply."""
@@ -156,7 +167,7 @@ class ReplyParser:
         """
         ids = self._ids[:count]
         try:
-            return self._renderer.parse(ids, self._prompt, tuple(self._tools.values()))
+            return self._renderer.parse(ids, self._prompt, self._declared)
         except (ValueError, RecursionError):
             raw = ParsedCall("", "", False, self._renderer.tokenizer.decode(ids))
             told = self._calls or self._sending is not None
@@ -239,11 +250,14 @@ class ReplyParser:
 
     def _first_stop(self, text: str) -> tuple[int, str | None]:
         """Where the first stop string begins, and which it is; None if there is none."""
-        found = [(text.index(stop), stop) for stop in self._stop if stop in text]
-        return min(found, default=(len(text), None))
+        if not self._stop:
+            return len(text), None
+        return min(((text.index(stop), stop) for stop in self._stop if stop in text), default=(len(text), None))
 
     def _held_back(self, text: str) -> int:
         """How many last characters could be the beginning of a stop string."""
+        if not self._stop:
+            return 0
         longest = 0
         for stop in self._stop:
             for size in range(min(len(stop) - 1, len(text)), longest, -1):

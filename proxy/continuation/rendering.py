@@ -13,10 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from cachetools import LRUCache
+
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.proxy.continuation.json_calls import HERMES, read_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.conversation.chat import Image, Message, Tool
+
+KNOWN_TOOLS = 256
+"""Lists of tools whose form for the family is kept."""
 
 Guard = Callable[[str], str]
 HistoryThinking = Literal["tool_cycle", "keep"]
@@ -127,6 +132,7 @@ class FamilyRenderer:
         self._by_thinking = {on: _make(renderers, family, tokenizer, thinking=on) for on in (True, False)}
         self.stop_token_ids = tuple(self._by_thinking[True].get_stop_token_ids())
         tool_open = tokenizer.convert_tokens_to_ids("<tool_call>")
+        self._known_specs: LRUCache[int, tuple[Sequence[Tool], list[Any] | None]] = LRUCache(KNOWN_TOOLS)
         self.markers = Markers(
             reasoning_open=tokenizer.convert_tokens_to_ids("<think>"),
             reasoning_close=tokenizer.convert_tokens_to_ids("</think>"),
@@ -211,7 +217,13 @@ class FamilyRenderer:
         return [(call.name, call.arguments, call.ok) for call in calls] == [("look", '{"name": "x"}', True)]
 
     def _specs(self, tools: Sequence[Tool]) -> list[Any] | None:
-        return [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
+        """The tools as the family renders them. Dialects give the same tools as the same object, so it is the key."""
+        known = self._known_specs.get(id(tools))
+        if known is not None:
+            return known[1]
+        specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
+        self._known_specs[id(tools)] = tools, specs  # holding the tools keeps their id theirs
+        return specs
 
     def _row(self, message: Message) -> Any:
         return template_row(message, self.tokenizer.guard)

@@ -9,14 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from cachetools import LRUCache
 
 from rolltap.errors import ConfigError
 
 GUARD = "\ufdd0"
 """A Unicode non-character: it may not occur in interchanged text; one that does is doubled by `guard`."""
+
+CACHED_IDS = 1 << 20
+"""Ids of texts that are kept: a task's system prompt and tools recur in every rollout, a history after every break."""
 
 
 class HubTokenizer:
@@ -40,13 +47,16 @@ class HubTokenizer:
             self.config: dict[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"tokenizer folder {str(folder)!r} can't be read: {error}") from error
-        spec = json.loads(text)
         self.name_or_path = str(folder)
         self._tokenizer = Tokenizer.from_str(text)
-        added = [token["content"] for token in spec.get("added_tokens", [])]
-        self.added_ids = frozenset(token["id"] for token in spec.get("added_tokens", []))
-        self._plain = Tokenizer.from_str(json.dumps({**spec, "added_tokens": []}))
+        self._cache: LRUCache[str, array[int]] = LRUCache(CACHED_IDS, getsizeof=lambda ids: 1 + len(ids))
+        self._cache_lock = threading.Lock()  # long texts are encoded in threads
+        added_tokens = self._tokenizer.get_added_tokens_decoder()
+        self.added_ids = frozenset(added_tokens)
+        added = [token.content for token in added_tokens.values()]
+        self._plain = _without_added_tokens(self._tokenizer)
         self._special = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or r"(?!)")
+        self._special_starts = tuple({token[0] for token in added if token})
         self.chat_template = self._read_template(root)
         self.eos_token_id = self._id_of(self.config.get("eos_token"))
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
@@ -67,11 +77,26 @@ class HubTokenizer:
 
     def guard(self, text: str) -> str:
         """`text` with its special-token literals marked as ordinary text."""
+        if GUARD not in text and not any(start in text for start in self._special_starts):
+            return text
         doubled = text.replace(GUARD, GUARD * 2) if GUARD in text else text
         return self._special.sub(lambda match: match[0][0] + GUARD + match[0][1:], doubled)
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
         """Ids of `text`; literals that `guard` marked become ordinary text."""
+        if add_special_tokens:
+            return self._encode(text, add_special_tokens=True)
+        with self._cache_lock:
+            cached = self._cache.get(text)
+        if cached is not None:
+            return cached.tolist()
+        ids = self._encode(text)
+        if len(ids) < CACHED_IDS // 4:
+            with self._cache_lock:
+                self._cache[text] = array("i", ids)
+        return ids
+
+    def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         if GUARD not in text:
             return _ids(self._tokenizer, text, add_special_tokens=add_special_tokens)
         ids: list[int] = []
@@ -98,6 +123,15 @@ class HubTokenizer:
     def token(self, token_id: int) -> str:
         """One token as text, for log-prob listings."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def _without_added_tokens(tokenizer: Any) -> Any:
+    """A tokenizer over the same model that knows no added tokens: the vocabulary is in memory once."""
+    plain = type(tokenizer)(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(tokenizer, part)) is not None:
+            setattr(plain, part, value)
+    return plain
 
 
 def _ids(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> list[int]:
