@@ -22,7 +22,7 @@ from rolltap.proxy.conversation.chat import (
     ToolCallStarted,
 )
 
-from .facts import tokenizer_with, trl_template
+from .making import tokenizer_with, trl_template
 
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 BASH = Tool("bash", "", {"type": "object"})

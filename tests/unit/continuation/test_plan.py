@@ -17,7 +17,7 @@ from rolltap.proxy.conversation.chat import Message, Reasoning, Text, Tool, Tool
 from rolltap.types import BreakReason, Outcome
 
 from .conftest import World
-from .facts import tokenizer_with, trl_template
+from .making import tokenizer_with, trl_template
 
 TURN = '<tool_call>\n{"name":  "bash", "arguments": {"command": "ls",   "n": 1.0}}\n</tool_call><|im_end|>'
 

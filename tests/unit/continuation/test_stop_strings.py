@@ -16,7 +16,7 @@ from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.conversation.chat import Choice, TextDelta, ToolCallStarted
 
 from .conftest import BASH
-from .facts import fed, llama_renderer
+from .making import fed, llama_renderer
 
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -26,7 +26,7 @@ from rolltap.proxy.conversation.chat import (
 )
 
 from .conftest import BASH
-from .facts import fed
+from .making import fed
 
 PROPERTY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 EXEC = Tool("exec", "", None, "custom")

@@ -28,7 +28,7 @@ from rolltap.proxy.conversation.chat import (
 from rolltap.types import BreakReason
 
 from .conftest import BASH, World
-from .facts import LLAMA, llama_renderer, tokenizer_with, trl_template
+from .making import LLAMA, llama_renderer, tokenizer_with, trl_template
 
 GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 

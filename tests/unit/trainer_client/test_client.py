@@ -24,7 +24,7 @@ from rolltap.http_client import ERRORS, error_of
 from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
 from rolltap.types import Lease
 
-from .facts import random_group
+from .making import random_group
 from .plane import KEY, Plane, running
 
 Call = Callable[..., Any]

@@ -23,7 +23,7 @@ from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.recipe import scorer
 from rolltap.trainer_client.settings import LossSettings, load_trainer_settings
 
-from .facts import model_folder, network, random_group
+from .making import model_folder, network, random_group
 from .plane import KEY, Plane, running
 
 SETTINGS = """

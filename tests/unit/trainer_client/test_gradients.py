@@ -17,7 +17,7 @@ from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.scoring import Normalise, Scorer
 from rolltap.types import LeasedGroup, Segment
 
-from .facts import VOCABULARY, config, group, network, random_group, random_segment, record, segment
+from .making import VOCABULARY, config, group, network, random_group, random_segment, record, segment
 
 GROUPS = [random_group(f"g{index}", [1.0, 0.0, 0.25, 0.5], seed=index) for index in range(3)]
 LOSS = PolicyLoss(0.2, 0.28)

@@ -17,7 +17,7 @@ from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import scorer
 from rolltap.trainer_client.settings import LossSettings, load_trainer_settings
 
-from .facts import model_folder, random_group
+from .making import model_folder, random_group
 
 ONE = Ranks(0, 1, torch.device("cpu"))
 GROUPS = [random_group(f"g{index}", [1.0, 0.0, 0.25, 0.5], seed=index) for index in range(3)]

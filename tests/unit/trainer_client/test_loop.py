@@ -19,7 +19,7 @@ from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.sinks import JsonLines
 
-from .facts import model_folder, random_group
+from .making import model_folder, random_group
 from .plane import KEY, Plane, running
 
 

@@ -20,7 +20,7 @@ from rolltap.trainer_client.recipe import scorer
 from rolltap.trainer_client.settings import LossSettings, TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.weights import save_model
 
-from .facts import model_folder, random_group
+from .making import model_folder, random_group
 
 ONE = Ranks(0, 1, torch.device("cpu"))
 

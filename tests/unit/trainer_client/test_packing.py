@@ -12,7 +12,7 @@ from rolltap.trainer_client.packing import LEAST_SHARED, Pack, Packer
 from rolltap.trainer_client.scoring import TrainedRollout
 from rolltap.types import Segment
 
-from .facts import segment
+from .making import segment
 
 
 @st.composite

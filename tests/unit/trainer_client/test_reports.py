@@ -20,7 +20,7 @@ from rolltap.trainer_client.scoring import Scorer
 from rolltap.trainer_client.sinks import SINKS, Terminal, open_sinks
 from rolltap.types import Scoring
 
-from .facts import group, network, random_group, record, segment
+from .making import group, network, random_group, record, segment
 
 
 def report(**more: object) -> StepReport:

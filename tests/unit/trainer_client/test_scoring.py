@@ -9,7 +9,7 @@ from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.scoring import Normalise, Overlong, Scorer, check, informative
 from rolltap.types import LeasedGroup, Scoring
 
-from .facts import VOCABULARY, group, random_group, record, segment
+from .making import VOCABULARY, group, random_group, record, segment
 
 TEN = segment(range(12), range(2, 12))
 FIVE = segment(range(12), range(7, 12))

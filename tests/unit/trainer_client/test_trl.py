@@ -25,7 +25,7 @@ from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.scoring import Normalise, Scorer
 from rolltap.types import LeasedGroup
 
-from .facts import config, network, random_group
+from .making import config, network, random_group
 
 LENGTH = 30
 GROUPS = [random_group(f"g{index}", [1.0, 0.0, 0.25, 0.5], seed=index) for index in range(2)]
