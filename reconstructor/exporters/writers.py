@@ -99,13 +99,19 @@ class ParquetFile:
         if kind == "json":
             return self._encoder.encode(value).decode()
         if kind == "messages":
-            return [_message_struct(message) for message in value]
+            return [_message_struct(message, typed=not self._inferred) for message in value]
         return value
+
+    def _column(self, arrow: Any, name: str, kind: str) -> Any:
+        """A column; in a typed file the arguments of tool calls are of Arrow's JSON type, which readers decode."""
+        column = _column(arrow, self._columns[name], kind)
+        typed = kind == "messages" and not self._inferred
+        return column.cast(_messages_type(arrow, arrow.json_())) if typed else column
 
     def _flush(self) -> None:
         arrow = _arrow()
         try:
-            arrays = [_column(arrow, self._columns[name], kind) for name, kind in self._types.items()]
+            arrays = [self._column(arrow, name, kind) for name, kind in self._types.items()]
         except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
             raise DatasetError(
                 f"these rows don't fit one Parquet type ({error}); narrow --where, or write --container jsonl"
@@ -208,24 +214,34 @@ def _type(arrow: Any, kind: str) -> Any:
     if kind.startswith("list<"):
         return arrow.list_(_type(arrow, kind[5:-1]))
     if kind == "messages":
-        text = arrow.string()
-        function = arrow.struct([("name", text), ("arguments", text)])
-        call = arrow.struct([("id", text), ("type", text), ("function", function)])
-        plain = [(name, text) for name in ("role", "content", "reasoning_content", "name", "tool_call_id")]
-        calls = ("tool_calls", arrow.list_(call))
-        return arrow.list_(arrow.struct([*plain, calls, ("weight", arrow.int8())]))
+        return _messages_type(arrow, arrow.string())
     names = {"json": "string", "bool": "bool_"}
     return getattr(arrow, names.get(kind, kind))()
 
 
-def _message_struct(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its arguments, and content that is not a text, as JSON texts (spaced as chat templates do)."""
+def _messages_type(arrow: Any, arguments: Any) -> Any:
+    """A list of chat messages, with the type of a tool call's arguments."""
+    text = arrow.string()
+    function = arrow.struct([("name", text), ("arguments", arguments)])
+    call = arrow.struct([("id", text), ("type", text), ("function", function)])
+    plain = [(name, text) for name in ("role", "content", "reasoning_content", "name", "tool_call_id")]
+    return arrow.list_(arrow.struct([*plain, ("tool_calls", arrow.list_(call)), ("weight", arrow.int8())]))
+
+
+def _message_struct(message: Mapping[str, Any], *, typed: bool) -> dict[str, Any]:
+    """A message with its arguments, and content that is not a text, as JSON texts (spaced as chat templates do).
+
+    In a `typed` file every value of `arguments` is JSON, a text too: its reader decodes them.
+    """
 
     def text(value: Any) -> str | None:
         return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
+    def arguments(value: Any) -> str | None:
+        return json.dumps(value, ensure_ascii=False) if typed else text(value)
+
     calls = [
-        {**call, "function": {**call["function"], "arguments": text(call["function"]["arguments"])}}
+        {**call, "function": {**call["function"], "arguments": arguments(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or ()
     ]
     return {**message, "content": text(message.get("content")), "tool_calls": calls or None}

@@ -255,3 +255,19 @@ def test_rendering_formats_count_the_rows_whose_tokens_are_not_the_sampled_ones(
     assert not manifest["token_faithful"]
     assert "need not be the sampled ones" in manifest["note"]
     assert manifest["rerendered"] == {"rows": 2, "differ": 1}
+
+
+@pytest.mark.parametrize("container", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("format", "column"), [("sft", "messages"), ("kto", "completion"), ("preference", "chosen")])
+def test_tool_arguments_are_objects_in_every_container(
+    format: str, column: str, container: Any, world: World, tmp_path: Path
+):
+    """Templates of several families (Qwen3.5, GLM) walk through the arguments of a call."""
+    items = [world.solved(name, name).item(reward=r, task="t", group="g") for name, r in (("a", 1.0), ("b", 0.0))]
+    with DatasetWriter(tmp_path / "out", exporter_named(format), Query(container=container)) as writer:
+        writer.add(items)
+        files = [str(tmp_path / "out" / file["path"]) for file in writer.finish()["files"]]
+    kind = "json" if container == "jsonl" else container
+    rows: Any = load_dataset(kind, data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    called = next(message for message in rows[0][column] if message.get("tool_calls"))
+    assert called["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
