@@ -87,7 +87,11 @@ def _earlier(forest: TokenForest, node: Node, depths: Mapping[str, int]) -> Node
 
 
 def _goes_on(recorded: Break, node: Node, depth: int) -> bool:
-    return recorded.reason not in FRESH_STARTS or 0 < node.call.shape.replies >= depth
+    """Whether a conversation goes on over a break. A request without replies goes on from none, whatever it shares."""
+    shape = node.call.shape
+    if shape.tools is not None and not shape.replies:
+        return False
+    return recorded.reason not in FRESH_STARTS or 0 < shape.replies >= depth
 
 
 def _depth(node: Node, earlier: Node | None, depths: Mapping[str, int]) -> int:
