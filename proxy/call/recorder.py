@@ -7,13 +7,14 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
 from rolltap.crash import crash_point
-from rolltap.errors import RolltapError, StoreError
+from rolltap.errors import RolltapError
 from rolltap.ids import new_id
 from rolltap.proxy.call.metrics import CallCounts, Metrics
 from rolltap.types import CallKind, Finish, Outcome, Session
@@ -28,7 +29,7 @@ class Recorder:
         self._log = call_log
         self.process = new_id()
         self.metrics = Metrics()
-        self._deliveries: set[asyncio.Task[None]] = set()
+        self._deliveries: set[asyncio.Future[None]] = set()
 
     async def begin(self, intent: CallIntent) -> None:
         """Returns when the intent survives the death of this process."""
@@ -80,14 +81,13 @@ class Recorder:
         """Notes whether the reply reached the client; rides along with a later commit."""
         self.metrics.undelivered += 0 if delivered else len(call_ids)
         for call_id in call_ids:
-            task = asyncio.create_task(self._deliver(call_id, delivered))
-            self._deliveries.add(task)
-            task.add_done_callback(self._deliveries.discard)
+            written = self._log.append_delivery(call_id, delivered)
+            self._deliveries.add(written)
+            written.add_done_callback(partial(self._end_delivery, call_id))
 
-    async def _deliver(self, call_id: str, delivered: bool) -> None:
-        try:
-            await self._log.append_delivery(call_id, delivered)
-        except StoreError as error:
+    def _end_delivery(self, call_id: str, written: asyncio.Future[None]) -> None:
+        self._deliveries.discard(written)
+        if not written.cancelled() and (error := written.exception()) is not None:
             log.warning("call %s: its delivery could not be recorded: %s", call_id, error)
 
     def now(self) -> float:
@@ -96,4 +96,4 @@ class Recorder:
 
     async def drain(self) -> None:
         """Waits for the deliveries under way."""
-        await asyncio.gather(*self._deliveries)
+        await asyncio.gather(*self._deliveries, return_exceptions=True)

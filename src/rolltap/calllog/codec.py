@@ -142,6 +142,8 @@ def unpack_arrays(packed: bytes) -> dict[str, np.ndarray[Any, Any]]:
         return {}
     try:
         encoded = _arrays_decoder.decode(unpack_bytes(packed))
-        return {name: np.frombuffer(one.data, np.dtype(one.dtype)).reshape(one.shape) for name, one in encoded.items()}
+        return {
+            name: np.frombuffer(item.data, np.dtype(item.dtype)).reshape(item.shape) for name, item in encoded.items()
+        }
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise RecordCorrupt(f"stored arrays can't be decoded: {error}") from error

@@ -43,8 +43,7 @@ class GroupCommit(Generic[E]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run())
+        self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """Writes what is waiting; later entries are refused."""
@@ -56,14 +55,15 @@ class GroupCommit(Generic[E]):
 
     def append(self, value: E, *, hurry: bool = True) -> asyncio.Future[None]:
         """The future ends when `value` is written. Without `hurry` it waits a little for others to go with it."""
+        entry = Entry(value, asyncio.get_running_loop().create_future())
         if self._closing or self._task is None:
-            raise StoreUnavailable("the store is closed")
-        entry = Entry(value, self._loop.create_future())
+            entry.written.set_exception(StoreUnavailable("the store is closed"))
+            return entry.written
         self._waiting.append(entry)
         if hurry:
             self._wake.set()
         elif self._linger is None and not self._wake.is_set():
-            self._linger = self._loop.call_later(LINGER_S, self._wake.set)
+            self._linger = entry.written.get_loop().call_later(LINGER_S, self._wake.set)
         return entry.written
 
     async def _run(self) -> None:

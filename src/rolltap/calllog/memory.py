@@ -63,8 +63,8 @@ class MemoryCallLog:
         return self._sessions.get(intent.session_id) if intent is not None else None
 
     async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
-        ids = sorted((one for one in self._sessions if before is None or one < before), reverse=True)
-        return [self._sessions[one] for one in ids[:limit]]
+        ids = sorted((key for key in self._sessions if before is None or key < before), reverse=True)
+        return [self._sessions[session_id] for session_id in ids[:limit]]
 
     async def all_sessions(self) -> AsyncIterator[Session]:
         for session_id in sorted(self._sessions):
@@ -95,8 +95,8 @@ class MemoryCallLog:
         return [self._row(call_id, prompts) for call_id in order if call_id not in known]
 
     async def calls(self, session_ids: Sequence[str]) -> Mapping[str, tuple[Session, Sequence[Call]]]:
-        known = [session_id for session_id in session_ids if session_id in self._sessions]
-        return {one: (self._sessions[one], [row.call() for row in await self.rows(one)]) for one in known}
+        known = [key for key in session_ids if key in self._sessions]
+        return {key: (self._sessions[key], [row.call() for row in await self.rows(key)]) for key in known}
 
     def _delta(self, intent: CallIntent) -> Delta:
         done = self._completions.get(intent.id)

@@ -71,10 +71,10 @@ class ProcessRegistry:
             await self._task
         self._task = None
         with suppress(StoreError):
-            await self._leave_sign(self._latest)
+            await self._beat_once(self._latest)
 
     def opened(self, intent: CallIntent) -> None:
-        """This program is about to write an intent."""
+        """An intent is about to be written."""
         self._own.add(intent.process)
         self._open[intent.id] = intent.process
         self._latest[intent.process] = max(intent.id, self._latest.get(intent.process, ""))
@@ -89,8 +89,8 @@ class ProcessRegistry:
 
     def announce(self, connection: sa.Connection, ids: set[str]) -> None:
         """In the transaction that writes intents of these processes, own or not."""
-        for one in sorted(ids - self._announced):
-            connection.execute(self._first, {"id": one, "complete_to": ""})
+        for process in sorted(ids - self._announced):
+            connection.execute(self._first, {"id": process, "complete_to": ""})
 
     def announced(self, ids: set[str]) -> None:
         """That transaction is committed."""
@@ -100,10 +100,10 @@ class ProcessRegistry:
         while True:
             await asyncio.sleep(self._beat_s)
             try:
-                await self._leave_sign(self._latest_long_ago())
+                await self._beat_once(self._latest_long_ago())
                 count = await self.abort_orphans(sorted(self._own), at=time.time())
             except StoreError as error:
-                log.warning("no sign of life could be left: %s", error)
+                log.warning("the heartbeat could not be written: %s", error)
                 continue
             if count:
                 log.warning("%d calls of a process that is gone are recorded as aborted", count)
@@ -114,11 +114,11 @@ class ProcessRegistry:
         self._marks.append((time.monotonic(), dict(self._latest)))
         while len(self._marks) > 1 and self._marks[1][0] <= margin:
             self._marks.popleft()
-        made, latest = self._marks[0]
-        return latest if made <= margin else {}
+        marked_at, latest = self._marks[0]
+        return latest if marked_at <= margin else {}
 
-    async def _leave_sign(self, latest: Mapping[str, str]) -> None:
-        rows = [{"id": one, "complete_to": self._complete_to(one, latest)} for one in sorted(self._own)]
+    async def _beat_once(self, latest: Mapping[str, str]) -> None:
+        rows = [{"id": process, "complete_to": self._complete_to(process, latest)} for process in sorted(self._own)]
 
         def renew(connection: sa.Connection) -> None:
             connection.execute(self._renew, rows)
@@ -135,9 +135,9 @@ class ProcessRegistry:
         """Completes as aborted the open calls of the processes that are gone; returns how many."""
 
         def sweep(connection: sa.Connection) -> int:
-            found = connection.execute(sa.text(self.gone), {"age": self._gone_s} if ":age" in self.gone else {})
-            gone = {row.id: row.complete_to for row in found if row.id not in live}
-            count = sum(_abort(connection, one, complete_to, at) for one, complete_to in gone.items())
+            absent = connection.execute(sa.text(self.gone), {"age": self._gone_s} if ":age" in self.gone else {})
+            gone = {row.id: row.complete_to for row in absent if row.id not in live}
+            count = sum(_abort(connection, process, complete_to, at) for process, complete_to in gone.items())
             if gone:
                 connection.execute(sa.delete(processes).where(processes.c.id.in_(gone)))
             return count

@@ -30,7 +30,7 @@ class Delta:
 
 
 def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:
-    """The prompt of every call. `RecordCorrupt` for a missing parent, a circle, or more shared than there is."""
+    """The prompt of every call. `RecordCorrupt` for a missing parent, a cycle, or more shared than there is."""
     by_id = {delta.id: delta for delta in deltas}
     children: dict[str | None, list[Delta]] = defaultdict(list)
     for delta in by_id.values():
@@ -49,7 +49,7 @@ def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:
             heads += [(child, buffer[:end]) for child in children[delta.id] if child.id not in prompts]
     if len(prompts) != len(by_id):
         lost = min(by_id.keys() - prompts.keys())
-        raise RecordCorrupt(f"call {lost}: its ancestors form a circle")
+        raise RecordCorrupt(f"call {lost}: its ancestors form a cycle")
     return prompts
 
 
@@ -58,9 +58,9 @@ def _chain(head: Delta, context: Int32, children: Mapping[str | None, list[Delta
     _check(head, len(context))
     chain = [head]
     length = head.shared + len(head.new_ids) + len(head.output_ids)
-    while heir := next((child for child in children[chain[-1].id] if child.shared == length), None):
-        chain.append(heir)
-        length += len(heir.new_ids) + len(heir.output_ids)
+    while extension := next((child for child in children[chain[-1].id] if child.shared == length), None):
+        chain.append(extension)
+        length += len(extension.new_ids) + len(extension.output_ids)
     return chain
 
 
@@ -88,13 +88,13 @@ def _fill(chain: list[Delta], prefix: Int32, prompts: dict[str, Int32]) -> Int32
 
 def ancestry(wanted: Iterable[str], parents: Mapping[str, str | None]) -> set[str]:
     """`wanted` and everything that they descend from, as far as `parents` knows."""
-    found: set[str] = set()
+    related: set[str] = set()
     for call_id in wanted:
         current: str | None = call_id
-        while current is not None and current not in found and current in parents:
-            found.add(current)
+        while current is not None and current not in related and current in parents:
+            related.add(current)
             current = parents[current]
-    return found
+    return related
 
 
 def in_order(parents: Mapping[str, str | None]) -> list[str]:

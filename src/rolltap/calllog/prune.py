@@ -92,13 +92,13 @@ async def judge(database: Database, *, before: float, exported: Mapping[str, byt
         def page(connection: sa.Connection, query: sa.Select[Any] = query) -> tuple[str, list[Verdict]]:
             rows = connection.execute(query).all()
             claimed = claims(connection, [row.id for row in rows])
-            found = (_verdict(connection, row, claimed.get(row.id), exported, (before, now)) for row in rows)
-            return rows[-1].id if rows else "", [one for one in found if one is not None]
+            page_verdicts = (_verdict(connection, row, claimed.get(row.id), exported, (before, now)) for row in rows)
+            return rows[-1].id if rows else "", [verdict for verdict in page_verdicts if verdict is not None]
 
-        after, found = await database.query(page)
+        after, page_verdicts = await database.query(page)
         if not after:
             return verdicts
-        verdicts += found
+        verdicts += page_verdicts
 
 
 def _verdict(
@@ -184,7 +184,9 @@ async def prune(
     show: Callable[[int], None] = lambda done: None,
 ) -> Pruned:
     """Removes what `judge` lets go, a session a transaction, in which the verdict is made again."""
-    wanted = [one for one in await judge(database, before=before, exported=exported, claims=claims) if one.goes]
+    wanted = [
+        verdict for verdict in await judge(database, before=before, exported=exported, claims=claims) if verdict.goes
+    ]
     record = Insert(prunings, database.dialect, replace="true")
     gone = calls = 0
     for done, verdict in enumerate(wanted, 1):

@@ -100,10 +100,10 @@ def decode_sessions(stored: StoredSessions) -> dict[str, tuple[Session, list[Cal
         intent = read_intent(row, None)
         of_session[intent.session_id].append(intent)
     completions = {call_id: read_completion(row) for call_id, row in stored.calls.completions.items()}
-    found = [read_session(row) for row in stored.sessions]
+    sessions_read = [read_session(row) for row in stored.sessions]
     return {
         session.id: (session, [row.call() for row in assemble(of_session[session.id], completions, stored.calls)])
-        for session in found
+        for session in sessions_read
     }
 
 
@@ -116,21 +116,21 @@ def _fetch_where(connection: sa.Connection, wanted: sa.ColumnElement[bool]) -> S
 
 def _fetch_tokens(connection: sa.Connection, wanted: sa.ColumnElement[bool]) -> StoredCalls:
     ended = sa.select(call_completions).join(call_intents, call_intents.c.id == call_completions.c.call_id)
-    told = sa.select(deliveries).join(call_intents, call_intents.c.id == deliveries.c.call_id)
+    delivered = sa.select(deliveries).join(call_intents, call_intents.c.id == deliveries.c.call_id)
     return StoredCalls(
         intents=[tuple(row) for row in connection.execute(sa.select(call_intents).where(wanted))],
         completions={row[0]: tuple(row) for row in connection.execute(ended.where(wanted))},
-        delivered={row[0]: row[1] for row in connection.execute(told.where(wanted))},
+        delivered={row[0]: row[1] for row in connection.execute(delivered.where(wanted))},
     )
 
 
 def fetch_parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
     """The large request parts by hash; those that are missing are not in it."""
-    found: dict[bytes, bytes] = {}
+    data_by_hash: dict[bytes, bytes] = {}
     for some in _chunks(hashes):
         query = sa.select(parts.c.hash, parts.c.data).where(parts.c.hash.in_(some))
-        found.update({digest: unpack_bytes(data) for digest, data in connection.execute(query)})
-    return found
+        data_by_hash.update({digest: unpack_bytes(data) for digest, data in connection.execute(query)})
+    return data_by_hash
 
 
 def decode_calls(stored: StoredCalls) -> list[CallRow]:
@@ -183,12 +183,12 @@ def fetch_requests(connection: sa.Connection, call_id: str) -> StoredRequests:
             raise RecordCorrupt(f"call {next(reversed(line))}: its parent {current} is not in the log")
         line[current] = None
         current = parents[current]
-    found: dict[str, Any] = {}
+    by_id: dict[str, Any] = {}
     for ids in _chunks(line):
         query = sa.select(columns.id, columns.items_shared, columns.part_hashes, columns.request)
-        found.update({row[0]: tuple(row) for row in connection.execute(query.where(columns.id.in_(ids)))})
-    hashes = {digest for row in found.values() for digest in split_hashes(row[2])}
-    return StoredRequests([found[one] for one in reversed(line)], fetch_parts(connection, hashes))
+        by_id.update({row[0]: tuple(row) for row in connection.execute(query.where(columns.id.in_(ids)))})
+    hashes = {digest for row in by_id.values() for digest in split_hashes(row[2])}
+    return StoredRequests([by_id[call_id] for call_id in reversed(line)], fetch_parts(connection, hashes))
 
 
 def decode_request(stored: StoredRequests) -> RequestParts:

@@ -141,8 +141,8 @@ def read_request(call_id: str, row: tuple[int, bytes, bytes], parts: Mapping[byt
     items_shared, part_hashes, packed = row
     try:
         stored = _request_decoder.decode(unpack_bytes(packed))
-        found = [parts[digest] for digest in split_hashes(part_hashes)]
-        return join_request(stored, items_shared, found)
+        large = [parts[digest] for digest in split_hashes(part_hashes)]
+        return join_request(stored, items_shared, large)
     except (msgspec.MsgspecError, IndexError, ValueError) as error:
         raise RecordCorrupt(f"call {call_id}: its request can't be decoded: {error}") from error
     except KeyError as error:
@@ -308,21 +308,21 @@ def _decode(text: str, kind: type[Any], what: str, row_id: str) -> Any:
         raise RecordCorrupt(f"{what} {row_id}: {error}") from error
 
 
-def same_row(table: str, stored: Row, given: Row) -> bool:
+def same_row(table: str, stored: Row, offered: Row) -> bool:
     """Whether two rows of `table` hold the same fact.
 
     A session's closing is not part of its opening; a reply that arrived once may have missed its client before.
     """
-    if stored == given:
+    if stored == offered:
         return True
     if table == "sessions":
-        return stored[:6] == given[:6] and stored[7:] == given[7:]
+        return stored[:6] == offered[:6] and stored[7:] == offered[7:]
     if table == "deliveries":
-        return stored[0] == given[0] and bool(stored[1])
+        return stored[0] == offered[0] and bool(stored[1])
     if table == "call_completions":
-        return same_fact(read_completion(stored), read_completion(given))
+        return same_fact(read_completion(stored), read_completion(offered))
     if table == "call_intents":  # the large parts are equal if their hashes are
-        absent = dict.fromkeys(split_hashes(given[INTENT_HASHES]), b"")
-        same_parts = stored[INTENT_HASHES] == given[INTENT_HASHES]
-        return same_parts and same_fact(read_intent(stored, absent), read_intent(given, absent))
+        absent = dict.fromkeys(split_hashes(offered[INTENT_HASHES]), b"")
+        same_parts = stored[INTENT_HASHES] == offered[INTENT_HASHES]
+        return same_parts and same_fact(read_intent(stored, absent), read_intent(offered, absent))
     return False

@@ -111,9 +111,9 @@ class SqlCallLog:
             connection.execute(dialect.insert(sessions).values(values).on_conflict_do_nothing())
             return connection.execute(sa.select(sessions).where(sessions.c.key_hash == session.key_hash)).one()
 
-        found = read_session(tuple(await self.database.transact(claim)))
-        self._seen[found.key_hash] = found
-        return found
+        claimed = read_session(tuple(await self.database.transact(claim)))
+        self._seen[claimed.key_hash] = claimed
+        return claimed
 
     async def close_session(self, session_id: str, at: float) -> None:
         await self._writer.settled()
@@ -130,23 +130,23 @@ class SqlCallLog:
         return await self._session(sessions.c.id == session_id)
 
     async def session_by_key(self, key_hash: str) -> Session | None:
-        """While the store is away, sessions that this process has seen are told as they were then."""
+        """While the store is away, a session that this process has seen is returned as it was then."""
         spool = self._writer.spool
         if spool is not None and spool.in_use and key_hash in self._seen:
             return self._seen[key_hash]
         try:
-            found = await self._session(sessions.c.key_hash == key_hash)
+            session = await self._session(sessions.c.key_hash == key_hash)
         except StoreUnavailable:
             if key_hash not in self._seen:
                 raise
             return self._seen[key_hash]
-        if found is not None:
-            self._seen[key_hash] = found
-        return found
+        if session is not None:
+            self._seen[key_hash] = session
+        return session
 
     async def session_of(self, call_id: str) -> Session | None:
-        made = sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id)
-        return await self._session(sessions.c.id.in_(made))
+        owner = sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id)
+        return await self._session(sessions.c.id.in_(owner))
 
     async def _session(self, which: sa.ColumnElement[bool]) -> Session | None:
         statement = sa.select(sessions).where(which)

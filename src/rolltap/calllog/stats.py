@@ -74,13 +74,13 @@ def _stats(connection: sa.Connection, now: float) -> Stats:
 
 def _bytes(connection: sa.Connection) -> dict[str, int]:
     """What the binary and text columns hold."""
-    found: dict[str, int] = {}
+    sizes_by_column: dict[str, int] = {}
     for table in (parts, call_intents, call_completions):
         columns = [column for column in table.columns if isinstance(column.type, sa.LargeBinary | sa.Text)]
         sizes = [sa.func.coalesce(sa.func.sum(sa.func.length(column)), 0) for column in columns]
         for column, size in zip(columns, connection.execute(sa.select(*sizes)).one(), strict=True):
-            found[f"{table.name}.{column.name}"] = int(size)
-    return {name: size for name, size in sorted(found.items(), key=lambda item: -item[1]) if size}
+            sizes_by_column[f"{table.name}.{column.name}"] = int(size)
+    return {name: size for name, size in sorted(sizes_by_column.items(), key=lambda item: -item[1]) if size}
 
 
 def _size(connection: sa.Connection) -> int:

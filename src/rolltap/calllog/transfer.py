@@ -52,7 +52,7 @@ async def export_sessions(
     written: set[bytes] = set()
     with ArchiveWriter(path) as archive:
         for done, session_id in enumerate(wanted, 1):
-            block = await database.query(lambda connection, one=session_id: read_block(connection, one, written))
+            block = await database.query(lambda connection, key=session_id: read_block(connection, key, written))
             await asyncio.to_thread(archive.add, block)
             written.update(digest for digest, _ in block.parts)
             show(done, len(wanted))
@@ -67,22 +67,22 @@ def read_block(connection: sa.Connection, session_id: str, known: Collection[byt
     own = call_intents.c.session_id == session_id
     intents = _rows(connection, sa.select(call_intents).where(own))
     ended = sa.select(call_completions).join(call_intents, call_intents.c.id == call_completions.c.call_id).where(own)
-    told = sa.select(deliveries).join(call_intents, call_intents.c.id == deliveries.c.call_id).where(own)
+    delivered = sa.select(deliveries).join(call_intents, call_intents.c.id == deliveries.c.call_id).where(own)
     digests = sorted({digest for row in intents for digest in split_hashes(row[INTENT_HASHES])}.difference(known))
-    found: dict[bytes, bytes] = {}
+    data_by_hash: dict[bytes, bytes] = {}
     for start in range(0, len(digests), PAGE):
         some = sa.select(parts.c.hash, parts.c.data).where(parts.c.hash.in_(digests[start : start + PAGE]))
-        found.update({row[0]: row[1] for row in connection.execute(some)})
+        data_by_hash.update({row[0]: row[1] for row in connection.execute(some)})
     for digest in digests:
-        if digest not in found:
+        if digest not in data_by_hash:
             raise RecordCorrupt(f"session {session_id}: request part {digest.hex()} is not in the log")
     pruned = connection.execute(sa.select(prunings).where(prunings.c.session_id == session_id)).first()
     return Block(
         session=list(session),
-        parts=[(digest, found[digest]) for digest in digests],
+        parts=[(digest, data_by_hash[digest]) for digest in digests],
         intents=intents,
         completions=_rows(connection, ended),
-        deliveries=_rows(connection, told),
+        deliveries=_rows(connection, delivered),
         pruning=list(pruned) if pruned is not None else None,
     )
 
@@ -141,20 +141,20 @@ class _Loader:
         """Inserts, and compares where a row of that key was there; returns how many were new."""
         if not rows:
             return 0
-        given = {row[0]: tuple(row) for row in rows}
-        new = self._inserts[table].run(connection, list(given.values()))
-        if new < len(given):
+        offered = {row[0]: tuple(row) for row in rows}
+        new = self._inserts[table].run(connection, list(offered.values()))
+        if new < len(offered):
             key = next(iter(table.primary_key))
-            ids = list(given)
+            ids = list(offered)
             for start in range(0, len(ids), PAGE):
                 for row in connection.execute(sa.select(table).where(key.in_(ids[start : start + PAGE]))):
-                    self._compare(table, tuple(row), given[row[0]])
+                    self._compare(table, tuple(row), offered[row[0]])
         return new
 
-    def _compare(self, table: sa.Table, stored: tuple[Any, ...], given: tuple[Any, ...]) -> None:
-        presumed = table is call_completions and given[1] and not stored[1]
-        if not presumed and not same_row(table.name, stored, given):
-            raise RecordCorrupt(f"{table.name} {given[0]} is in the store already, and differs")
+    def _compare(self, table: sa.Table, stored: tuple[Any, ...], offered: tuple[Any, ...]) -> None:
+        presumed = table is call_completions and offered[1] and not stored[1]
+        if not presumed and not same_row(table.name, stored, offered):
+            raise RecordCorrupt(f"{table.name} {offered[0]} is in the store already, and differs")
 
     def _close(self, connection: sa.Connection, row: Sequence[Any]) -> int:
         closed_at = dict(zip(sessions.columns.keys(), row, strict=True))["closed_at"]

@@ -24,7 +24,7 @@ from rolltap.errors import AlignmentError, RecordCorrupt
 
 PAGE = 200
 KEPT = 1000
-"""Problems that are told in words; further ones are counted."""
+"""Problems that are reported in words; further ones are counted."""
 
 
 @dataclass(slots=True)
@@ -44,23 +44,25 @@ class Verified:
 
 
 async def verify(database: Database, show: Callable[[int, int], None] = lambda done, total: None) -> Verified:
-    """Checks the log in `database`. `show` is told how many rows of calls and parts are done, of how many."""
-    found = Verified()
+    """Checks the log in `database`. `show` gets how many rows of calls and parts are done, of how many."""
+    report = Verified()
     total = await database.query(lambda connection: _count(connection, call_intents) + _count(connection, parts))
     async for page in _pages(database, sa.select(parts), parts.c.hash, b""):
-        found.add(await asyncio.to_thread(lambda page=page: [p for row in page for p in part_problems(row[0], row[2])]))
-        found.parts += len(page)
-        show(found.parts, total)
+        report.add(
+            await asyncio.to_thread(lambda page=page: [text for row in page for text in part_problems(row[0], row[2])])
+        )
+        report.parts += len(page)
+        show(report.parts, total)
     async for page in _pages(database, sa.select(sessions), sessions.c.id, ""):
         for row in page:
-            found.add(await _verify_session(database, row, found))
-            found.sessions += 1
-            show(found.parts + found.calls, total)
-    found.add(await database.query(lambda connection: list(_strays(connection))))
-    return found
+            report.add(await _verify_session(database, row, report))
+            report.sessions += 1
+            show(report.parts + report.calls, total)
+    report.add(await database.query(lambda connection: list(_strays(connection))))
+    return report
 
 
-async def _verify_session(database: Database, row: sa.Row[Any], found: Verified) -> list[str]:
+async def _verify_session(database: Database, row: sa.Row[Any], report: Verified) -> list[str]:
     session_id = row[0]
     try:
         read_session(tuple(row))
@@ -68,8 +70,8 @@ async def _verify_session(database: Database, row: sa.Row[Any], found: Verified)
     except (RecordCorrupt, ValueError) as error:
         return [f"session {session_id}: {error}"]
     problems, calls = await asyncio.to_thread(check_calls, stored)
-    found.calls += len(stored.intents)
-    found.tokens += sum(len(call.intent.new_ids) + len(call.call().output_ids) for call in calls)
+    report.calls += len(stored.intents)
+    report.tokens += sum(len(call.intent.new_ids) + len(call.call().output_ids) for call in calls)
     return problems
 
 

@@ -60,8 +60,8 @@ def test_a_conversation_costs_the_tokens_of_its_last_context():
         whole[0] = 5
 
 
-def test_a_circle_is_reported():
-    with pytest.raises(RecordCorrupt, match="circle"):
+def test_a_cycle_is_reported():
+    with pytest.raises(RecordCorrupt, match="cycle"):
         rebuild_prompts([delta("root", None), delta("a", "b"), delta("b", "a")])
 
 

@@ -110,8 +110,10 @@ class Store:
         self.call_ids: list[str] = []
         self.away = False
         self.refuses: set[str] = set()
+        self.asked = asyncio.Event()
 
     async def write(self, facts: Sequence[EncodedFact]) -> None:
+        self.asked.set()
         if self.away:
             raise StoreUnavailable("away")
         for fact in facts:
@@ -224,6 +226,8 @@ async def test_a_spool_that_the_disk_damages_is_kept_and_reported(
     store.away = True
     await write(writer, "good", "damaged", "lost")
     damage(path, b"damaged")
+    store.asked.clear()
+    await store.asked.wait()  # what was read before the damage has been refused
     store.away = False
     while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
         await asyncio.sleep(0.005)
