@@ -23,7 +23,9 @@ from rolltap.types import Lease
 from .processes import KEYS, Proxy
 from .turns import MARK
 
-PATIENCE_S = 40.0
+PATIENCE_S = 150.0
+"""Longer than any outage: on a busy machine the calls of an outage, and the server's recovery, take over 40 s."""
+
 PAUSE_S = 0.05
 Messages = list[dict[str, Any]]
 
