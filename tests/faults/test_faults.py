@@ -11,6 +11,8 @@ from .world import Bench
 
 SEED = 1
 
+pytestmark = pytest.mark.timeout(600)  # a scenario is many starts of processes, each bounded by itself
+
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
