@@ -21,7 +21,7 @@ import numpy as np
 
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.base import ExportItem, trained_spans
-from rolltap.types import Segment
+from rolltap.types import Segment, Trajectory
 
 Kind = Literal["text", "number", "date", "tags"]
 
@@ -119,7 +119,21 @@ class Where:
         if not of_segments:
             return item
         kept = tuple(s for s in item.trajectory.segments if all(condition.holds(s) for condition in of_segments))
-        return replace(item, trajectory=replace(item.trajectory, segments=kept)) if kept else None
+        return replace(item, trajectory=_with_segments(item.trajectory, kept)) if kept else None
+
+
+def _with_segments(trajectory: Trajectory, kept: tuple[Segment, ...]) -> Trajectory:
+    """The trajectory with some of its segments; what is counted on segments is counted again."""
+    rows = [segment for segment in kept if segment.loss_mask.any()]
+    counts = {
+        **trajectory.counts,
+        "segments": len(kept),
+        "rows": len(rows),
+        "row_tokens": sum(map(len, rows)),
+        "trained_tokens": sum(int(segment.loss_mask.sum()) for segment in rows),
+        "trained_calls": sum(len(trained_spans(segment)) for segment in rows),
+    }
+    return replace(trajectory, segments=kept, counts=counts)
 
 
 def parse_where(texts: Sequence[str]) -> Where:

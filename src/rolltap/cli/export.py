@@ -169,9 +169,14 @@ def report_table(report: dict[str, Any], title: str = "reconstruction") -> Table
     table.add_row("calls", f"{report.get('calls', 0):,}, of which {report.get('trained_calls', 0):,} carry loss")
     table.add_row("rows", f"{report.get('rows', 0):,}" + (f", {ratio:.2f} calls each" if ratio else ""))
     table.add_row("sampled tokens", f"{report.get('sampled_tokens', 0):,}, {share(report['trained'])} with loss")
-    table.add_row("trainable tokens kept", share(report["kept"]))
+    table.add_row("delivered tokens with loss", share(report["kept"]))
     table.add_row("row tokens saved by merging", share(report["saved"]))
-    for name, key in (("breaks", "breaks_by_reason"), ("calls without loss", "masked_calls")):
+    for name, key in (
+        ("calls by kind", "calls_by_kind"),
+        ("breaks", "breaks_by_reason"),
+        ("calls without loss", "masked_calls"),
+        ("tokens without loss", "masked_tokens"),
+    ):
         found = ", ".join(f"{reason} {count:,}" for reason, count in report[key].items())
         table.add_row(name, found or "none")
     return table

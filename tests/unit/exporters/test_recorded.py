@@ -12,6 +12,7 @@ from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
+from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.types import Finish, RolloutStatus, Scoring
 
 from .world import Script, World, lines, reasons_of, rows_of, says, system, tool, user
@@ -172,3 +173,14 @@ def test_trajectories_say_of_each_call_what_it_was_for_and_what_broke(world: Wor
     )
     assert turns["s-0005"]["break"]["reason"] == "new_conversation"
     assert turns["s-0000"]["finish"] == "stop"
+
+
+def test_a_segment_filter_is_in_the_manifests_figures(world: World, tmp_path: Path):
+    item = branched(world, 3).item()
+    lengths = sorted(len(segment) for segment in item.rows)
+    where = parse_where([f"length<={lengths[0]}"])
+    _, manifest = written(tmp_path, "trajectories", [item], where=where)
+    rows = lines(tmp_path / "trajectories" / "train-00000-of-00001.jsonl")
+    assert 0 < len(rows) < len(item.rows)
+    assert manifest["reconstruction"]["rows"] == len(rows)
+    assert manifest["reconstruction"]["trained_tokens"] == sum(sum(row["loss_mask"]) for row in rows)
