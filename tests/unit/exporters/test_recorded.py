@@ -176,9 +176,8 @@ def test_trajectories_say_of_each_call_what_it_was_for_and_what_broke(world: Wor
 
 
 def test_a_segment_filter_is_in_the_manifests_figures(world: World, tmp_path: Path):
-    item = branched(world, 3).item()
-    lengths = sorted(len(segment) for segment in item.rows)
-    where = parse_where([f"length<={lengths[0]}"])
+    item = world.with_subagent("s").item()
+    where = parse_where(["agent=helper"])
     _, manifest = written(tmp_path, "trajectories", [item], where=where)
     rows = lines(tmp_path / "trajectories" / "train-00000-of-00001.jsonl")
     assert 0 < len(rows) < len(item.rows)
