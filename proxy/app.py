@@ -149,7 +149,10 @@ async def _http() -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     jar = aiohttp.DummyCookieJar()  # a vendor's cookies are not for another user's calls
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar) as session:
+    auto = ("accept", "accept-encoding", "user-agent")  # for servers of ours; each is a look-up in every request
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, cookie_jar=jar, skip_auto_headers=auto
+    ) as session:
         yield session
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -51,8 +54,22 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def settle_memory() -> None:
+    """Gives back what the start has left over, and keeps the collector off what it has made.
+
+    Reading a vocabulary of 150,000 words leaves some 120 MB that the allocator would hold on to. Serving makes many
+    objects that live for a call: with Python's own thresholds, one collection in ten calls would look through all.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 async def serve(planes: Mapping[str, tuple[Any, socket.socket]], stop: asyncio.Event) -> None:
     """Serves each plane's application on its socket until `stop` is set or a signal comes."""
+    settle_memory()
     logging.getLogger("uvicorn.error").addFilter(_QuietBrokenReplies())
     servers = [
         _Server(

@@ -9,6 +9,8 @@ from typing import Any
 from rolltap.errors import BodyTooLarge, RequestError
 from rolltap.proxy.dialects.base import WireReply
 
+WATCH_AFTER_S = 0.1
+
 
 class ClientGone(Exception):
     """The client hung up before its reply was whole."""
@@ -98,24 +100,33 @@ class HttpExchange:
 
 
 class WhileConnected:
-    """Cancels the block that it is around when the client hangs up."""
+    """Cancels the block that it is around when the client hangs up.
 
-    __slots__ = ("_http", "_task", "_watcher")
+    The watch begins after `WATCH_AFTER_S`: a reply that comes at once costs no task for it.
+    """
+
+    __slots__ = ("_http", "_task", "_timer", "_watcher")
 
     def __init__(self, http: HttpExchange) -> None:
         self._http = http
+        self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._watcher = asyncio.create_task(self._watch())
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        self._watcher.cancel()
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if kind is asyncio.CancelledError and self._http.gone:
             self._task.uncancel()
             raise ClientGone from None
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         await self._http.disconnected()

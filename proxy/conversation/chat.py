@@ -114,7 +114,6 @@ class Hints(msgspec.Struct, frozen=True):
 
     conversation: str | None = None
     agent: str | None = None
-    parent_agent: str | None = None
     kind: str | None = None  # "main", "auxiliary", "summary"
     retry: int = 0
     raw: dict[str, str] = msgspec.field(default_factory=dict)

@@ -55,6 +55,8 @@ _SUMMARY_KINDS = frozenset({"compaction", "conversation-compaction", "compact"})
 _AUXILIARY_KINDS = frozenset({"title", "conversation-title", "memory"})
 _MAX_VALUE = 2048
 
+NO_HINTS = Hints()
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -69,6 +71,8 @@ class _ClaudeUser(msgspec.Struct):
 def read_hints(headers: Mapping[str, str], *, cache_key: str | None = None, user_id: str | None = None) -> Hints:
     """The hints of one request. `cache_key` is `prompt_cache_key`, `user_id` Anthropic's `metadata.user_id`."""
     raw = {name: headers[name][:_MAX_VALUE] for name in _KEPT if headers.get(name)}
+    if not raw and not cache_key and not user_id:
+        return NO_HINTS
     if cache_key:
         raw["prompt_cache_key"] = cache_key[:_MAX_VALUE]
     if user_id:
@@ -78,7 +82,6 @@ def read_hints(headers: Mapping[str, str], *, cache_key: str | None = None, user
     return Hints(
         conversation=conversation,
         agent=_agent(raw, parent, conversation),
-        parent_agent=parent,
         kind=_kind(headers),
         retry=_count(raw.get("x-stainless-retry-count")),
         raw=raw,

@@ -22,6 +22,8 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from cachetools import LRUCache
+from yarl import URL
 
 from rolltap.errors import (
     ContextOverflow,
@@ -83,6 +85,7 @@ class EngineHttp:
         self._headers = {"content-type": "application/json"}
         if settings.api_key:
             self._headers["authorization"] = f"Bearer {settings.api_key}"
+        self._urls: LRUCache[str, URL] = LRUCache(64)
         self._background: set[asyncio.Task[None]] = set()
 
     async def json(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
@@ -214,7 +217,7 @@ class EngineHttp:
         """The answer's head, which is a 200; anything else raises."""
         response = await self._session.request(
             method,
-            self.base + path,
+            self._url(path),
             data=None if body is None else encoder.encode(body),
             headers={**self._headers, **headers},
             allow_redirects=False,
@@ -224,6 +227,13 @@ class EngineHttp:
         async with response:
             text = (await response.content.read(65_536)).decode("utf-8", "replace")
         raise self._failure(path, response, text)
+
+    def _url(self, path: str) -> URL:
+        """The URL of a path, parsed once for each that recurs."""
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = URL(self.base + path)
+        return url
 
     def _failure(self, path: str, response: aiohttp.ClientResponse, text: str) -> RolltapError:
         return failure(self.name, path, response.status, said(text), response.headers.get("retry-after"))

@@ -13,6 +13,9 @@ import time
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 ID_LENGTH = 20
 _RANDOM_BITS = 50
+_PAIRS = [first + second for first in ALPHABET for second in ALPHABET]
+_SHIFTS = range((ID_LENGTH // 2 - 1) * 10, -1, -10)
+"""Two characters are ten bits."""
 
 
 class IdClock:
@@ -30,11 +33,7 @@ class IdClock:
 
 
 def _encode(value: int) -> str:
-    digits = []
-    for _ in range(ID_LENGTH):
-        value, digit = divmod(value, 32)
-        digits.append(ALPHABET[digit])
-    return "".join(reversed(digits))
+    return "".join([_PAIRS[value >> shift & 1023] for shift in _SHIFTS])
 
 
 _clock = IdClock()

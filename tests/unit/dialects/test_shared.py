@@ -25,27 +25,27 @@ from rolltap.settings import LimitSettings
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"session-id": "s", "thread-id": "s"}, ("s", None, None, None)),
+        ({"session-id": "s", "thread-id": "s"}, ("s", None, None)),
         (
             {"session-id": "s", "thread-id": "t", "x-codex-parent-thread-id": "s", "x-openai-subagent": "collab_spawn"},
-            ("s", "t", "s", None),
+            ("s", "t", None),
         ),
         (
             {"session-id": "s", "thread-id": "s", "x-codex-turn-metadata": '{"request_kind": "compaction", "n": [1]}'},
-            ("s", None, None, "summary"),
+            ("s", None, "summary"),
         ),
-        ({"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}, ("s", "a", None, None)),
-        ({"x-session-id": "child", "x-parent-session-id": "s"}, ("child", "child", "s", None)),
-        ({"x-interaction-type": "conversation-subagent"}, (None, "conversation-subagent", None, None)),
-        ({"x-interaction-type": "conversation-compaction"}, (None, None, None, "summary")),
-        ({"session_id": "s"}, ("s", None, None, None)),
-        ({"x-codex-turn-metadata": "[" * 5000}, (None, None, None, None)),
-        ({}, (None, None, None, None)),
+        ({"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}, ("s", "a", None)),
+        ({"x-session-id": "child", "x-parent-session-id": "s"}, ("child", "child", None)),
+        ({"x-interaction-type": "conversation-subagent"}, (None, "conversation-subagent", None)),
+        ({"x-interaction-type": "conversation-compaction"}, (None, None, "summary")),
+        ({"session_id": "s"}, ("s", None, None)),
+        ({"x-codex-turn-metadata": "[" * 5000}, (None, None, None)),
+        ({}, (None, None, None)),
     ],
 )
 def test_harness_headers(headers: dict[str, str], expected: tuple[Any, ...]) -> None:
     hints = read_hints(headers)
-    assert (hints.conversation, hints.agent, hints.parent_agent, hints.kind) == expected
+    assert (hints.conversation, hints.agent, hints.kind) == expected
 
 
 def test_hints_in_the_body_come_after_those_in_headers() -> None:
