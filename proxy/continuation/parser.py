@@ -37,6 +37,12 @@ from rolltap.proxy.conversation.chat import (
     ToolCallStarted,
 )
 
+CONTEXT = 4
+"""Ids before a new one that its text may depend on."""
+
+WINDOW = 24
+"""Ids that are decoded again with new ones, before only the last `CONTEXT` of them are."""
+
 Channel = Literal["reasoning", "text", "tool", "opaque"]
 
 
@@ -74,6 +80,8 @@ class ReplyParser:
         self._sent = {"reasoning": "", "text": ""}
         self._run: list[int] = []  # ids of the open channel since it opened
         self._read = 0  # ids of `_run` whose text is in `_pending` or sent
+        self._window = 0  # where decoding begins in `_run`
+        self._window_text = ""  # of `_run` from there to `_read`
         self._pending = ""
         self._settled = 0  # ids up to the last block of a call that was closed
         self.stopped: str | None = None
@@ -187,6 +195,7 @@ class ReplyParser:
         events = self._drain(ended=channel == "tool")
         self._tool_seen = self._tool_seen or channel == "tool"
         self._channel, self._run, self._read, self._pending = channel, [], 0, ""
+        self._window, self._window_text = 0, ""
         head = self._renderer.markers.call_head
         self._block = GrowingCall(head) if channel == "tool" and head is not None else None
         return events
@@ -233,15 +242,21 @@ class ReplyParser:
         return events + self._more(added)
 
     def _decode_new(self) -> str:
-        """Text held back so far and that of the ids not yet read, but for an unfinished character."""
+        """Text held back so far and that of the ids not yet read, but for an unfinished character.
+
+        Ids are decoded behind some that were read, since a token's text may depend on them. Those stay the same for
+        some calls, and their text is known.
+        """
         tokenizer = self._renderer.tokenizer
-        start = max(0, self._read - 4)
-        before = tokenizer.decode(self._run[start : self._read]) if start < self._read else ""
-        whole = tokenizer.decode(self._run[start:])
-        if whole.endswith("\ufffd") or not whole.startswith(before):
+        if self._read - self._window > WINDOW:
+            self._window = self._read - CONTEXT
+            self._window_text = tokenizer.decode(self._run[self._window : self._read])
+        whole = tokenizer.decode(self._run[self._window :])
+        if whole.endswith("\ufffd") or not whole.startswith(self._window_text):
             return self._pending
-        self._read = len(self._run)
-        return self._pending + whole[len(before) :]
+        fresh = whole[len(self._window_text) :]
+        self._read, self._window_text = len(self._run), whole
+        return self._pending + fresh
 
     def _until_stop(self, sent: str, fresh: str) -> str:
         before = sent[len(sent) - self._longest_stop :] if self._longest_stop < len(sent) else sent

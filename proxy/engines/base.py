@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from rolltap.proxy.conversation.chat import ChatRequest, Sampling, Usage
@@ -46,9 +48,11 @@ class SampleRequest:
     stream: bool = True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleChunk:
-    """The next sampled tokens.
+NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
+
+
+class SampleChunk(msgspec.Struct, frozen=True, eq=False):
+    """The next sampled tokens. (A struct: one is made for every frame, at a sixth of a frozen dataclass's cost.)
 
     `versions` tile the whole output and come with the last chunk; () there says that the server's own version can't be
     told in rolltap's numbers, None that it gave none. A log-prob that the server could not give as a number is NaN.
@@ -63,8 +67,8 @@ class SampleChunk:
     finish: Literal["stop", "length", "abort"] | None = None
     versions: tuple[VersionSpan, ...] | None = None
     prompt_ids: Sequence[int] | None = None
-    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
-    whole: Mapping[str, np.ndarray] = field(default_factory=dict)
+    extras: Mapping[str, np.ndarray] = NOTHING
+    whole: Mapping[str, np.ndarray] = NOTHING
 
 
 def join_chunks(chunks: Sequence[SampleChunk]) -> SampleChunk:
@@ -160,8 +164,7 @@ class ToolDelta:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChatChunk:
+class ChatChunk(msgspec.Struct, frozen=True, eq=False):
     """The next piece of an upstream's reply: what it says, and the tokens behind it.
 
     `token_ids` and `logprobs` may come later than their text, but all have come with the chunk that has `finish`.

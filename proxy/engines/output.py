@@ -74,9 +74,12 @@ class Output(ABC, Generic[Frame]):
         failure: RolltapError | None = None
         try:
             for frame in type(self).frames(events):
-                chunks.extend(self.take(frame))
+                chunks += self.take(frame)
         except RolltapError as error:
             failure = error
+        if len(chunks) == 1 and failure is None:
+            yield chunks[0]
+            return
         for _, alike in groupby(chunks, key=lambda chunk: chunk.logprobs is None):  # known log-probs stay known
             yield join_chunks(list(alike))
         if failure is not None:

@@ -25,6 +25,10 @@ class SseParser:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events completed by `chunk`, in order; `EngineProtocolError` if a line grows over the limit."""
+        if not self.pending and chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") and b"\r" not in chunk:
+            events = chunk[6:-2].split(b"\n\ndata: ")
+            if not any(b"\n" in event for event in events):  # whole events of one line each, as servers send them
+                return events
         if b"\n" not in chunk:
             self._hold(chunk)
             return []
