@@ -28,7 +28,7 @@ UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
 """Folders that are not compared: a build's or a tool's own."""
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     ADDED = "added"
     MODIFIED = "modified"
     DELETED = "deleted"
@@ -37,15 +37,15 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Change:
     path: str
-    kind: Kind
+    kind: ChangeKind
 
 
 def changes(before: Path, after: Path) -> list[Change]:
     """The files and links that differ, by path."""
     old, new = set(_files(before)), set(_files(after))
-    differing = [Change(path, Kind.ADDED) for path in new - old]
-    differing += [Change(path, Kind.DELETED) for path in old - new]
-    differing += [Change(path, Kind.MODIFIED) for path in old & new if not _same(before / path, after / path)]
+    differing = [Change(path, ChangeKind.ADDED) for path in new - old]
+    differing += [Change(path, ChangeKind.DELETED) for path in old - new]
+    differing += [Change(path, ChangeKind.MODIFIED) for path in old & new if not _same(before / path, after / path)]
     return sorted(differing, key=lambda change: change.path)
 
 
@@ -66,7 +66,7 @@ def apply_changes(every: list[Change], after: Path, target: Path, protected: tup
             continue
         if destination.is_symlink() or destination.is_file():
             destination.unlink()
-        if change.kind is not Kind.DELETED:
+        if change.kind is not ChangeKind.DELETED:
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(after / change.path, destination, follow_symlinks=False)
     return dropped

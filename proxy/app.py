@@ -18,7 +18,7 @@ from rolltap.calllog.database import Database
 from rolltap.errors import ConfigError, EngineError, RateLimited
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
-from rolltap.proxy.call.admission import Admission
+from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies, Policy
@@ -200,8 +200,8 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     capture = Capture(settings.keys.project, call_log, live, policies, settings.limits.session_ttl_s)
     responses = ResponseStore(call_log, handles, policies)
     keyring = Keyring(settings.keys)
-    unnamed = _is_loopback(settings.listen.host)
-    admission = Admission(live, capture, policies, responses, keyring, vendors, unnamed=unnamed)
+    passthrough = Vendors(vendors, unnamed=_is_loopback(settings.listen.host))
+    admission = Admission(live, capture, policies, responses, keyring, passthrough)
     versions = OwnVersions() if alone else SharedVersions(policies, ledger.policies.list)
     path = CallPath(admission, live, recorder, handles, versions, settings.limits)
     services = Services(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rolltap.reconstructor.forest import Node, TokenForest, common_prefix
+from rolltap.reconstructor.forest import PrefixNode, TokenForest, common_prefix
 from rolltap.types import Break, BreakReason, Outcome
 
 
@@ -45,20 +45,20 @@ def _proven_reason(recorded: Break, compacted: bool) -> BreakReason:
     return BreakReason.NEW_CONVERSATION if recorded.parent_id is None else BreakReason.HISTORY_EDITED
 
 
-def _named_parent(forest: TokenForest, node: Node) -> Node | None:
+def _named_parent(forest: TokenForest, node: PrefixNode) -> PrefixNode | None:
     """The call that the record names as this one's parent."""
     call = node.call
     named = forest.get(call.break_.parent_id if call.break_ is not None else call.parent_id)
     return named if named is not node else None
 
 
-def _measured(recorded: Break, node: Node, named: Node | None) -> Break:
+def _measured(recorded: Break, node: PrefixNode, named: PrefixNode | None) -> Break:
     if named is None:
         return replace(recorded, call_id=node.id, parent_id=None, token_index=0)
     return replace(recorded, call_id=node.id, token_index=common_prefix(node.call.prompt_ids, named.call))
 
 
-def _reason(node: Node, named: Node) -> BreakReason:
+def _reason(node: PrefixNode, named: PrefixNode) -> BreakReason:
     """Why `node` does not extend the call that it names, where the record does not say."""
     if named.call.policy != node.call.policy:
         return BreakReason.POLICY_CHANGED

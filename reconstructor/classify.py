@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rolltap.reconstructor.forest import Node, TokenForest
+from rolltap.reconstructor.forest import PrefixNode, TokenForest
 from rolltap.reconstructor.kinds import purposes_of
 from rolltap.reconstructor.rules import MaskReason, Rules, unusable
 from rolltap.reconstructor.siblings import abandoned_calls
@@ -18,7 +18,7 @@ def classify(forest: TokenForest, rules: Rules) -> KeptCalls:
         for node in forest
     }
     trained: dict[str, int] = {}
-    children: dict[str, tuple[Node, ...]] = {}
+    children: dict[str, tuple[PrefixNode, ...]] = {}
     stands: set[str] = set()
     for node in sorted(forest, key=lambda node: len(node.call.prompt_ids), reverse=True):  # children before parents
         reason = reasons[node.id]

@@ -16,10 +16,10 @@ from dataclasses import fields, replace
 import numpy as np
 
 from rolltap.errors import RecordCorrupt
-from rolltap.reconstructor.prefix_index import Node, PrefixIndex
+from rolltap.reconstructor.prefix_index import PrefixIndex, PrefixNode
 from rolltap.types import Call, Int32, Outcome
 
-__all__ = ["Node", "TokenForest", "common_prefix"]
+__all__ = ["PrefixNode", "TokenForest", "common_prefix"]
 
 SIBLING_KEY_TOKENS = 32
 """Prompts of one length whose last tokens differ are not compared whole."""
@@ -29,20 +29,20 @@ class TokenForest:
     """One session's calls, linked. Grows by `add`, in any order; `nodes` is sorted by call id."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self._by_id: dict[str, Node] = {}
+        self.nodes: list[PrefixNode] = []
+        self._by_id: dict[str, PrefixNode] = {}
         self._contexts = PrefixIndex()
-        self._prompts: dict[tuple[int, bytes], list[Node]] = {}  # by length and end, each sorted by id
-        self._latest: dict[str, Node] = {}  # by agent: the likeliest parent of a call without a hint
-        self._hinting: dict[str, list[Node]] = {}  # by call id, the calls that name it as their parent
+        self._prompts: dict[tuple[int, bytes], list[PrefixNode]] = {}  # by length and end, each sorted by id
+        self._latest: dict[str, PrefixNode] = {}  # by agent: the likeliest parent of a call without a hint
+        self._hinting: dict[str, list[PrefixNode]] = {}  # by call id, the calls that name it as their parent
 
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[PrefixNode]:
         return iter(self.nodes)
 
-    def get(self, call_id: str | None) -> Node | None:
+    def get(self, call_id: str | None) -> PrefixNode | None:
         return self._by_id.get(call_id) if call_id is not None else None
 
     def add(self, call: Call) -> None:
@@ -56,7 +56,7 @@ class TokenForest:
             return
         if self.nodes and self.nodes[0].call.session_id != call.session_id:
             raise RecordCorrupt(f"call {call.id} is of session {call.session_id}, not {self.nodes[0].call.session_id}")
-        node = Node(call)
+        node = PrefixNode(call)
         self._link(node, self._find(call))
         position = bisect_left(self.nodes, node.id, key=_by_call_id)
         self.nodes.insert(position, node)
@@ -76,10 +76,10 @@ class TokenForest:
                 ):
                     self._link(later, node)
 
-    def siblings(self) -> Iterator[list[Node]]:
+    def siblings(self) -> Iterator[list[PrefixNode]]:
         """The groups of calls of one policy that saw the same prompt, each sorted by id."""
         for nodes in self._prompts.values():
-            groups: list[list[Node]] = []
+            groups: list[list[PrefixNode]] = []
             for node in nodes:
                 for group in groups:
                     if _same_prompt(group[0].call, node.call):
@@ -89,14 +89,14 @@ class TokenForest:
                     groups.append([node])
             yield from groups
 
-    def _link(self, node: Node, parent: Node | None) -> None:
+    def _link(self, node: PrefixNode, parent: PrefixNode | None) -> None:
         if node.parent is not None:
             node.parent.children.remove(node)
         node.parent = parent
         if parent is not None:
             insort(parent.children, node, key=_by_call_id)
 
-    def _find(self, call: Call) -> Node | None:
+    def _find(self, call: Call) -> PrefixNode | None:
         """The parent of a new call: the longest proven one."""
         start = self._start(call)
         certain = start is not None and start.id == call.parent_id and start.call.outcome is Outcome.COMPLETED
@@ -106,7 +106,7 @@ class TokenForest:
                 return max(proven, key=lambda found: _preference(call, found))
         return start
 
-    def _start(self, call: Call) -> Node | None:
+    def _start(self, call: Call) -> PrefixNode | None:
         """A proven ancestor to start the search from: the hinted parent, else the agent's latest call."""
         for guess in (self.get(call.parent_id), self._latest.get(call.agent)):
             if guess is not None and len(guess.call.output_ids) and _extends(call, guess.call):
@@ -138,7 +138,7 @@ def _extends(call: Call, earlier: Call) -> bool:
     )
 
 
-def _preference(call: Call, parent: Node) -> tuple[int, bool, bool, str]:
+def _preference(call: Call, parent: PrefixNode) -> tuple[int, bool, bool, str]:
     """Orders proven parents of `call`: the longest, one that completed, the one that is hinted at, the latest."""
     return parent.length, parent.call.outcome is Outcome.COMPLETED, parent.id == call.parent_id, parent.id
 
@@ -153,7 +153,7 @@ def _same_prompt(a: Call, b: Call) -> bool:
     return a.policy == b.policy and np.array_equal(a.prompt_ids, b.prompt_ids)
 
 
-def _by_call_id(node: Node) -> str:
+def _by_call_id(node: PrefixNode) -> str:
     return node.call.id
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rolltap.reconstructor.forest import Node, TokenForest
+from rolltap.reconstructor.forest import PrefixNode, TokenForest
 from rolltap.reconstructor.threads import Thread, Threads, threads_of
 from rolltap.types import BreakReason, CallKind
 
@@ -71,7 +71,7 @@ def purposes_of(forest: TokenForest) -> Purposes:
     return Purposes(by_call, frozenset([*summaries.values(), *stated]))
 
 
-def _stated(node: Node) -> tuple[CallKind, KindRule] | None:
+def _stated(node: PrefixNode) -> tuple[CallKind, KindRule] | None:
     """What is known of the call without looking at the others."""
     call = node.call
     if call.kind in (CallKind.JUDGE, CallKind.SIMULATOR):
@@ -81,7 +81,7 @@ def _stated(node: Node) -> tuple[CallKind, KindRule] | None:
     return (CallKind.MAIN, KindRule.ROLE) if call.shape.role else None
 
 
-def _follows_stated_summary(forest: TokenForest, node: Node, by_call: Mapping[str, Purpose]) -> bool:
+def _follows_stated_summary(forest: TokenForest, node: PrefixNode, by_call: Mapping[str, Purpose]) -> bool:
     """Whether a recorded compaction names a call whose header says that it wrote the summary."""
     recorded = node.call.break_
     if recorded is None or recorded.reason is not BreakReason.COMPACTION:
@@ -90,7 +90,7 @@ def _follows_stated_summary(forest: TokenForest, node: Node, by_call: Mapping[st
     return any(each is not None and by_call[each.id].kind is CallKind.SUMMARY for each in named)
 
 
-def _is_aside(node: Node, threads: Threads) -> bool:
+def _is_aside(node: PrefixNode, threads: Threads) -> bool:
     """Whether a call without tools, which nothing goes on from, stands beside the agent's conversation.
 
     One that was shown the agent's replies is the agent's last word with its tools withheld, unless the conversation
@@ -122,7 +122,7 @@ def _summaries(forest: TokenForest, threads: Threads) -> dict[str, str]:
     return found
 
 
-def _replaces(node: Node, later: Node, threads: Threads) -> bool:
+def _replaces(node: PrefixNode, later: PrefixNode, threads: Threads) -> bool:
     """Whether `later` is the same agent's call with a shorter history than the one that `node` was shown."""
     thread = threads.by_call[node.id]
     shown = threads.depths[node.id] > threads.depths[later.id]

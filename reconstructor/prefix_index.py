@@ -22,12 +22,12 @@ _SEED = 0x726F6C6C746170
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PrefixNode:
     """A call in the forest. `context_hash` covers prompt and output; None until it is needed."""
 
     call: Call
-    parent: Node | None = None
-    children: list[Node] = field(default_factory=list)
+    parent: PrefixNode | None = None
+    children: list[PrefixNode] = field(default_factory=list)
     context_hash: int | None = None
 
     @property
@@ -39,10 +39,10 @@ class Node:
         """P + T of the call."""
         return self.call.context_length
 
-    def path(self) -> list[Node]:
+    def path(self) -> list[PrefixNode]:
         """From the root to this node."""
-        node: Node = self
-        steps: list[Node] = [node]
+        node: PrefixNode = self
+        steps: list[PrefixNode] = [node]
         while node.parent is not None:
             node = node.parent
             steps.append(node)
@@ -55,14 +55,14 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._lengths: list[int] = []  # one a context, sorted
-        self._by_hash: dict[int, list[Node]] = {}
-        self._waiting: list[Node] = []  # not hashed yet
+        self._by_hash: dict[int, list[PrefixNode]] = {}
+        self._waiting: list[PrefixNode] = []  # not hashed yet
 
-    def add(self, node: Node) -> None:
+    def add(self, node: PrefixNode) -> None:
         insort(self._lengths, node.length)
         self._waiting.append(node)
 
-    def proposals(self, prompt: Int32, start: Node | None, *, others: bool) -> Iterator[list[Node]]:
+    def proposals(self, prompt: Int32, start: PrefixNode | None, *, others: bool) -> Iterator[list[PrefixNode]]:
         """Contexts that may be prefixes of `prompt`, by length, the longest first.
 
         `start` is a call whose context is known to be one: only longer ones are proposed, and with `others` also those

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rolltap.errors import ConfigError
 from rolltap.reconstructor.breaks import breaks_of
 from rolltap.reconstructor.classify import classify
-from rolltap.reconstructor.forest import Node, TokenForest
+from rolltap.reconstructor.forest import PrefixNode, TokenForest
 from rolltap.reconstructor.rules import MaskReason, Rules, unusable
 from rolltap.reconstructor.segments import build_segment, span_pair
 from rolltap.reconstructor.strategies import KeptCalls, SegmentPlan, Strategy, strategy_named
@@ -85,7 +85,7 @@ def _turn_indices(forest: TokenForest, breaks: Mapping[str, Break]) -> dict[str,
     indices: dict[str, int] = {}
     for node in forest:
         chain: dict[str, None] = {}
-        step: Node | None = node
+        step: PrefixNode | None = node
         while step is not None and step.id not in indices and step.id not in chain:
             chain[step.id] = None
             step = step.parent or _before_break(forest, step, breaks.get(step.id))
@@ -94,7 +94,7 @@ def _turn_indices(forest: TokenForest, breaks: Mapping[str, Break]) -> dict[str,
     return indices
 
 
-def _before_break(forest: TokenForest, node: Node, before: Break | None) -> Node | None:
+def _before_break(forest: TokenForest, node: PrefixNode, before: Break | None) -> PrefixNode | None:
     if before is None or before.reason is BreakReason.NEW_CONVERSATION:
         return None
     return forest.get(before.parent_id)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rolltap.errors import AlignmentError
-from rolltap.reconstructor.forest import Node
+from rolltap.reconstructor.forest import PrefixNode
 from rolltap.reconstructor.kinds import Purpose
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.reconstructor.strategies import SegmentPlan
@@ -27,7 +27,7 @@ class SpanPair:
     context: CallSpan
 
 
-def span_pair(node: Node, index: int, reason: MaskReason, agent: str) -> SpanPair:
+def span_pair(node: PrefixNode, index: int, reason: MaskReason, agent: str) -> SpanPair:
     start, end, call = len(node.call.prompt_ids), node.length, node.call
     context = CallSpan(call.id, start, end, trained=False, index=index, agent=agent)
     if reason is not MaskReason.TRAINED:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rolltap.reconstructor.forest import Node, TokenForest
+from rolltap.reconstructor.forest import PrefixNode, TokenForest
 from rolltap.reconstructor.rules import unusable
 from rolltap.types import BreakReason, Int32, Outcome
 
@@ -41,10 +41,10 @@ def abandoned_calls(forest: TokenForest) -> set[str]:
     return abandoned
 
 
-def _followers(forest: TokenForest) -> tuple[dict[str, list[Node]], dict[str, list[Node]]]:
+def _followers(forest: TokenForest) -> tuple[dict[str, list[PrefixNode]], dict[str, list[PrefixNode]]]:
     """By call: the calls that went on from its reply, and those that name it but may go on from a sibling's."""
-    followers: dict[str, list[Node]] = {}
-    named: dict[str, list[Node]] = {}
+    followers: dict[str, list[PrefixNode]] = {}
+    named: dict[str, list[PrefixNode]] = {}
     for node in forest:
         recorded = node.call.break_
         if node.parent is not None:
@@ -57,12 +57,12 @@ def _followers(forest: TokenForest) -> tuple[dict[str, list[Node]], dict[str, li
     return followers, named
 
 
-def _rank(followers: Sequence[Node]) -> int:
+def _rank(followers: Sequence[PrefixNode]) -> int:
     """2 where a completed call went on, 1 where only a call that came to nothing did, else 0."""
     return max((2 if node.call.outcome is Outcome.COMPLETED else 1 for node in followers), default=0)
 
 
-def _ranks_by_content(rivals: Sequence[Node], later: Sequence[Node]) -> Mapping[str, int]:
+def _ranks_by_content(rivals: Sequence[PrefixNode], later: Sequence[PrefixNode]) -> Mapping[str, int]:
     """Ranks for the one sibling whose reply stands in a later prompt more than any other's."""
     ranks: dict[str, int] = {}
     for node in later:
@@ -90,6 +90,6 @@ def _windows(ids: Int32, window: int) -> np.ndarray:
     return hashes
 
 
-def _latest(rivals: Sequence[Node]) -> set[str]:
+def _latest(rivals: Sequence[PrefixNode]) -> set[str]:
     """The samples of the latest request."""
     return {node.id for node in rivals[-max(1, rivals[-1].call.shape.choices) :]}

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from rolltap.errors import ConfigError
 from rolltap.plugins import lookup
-from rolltap.reconstructor.forest import Node
+from rolltap.reconstructor.forest import PrefixNode
 from rolltap.reconstructor.kinds import Purposes
 from rolltap.reconstructor.rules import MaskReason
 
@@ -25,9 +25,9 @@ class KeptCalls:
     carry loss in a node's whole subtree.
     """
 
-    nodes: tuple[Node, ...]
-    roots: tuple[Node, ...]
-    children: Mapping[str, tuple[Node, ...]]
+    nodes: tuple[PrefixNode, ...]
+    roots: tuple[PrefixNode, ...]
+    children: Mapping[str, tuple[PrefixNode, ...]]
     reasons: Mapping[str, MaskReason]
     trained: Mapping[str, int]
     purposes: Purposes
@@ -37,7 +37,7 @@ class KeptCalls:
 class SegmentPlan:
     """Calls of which each extends the one before it; `path[own:]` carry their loss here."""
 
-    path: tuple[Node, ...]
+    path: tuple[PrefixNode, ...]
     own: int
 
 
@@ -92,10 +92,10 @@ def strategy_named(name: str) -> Strategy:
 
 
 class _Follow(Protocol):
-    def __call__(self, node: Node, children: tuple[Node, ...]) -> Node | None: ...
+    def __call__(self, node: PrefixNode, children: tuple[PrefixNode, ...]) -> PrefixNode | None: ...
 
 
-def _chains(kept: KeptCalls, follow: _Follow) -> Iterable[list[Node]]:
+def _chains(kept: KeptCalls, follow: _Follow) -> Iterable[list[PrefixNode]]:
     """Covers the kept calls by disjoint downward chains; `follow` names the child that goes on with a chain."""
     tops = list(reversed(kept.roots))
     while tops:
@@ -109,18 +109,18 @@ def _chains(kept: KeptCalls, follow: _Follow) -> Iterable[list[Node]]:
         yield chain
 
 
-def _first(kept: KeptCalls, node: Node, children: tuple[Node, ...]) -> Node | None:
+def _first(kept: KeptCalls, node: PrefixNode, children: tuple[PrefixNode, ...]) -> PrefixNode | None:
     """The first child that leads to trained tokens; in an untrained stretch simply the first."""
     if not kept.trained[node.id]:
         return children[0]
     return next((child for child in children if kept.trained[child.id]), None)
 
 
-def _heaviest(kept: KeptCalls, node: Node, children: tuple[Node, ...]) -> Node | None:
+def _heaviest(kept: KeptCalls, node: PrefixNode, children: tuple[PrefixNode, ...]) -> PrefixNode | None:
     """The child whose subtree trains the most, the node's own agent first; None where only untrained ones hang."""
     trained, agents = kept.trained, kept.purposes.by_call
 
-    def weight(child: Node) -> tuple[bool, bool, int]:
+    def weight(child: PrefixNode) -> tuple[bool, bool, int]:
         return trained[child.id] > 0, agents[child.id].agent == agents[node.id].agent, trained[child.id]
 
     heir = max(children, key=weight)

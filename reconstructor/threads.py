@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rolltap.reconstructor.forest import Node, TokenForest
+from rolltap.reconstructor.forest import PrefixNode, TokenForest
 from rolltap.types import Break, BreakReason
 
 FRESH_STARTS = frozenset({BreakReason.NEW_CONVERSATION, BreakReason.COMPACTION})
@@ -20,10 +20,10 @@ FRESH_STARTS = frozenset({BreakReason.NEW_CONVERSATION, BreakReason.COMPACTION})
 class Thread:
     """Calls of one conversation, by id."""
 
-    calls: list[Node] = field(default_factory=list)
+    calls: list[PrefixNode] = field(default_factory=list)
 
     @property
-    def first(self) -> Node:
+    def first(self) -> PrefixNode:
         return self.calls[0]
 
     @property
@@ -48,15 +48,15 @@ class Threads:
     threads: list[Thread]
     by_call: Mapping[str, Thread]
     depths: Mapping[str, int]
-    before: Mapping[str, Node]
-    followers: Mapping[str, list[Node]]
+    before: Mapping[str, PrefixNode]
+    followers: Mapping[str, list[PrefixNode]]
 
 
 def threads_of(forest: TokenForest) -> Threads:
     """Links every call with the one that it goes on from, in tokens or over a break."""
     depths: dict[str, int] = {}
-    before: dict[str, Node] = {}
-    followers: dict[str, list[Node]] = {}
+    before: dict[str, PrefixNode] = {}
+    followers: dict[str, list[PrefixNode]] = {}
     roots: dict[str, str] = {}
     for node in forest:
         earlier = _earlier(forest, node, depths)
@@ -75,7 +75,7 @@ def threads_of(forest: TokenForest) -> Threads:
     return Threads(list(by_root.values()), by_call, depths, before, followers)
 
 
-def _earlier(forest: TokenForest, node: Node, depths: Mapping[str, int]) -> Node | None:
+def _earlier(forest: TokenForest, node: PrefixNode, depths: Mapping[str, int]) -> PrefixNode | None:
     """The call that `node` goes on from."""
     if node.parent is not None:
         return node.parent
@@ -86,7 +86,7 @@ def _earlier(forest: TokenForest, node: Node, depths: Mapping[str, int]) -> Node
     return named if recorded is None or _goes_on(recorded, node, depths.get(named.id, 0)) else None
 
 
-def _goes_on(recorded: Break, node: Node, depth: int) -> bool:
+def _goes_on(recorded: Break, node: PrefixNode, depth: int) -> bool:
     """Whether a conversation goes on over a break. A request without replies goes on from none, whatever it shares."""
     shape = node.call.shape
     if shape.tools is not None and not shape.replies:
@@ -94,7 +94,7 @@ def _goes_on(recorded: Break, node: Node, depth: int) -> bool:
     return recorded.reason not in FRESH_STARTS or 0 < shape.replies >= depth
 
 
-def _depth(node: Node, earlier: Node | None, depths: Mapping[str, int]) -> int:
+def _depth(node: PrefixNode, earlier: PrefixNode | None, depths: Mapping[str, int]) -> int:
     """Replies in the call's history; as recorded where it does not plainly continue another call."""
     if earlier is None or (node.parent is None and node.call.break_ is not None):
         return node.call.shape.replies

@@ -14,7 +14,7 @@ import aiohttp
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Evidence, Score, Verdict
-from rolltap.harnesses.changes import Change, Kind, changes
+from rolltap.harnesses.changes import Change, ChangeKind, changes
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.refusals import choice
@@ -112,7 +112,7 @@ def _shown(evidence: Evidence, changed: list[Change]) -> str:
     for change in changed:
         path = evidence.workspace.folder / change.path
         text = ""
-        if change.kind is not Kind.DELETED and not path.is_symlink() and left > 0:
+        if change.kind is not ChangeKind.DELETED and not path.is_symlink() and left > 0:
             with path.open("rb") as file:
                 text = file.read(left).decode("utf-8", errors="replace")
             left -= len(text)

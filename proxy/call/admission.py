@@ -31,7 +31,7 @@ OUR_PREFIX = "rt-"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Relay:
+class VendorRoute:
     """A request that goes to `policy`'s vendor. `session` None: it follows from the conversation."""
 
     policy: str
@@ -39,11 +39,19 @@ class Relay:
     session: LiveSession | None = None
 
 
-class Admission:
-    """Admits requests. `vendors` are the passthrough policies' sources.
+@dataclass(frozen=True, slots=True, eq=False)
+class Vendors:
+    """The passthrough policies' sources, by policy.
 
     `unnamed`: a vendor's key may come without a session's URL prefix, which is for this machine's own users only.
     """
+
+    sources: Mapping[str, PassthroughSource]
+    unnamed: bool
+
+
+class Admission:
+    """Admits requests."""
 
     def __init__(
         self,
@@ -52,17 +60,15 @@ class Admission:
         policies: Policies,
         responses: ResponseStore,
         keyring: Keyring,
-        vendors: Mapping[str, PassthroughSource],
-        *,
-        unnamed: bool,
+        vendors: Vendors,
     ) -> None:
         self._sessions = sessions
         self._capture = capture
         self._policies = policies
         self._responses = responses
         self._keyring = keyring
-        self._vendors = vendors
-        self._unnamed = unnamed
+        self._vendors = vendors.sources
+        self._unnamed = vendors.unnamed
 
     async def admit(self, arrival: Arrival) -> None:
         """Fills in session, request and policy. A `RequestError` that comes with a session is that session's."""
@@ -98,7 +104,7 @@ class Admission:
         """The session of a call under the project's key: of the reply that it names, else of its conversation."""
         return await self._capture.maker(self._responses.named(request)) or await self._capture.session(request)
 
-    async def relay(self, dialect: Dialect, wire: WireRequest) -> Relay | None:
+    async def relay(self, dialect: Dialect, wire: WireRequest) -> VendorRoute | None:
         """The vendor that the request goes to; None if it is not one for a vendor."""
         key = dialect.key(wire) if self._vendors and dialect.reply_reader is not None else None
         if key is None:
@@ -112,7 +118,7 @@ class Admission:
             return self._to(session.session.policy, protocol, session, keyed=False)
         return self._first(protocol, keyed=False) if self._unnamed else None
 
-    async def _under_our_key(self, key: str, named: str | None, protocol: str) -> Relay | None:
+    async def _under_our_key(self, key: str, named: str | None, protocol: str) -> VendorRoute | None:
         """Under the project's key vendors are reached where nothing else is served."""
         if self._capture.owns(key):
             if len(self._vendors) < len(self._policies.names):
@@ -126,15 +132,15 @@ class Admission:
             raise self._vendors[policy].refusal()
         return relay
 
-    def _first(self, protocol: str, *, keyed: bool) -> Relay | None:
+    def _first(self, protocol: str, *, keyed: bool) -> VendorRoute | None:
         relays = (self._to(policy, protocol, None, keyed=keyed) for policy in self._vendors)
         return next((relay for relay in relays if relay is not None), None)
 
-    def _to(self, policy: str, protocol: str, session: LiveSession | None, *, keyed: bool) -> Relay | None:
+    def _to(self, policy: str, protocol: str, session: LiveSession | None, *, keyed: bool) -> VendorRoute | None:
         vendor = self._vendors.get(policy)
         if vendor is None or vendor.engine.keyed is not keyed or protocol not in vendor.engine.dialects:
             return None
-        return Relay(policy, vendor, session)
+        return VendorRoute(policy, vendor, session)
 
     def _is_ours(self, key: str) -> bool:
         return key.startswith(OUR_PREFIX) or self._capture.owns(key) or self._keyring.role(key) is not None

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from rolltap.proxy.call.metrics import CallCounts
-from rolltap.proxy.continuation.forest import Node
+from rolltap.proxy.continuation.forest import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, SampleChunk, SampleRequest
@@ -98,7 +98,7 @@ class OpenCall:
 
     id: str
     index: int  # 0-based among the request's choices
-    node: Node
+    node: CallNode
     plan: PromptPlan
     sent: SampleRequest | ChatCall
     prompt: Sequence[int]  # what the engine sees; empty while an upstream has not told

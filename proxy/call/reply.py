@@ -19,7 +19,7 @@ from rolltap.proxy.dialects.base import Dialect, WireReply
 JSON = {"content-type": "application/json"}
 
 
-class Reply(Protocol):
+class ClientReply(Protocol):
     """One reply to one client."""
 
     async def send(self, events: Sequence[CallEvent]) -> None:
@@ -84,7 +84,7 @@ class StreamedReply:
                 await self._http.write(self._opening)
 
 
-def dialect_reply(http: HttpExchange, dialect: Dialect, flight: InFlightRequest) -> Reply:
+def dialect_reply(http: HttpExchange, dialect: Dialect, flight: InFlightRequest) -> ClientReply:
     """The reply in the form that the client asked for."""
     return (StreamedReply if flight.request.stream else WholeReply)(http, dialect, flight)
 

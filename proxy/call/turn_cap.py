@@ -9,7 +9,7 @@ refused as if the session were closed. Conversations begun anew count together: 
 from __future__ import annotations
 
 from rolltap.errors import InvalidRequest, SessionClosed
-from rolltap.proxy.continuation.forest import Node
+from rolltap.proxy.continuation.forest import CallNode
 from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.types import Session
 
@@ -24,7 +24,7 @@ def cap_of(session: Session) -> int:
     return int(session.tags.get(TAG, 0))
 
 
-def check_turn(live: LiveSession, parent: Node | None) -> None:
+def check_turn(live: LiveSession, parent: CallNode | None) -> None:
     """Raises where a call that continues `parent` is over the session's cap."""
     cap = cap_of(live.session)
     if not cap or (_depth(parent) < cap and len(live.forest.nodes) < CONVERSATIONS * cap):
@@ -35,7 +35,7 @@ def check_turn(live: LiveSession, parent: Node | None) -> None:
     raise InvalidRequest(f"{REACHED}: this rollout has {cap} turns; end with what you have")
 
 
-def _depth(node: Node | None) -> int:
+def _depth(node: CallNode | None) -> int:
     """Turns up to and including `node`."""
     count = 0
     while node is not None:

@@ -64,7 +64,7 @@ class Outline:
         return self.tools + self.system
 
 
-class Node:
+class CallNode:
     """A recorded call as continuation sees it.
 
     Its prompt is kept whole until a call continues it, then as the ids that are not its parent's: a chain of n calls
@@ -79,12 +79,11 @@ class Node:
     def __init__(
         self,
         call_id: str,
-        parent: Node | None,
+        parent: CallNode | None,
         lineage: Lineage,
         prompt_ids: Int32,
         shared: int = 0,
         break_: Break | None = None,
-        items: tuple[bytes, ...] = (),
     ) -> None:
         self.call_id = call_id
         self.parent = parent
@@ -97,7 +96,7 @@ class Node:
         self.reply: Message | None = None
         self.outcome: Outcome | None = None  # None: in flight
         self.context_digest = b""
-        self.items = items  # the request's raw items; dropped when a child takes over
+        self.items: tuple[bytes, ...] = ()  # the request's raw items; dropped when a child takes over
 
     @property
     def length(self) -> int:
@@ -175,12 +174,12 @@ class Match:
     `elsewhere` is a call that holds the conversation's beginning under another frame.
     """
 
-    context: Node | None = None
+    context: CallNode | None = None
     covered: int = 0
-    node: Node | None = None
+    node: CallNode | None = None
     proven: int = 0
     rivals: int = 0
-    elsewhere: Node | None = None
+    elsewhere: CallNode | None = None
 
 
 class Forest:
@@ -188,9 +187,9 @@ class Forest:
 
     def __init__(self, digests: DigestCache) -> None:
         self._digests = digests
-        self.nodes: OrderedDict[str, Node] = OrderedDict()
-        self._contexts: dict[bytes, list[Node]] = {}
-        self._prefixes: dict[bytes, Node] = {}
+        self.nodes: OrderedDict[str, CallNode] = OrderedDict()
+        self._contexts: dict[bytes, list[CallNode]] = {}
+        self._prefixes: dict[bytes, CallNode] = {}
         self._outlined: deque[tuple[str, ChatRequest, Outline]] = deque(maxlen=OUTLINES)
 
     def outline(self, policy: str, request: ChatRequest) -> Outline:
@@ -237,7 +236,7 @@ class Forest:
             elsewhere = elsewhere or self._prefixes.get(link)
         return Match(None, 0, node, proven, 0, elsewhere)
 
-    def _context(self, key: bytes, echoed: Message, named: Sequence[str]) -> tuple[Node | None, int]:
+    def _context(self, key: bytes, echoed: Message, named: Sequence[str]) -> tuple[CallNode | None, int]:
         """The call with this context: by handle, else the latest; and how many others have different tokens."""
         candidates = [
             node
@@ -252,7 +251,7 @@ class Forest:
         last = candidates[-1]
         return last, sum(1 for node in candidates[:-1] if not _same_context(node, last))
 
-    def add(self, node: Node) -> None:
+    def add(self, node: CallNode) -> None:
         """Takes a call in flight into the forest."""
         self.nodes[node.call_id] = node
         links = node.lineage.links
@@ -263,7 +262,7 @@ class Forest:
         if node.parent is not None:
             node.parent.hand_over()
 
-    def complete(self, node: Node, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
+    def complete(self, node: CallNode, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
         """Records how the call ended; from now on it can be continued if it completed. A completed one stays so."""
         if node.outcome is Outcome.COMPLETED:
             return
@@ -294,7 +293,7 @@ class Forest:
         if node is None:
             lineage = msgspec.msgpack.decode(intent.lineage, type=Lineage)
             parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
-            node = Node(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
+            node = CallNode(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
             self.add(node)
         if done is not None:
             reply = msgspec.json.decode(done.message, type=Message) if done.message else None
@@ -318,5 +317,5 @@ def _begins_with(request: ChatRequest, known: ChatRequest) -> bool:
     )
 
 
-def _same_context(a: Node, b: Node) -> bool:
+def _same_context(a: CallNode, b: CallNode) -> bool:
     return a.context_length == b.context_length and np.array_equal(a.context_ids(), b.context_ids())

@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from rolltap.proxy.continuation.forest import Forest, Lineage, Match, Node, Outline
+from rolltap.proxy.continuation.forest import CallNode, Forest, Lineage, Match, Outline
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text
@@ -40,20 +40,30 @@ class PromptPlan:
     """What to send and what it rests on. `shared` counts the leading tokens that are the parent's context."""
 
     prompt_ids: Int32
-    parent: Node | None
+    parent: CallNode | None
     shared: int
     break_: Break | None
     lineage: Lineage
     items_shared: int
     quotes: tuple[str, ...] = ()  # recent calls whose reply stands in the request as somebody else's words
 
-    def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> Node:
+    def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> CallNode:
         """The planned call's place in the forest; `items` are its request's."""
-        return Node(call_id, self.parent, self.lineage, self.prompt_ids, self.shared, self.break_, items)
+        node = CallNode(call_id, self.parent, self.lineage, self.prompt_ids, self.shared, self.break_)
+        node.items = items
+        return node
 
 
 Rendering = Generator[tuple[int, Callable[[], Any]], Any, PromptPlan]
 """A plan on its way: gives the work that renders or encodes, with its bytes of text, and is sent the result."""
+
+
+class RequestPlace(NamedTuple):
+    """Where a request belongs. `twin` is the call that asked the very same of the same parent, if any did."""
+
+    outline: Outline
+    match: Match
+    twin: CallNode | None
 
 
 class Lineages:
@@ -65,11 +75,11 @@ class Lineages:
 
     def observe(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
         """The place of a call whose prompt is not known yet; `seen` proves it, or says that it can't be."""
-        outline, match, twin = self._place(forest, request)
+        place = self._place(forest, request)
         nothing = np.empty(0, np.int32)
-        if twin is not None:
-            return self.seen(self._again(twin, call_id, request, outline), nothing)
-        return self._placed(call_id, forest, request, outline, match, nothing, None)
+        if place.twin is not None:
+            return self.seen(self._again(place.twin, call_id, request, place.outline), nothing)
+        return self._placed(call_id, forest, request, place, nothing, None)
 
     def seen(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
         """The plan of `observe`, now that the upstream has said which tokens it rendered."""
@@ -88,17 +98,17 @@ class Lineages:
             return any(message.role == "assistant" for message in request.messages)
         return any(call_id not in forest.nodes for call_id in self._named(request))
 
-    def _place(self, forest: Forest, request: ChatRequest) -> tuple[Outline, Match, Node | None]:
-        """What of the request is on record; and the call that asked the very same of the same parent, if any did."""
+    def _place(self, forest: Forest, request: ChatRequest) -> RequestPlace:
+        """What of the request is on record."""
         outline = forest.outline(self.policy, request)
         match = forest.find(outline, request, self._named(request))
         twin = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
         if twin is None or match.proven == match.covered:
-            return outline, match, None
+            return RequestPlace(outline, match, None)
         continued = twin.parent if twin.lineage.base else None
-        return outline, match, twin if continued is match.context else None
+        return RequestPlace(outline, match, twin if continued is match.context else None)
 
-    def _again(self, twin: Node, call_id: str, request: ChatRequest, outline: Outline) -> PromptPlan:
+    def _again(self, twin: CallNode, call_id: str, request: ChatRequest, outline: Outline) -> PromptPlan:
         """The same request once more is a sibling: the same prompt, the same parent, a new sample."""
         base = twin.lineage.base
         lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system, twin.lineage.thinking)
@@ -112,12 +122,12 @@ class Lineages:
         call_id: str,
         forest: Forest,
         request: ChatRequest,
-        outline: Outline,
-        match: Match,
+        place: RequestPlace,
         prompt: Int32,
         reason: BreakReason | None,
     ) -> PromptPlan:
         """The plan for `prompt`; `reason` says why it is not the plain continuation of `match.context`, if known."""
+        outline, match = place.outline, place.match
         parent = match.context or match.node or match.elsewhere
         shared = _common_prefix(prompt, parent)
         quotes: tuple[str, ...] = ()
@@ -179,7 +189,8 @@ class Continuation(Lineages):
 
     def steps(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> Rendering:
         """`plan`, which leaves it to the caller where the work is done: any thread may do it."""
-        outline, match, twin = self._place(forest, request)
+        place = self._place(forest, request)
+        outline, match, twin = place
         if twin is not None and twin.lineage.thinking == thinking:
             return self._again(twin, call_id, request, outline)
         node, covered = match.context, outline.lead + match.covered
@@ -195,7 +206,7 @@ class Continuation(Lineages):
         if twin is not None and match.context is None:
             plan = self.seen(self._again(twin, call_id, request, outline), prompt)
         else:
-            plan = self._placed(call_id, forest, request, outline, match, prompt, reason)
+            plan = self._placed(call_id, forest, request, place, prompt, reason)
         return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking))
 
     def _against(self, match: Match, new: Sequence[Message]) -> BreakReason | None:
@@ -207,7 +218,7 @@ class Continuation(Lineages):
         return None
 
     def _continue(
-        self, node: Node, request: ChatRequest, covered: int, *, thinking: bool
+        self, node: CallNode, request: ChatRequest, covered: int, *, thinking: bool
     ) -> tuple[Int32 | None, BreakReason | None]:
         """The parent's tokens and the new messages' ids, or None and the reason.
 
@@ -228,11 +239,11 @@ class Continuation(Lineages):
             return None, reason
         return np.concatenate([history[: len(history) - len(tail)], np.asarray(ids, np.int32)]), reason
 
-    def _follows_template(self, node: Node, new: Sequence[Message]) -> bool:
+    def _follows_template(self, node: CallNode, new: Sequence[Message]) -> bool:
         """Whether the policy lets the template drop thinking here: at a new user turn, if there is any to drop."""
         if self.history == "keep" or not self._drops_thinking or not any(message.role == "user" for message in new):
             return False
-        step: Node | None = node
+        step: CallNode | None = node
         while step is not None:
             if step.reply is not None and step.reply.reasoning:
                 return True
@@ -272,7 +283,7 @@ def _quoted_replies(forest: Forest, request: ChatRequest) -> tuple[str, ...]:
     return tuple(quoted)
 
 
-def _common_prefix(prompt: Int32, parent: Node | None) -> int:
+def _common_prefix(prompt: Int32, parent: CallNode | None) -> int:
     """How many leading ids of `prompt` equal the parent's prompt followed by its output."""
     if parent is None:
         return 0
@@ -282,7 +293,7 @@ def _common_prefix(prompt: Int32, parent: Node | None) -> int:
     return int(differs[0]) if len(differs) else length
 
 
-def _shared_items(request: ChatRequest, parent: Node | None) -> int:
+def _shared_items(request: ChatRequest, parent: CallNode | None) -> int:
     """How many leading history items repeat the parent request's byte for byte."""
     theirs = parent.items if parent else ()
     if request.items[: len(theirs)] == theirs:

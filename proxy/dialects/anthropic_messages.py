@@ -24,7 +24,7 @@ EMPTY_TEXT = "[System: Empty message content sanitised to satisfy protocol]"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MessageEntry:
     """An entry of `messages` as canonical messages. With `references`, it must be read with the deferred tools."""
 
     messages: tuple[Message, ...]
@@ -39,12 +39,12 @@ def parse_system(raw: bytes) -> Message | None:
     return Message("system", parts) if parts else None
 
 
-def parse_entry(raw: bytes, deferred: Mapping[str, Tool]) -> Entry:
+def parse_entry(raw: bytes, deferred: Mapping[str, Tool]) -> MessageEntry:
     """An entry of `messages`; references to `deferred` tools become their definitions."""
     entry = decode(raw, wire.WireMessage)
     blocks = [wire.TextBlock(entry.content)] if isinstance(entry.content, str) else entry.content
     if entry.role == "assistant":
-        return Entry((_assistant(blocks),))
+        return MessageEntry((_assistant(blocks),))
     messages: list[Message] = []
     parts: list[Part] = []
     references = False
@@ -60,7 +60,7 @@ def parse_entry(raw: bytes, deferred: Mapping[str, Tool]) -> Entry:
             parts += _user_part(block, where, entry.role)
     if parts or not messages:
         messages.append(Message(entry.role, tuple(parts)))
-    return Entry(tuple(messages), references)
+    return MessageEntry(tuple(messages), references)
 
 
 def _assistant(blocks: Sequence[wire.Block]) -> Message:

@@ -35,7 +35,7 @@ from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.history import Linker, unknown_tool
 from rolltap.proxy.dialects.item_cache import DERIVED_BYTES, ItemCache, Kept, message_bytes
 from rolltap.proxy.dialects.json_reply import encode
-from rolltap.proxy.dialects.json_request import MAX_TOOLS, Cut, check_depth, cut, decode, invalid
+from rolltap.proxy.dialects.json_request import MAX_TOOLS, BodyParts, check_depth, cut, decode, invalid
 from rolltap.proxy.dialects.model_list import model_list
 from rolltap.proxy.dialects.openai_common import bearer
 
@@ -145,7 +145,7 @@ class Gemini(Dialect):
         return gemini_error(error)
 
 
-def _body(request: WireRequest) -> Cut:
+def _body(request: WireRequest) -> BodyParts:
     """The body with the model of the URL in it, and top-level keys in camelCase."""
     fields = _top_level(request.body, "")
     if request.path.endswith(f":{COUNT}") and "generateContentRequest" in fields:

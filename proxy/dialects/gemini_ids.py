@@ -12,7 +12,7 @@ from rolltap.proxy.dialects.item_cache import DERIVED_BYTES, Kept, message_bytes
 
 
 @dataclass(slots=True)
-class OpenCall:
+class UnansweredCall:
     """A function call that waits for its response."""
 
     id: str
@@ -30,7 +30,7 @@ class Identifier:
         self._answering: Kept[tuple[Message, str], Message] = Kept(DERIVED_BYTES, message_bytes)
 
     def __call__(self, messages: Sequence[Message], places: Sequence[str]) -> tuple[list[Message], list[str]]:
-        open_calls: list[OpenCall] = []
+        open_calls: list[UnansweredCall] = []
         answered: dict[str, Message] = {}
         out: list[Message] = []
         kept: list[str] = []
@@ -40,7 +40,7 @@ class Identifier:
                 if not all(call.id for call in message.tool_calls):
                     message = self._numbered.get((message, count), _numbered)
                 count += len(message.tool_calls)
-                open_calls = [OpenCall(call.id, call.name) for call in message.tool_calls]
+                open_calls = [UnansweredCall(call.id, call.name) for call in message.tool_calls]
             elif message.role == "tool":
                 resolved = self._response(message, open_calls, answered)
                 if resolved is None:
@@ -50,7 +50,9 @@ class Identifier:
             kept.append(place)
         return out, kept
 
-    def _response(self, message: Message, open_calls: list[OpenCall], answered: dict[str, Message]) -> Message | None:
+    def _response(
+        self, message: Message, open_calls: list[UnansweredCall], answered: dict[str, Message]
+    ) -> Message | None:
         """The response with its call's id; None if it repeats one."""
         named = [call for call in open_calls if call.name == message.name]
         if not message.tool_call_id:

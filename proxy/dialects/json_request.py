@@ -76,7 +76,7 @@ def _named(text: str, where: str) -> InvalidRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BodyParts:
     """A body in its parts: the fields of `head` as one JSON object, the others as they came."""
 
     head: bytes
@@ -99,12 +99,12 @@ def entries(array: bytes, where: str, *, before: int = 0) -> list[bytes]:
     return list(map(bytes, found))
 
 
-def cut(body: bytes, apart: Collection[str]) -> Cut:
+def cut(body: bytes, apart: Collection[str]) -> BodyParts:
     """A body as its `apart` fields and the rest. A field that is null counts as absent."""
     fields = decode(body, dict[str, msgspec.Raw])
     present = {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}
     head = {name: raw for name, raw in present.items() if name not in apart}
-    return Cut(msgspec.json.encode(head), {name: bytes(present[name]) for name in apart if name in present})
+    return BodyParts(msgspec.json.encode(head), {name: bytes(present[name]) for name in apart if name in present})
 
 
 def rebuild(items_field: str, head: bytes, items: Sequence[bytes], fixed: Mapping[str, bytes]) -> bytes:

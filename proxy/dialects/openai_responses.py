@@ -27,11 +27,11 @@ from rolltap.proxy.dialects.base import ClientEnvironment, Dialect, FindCall, Ro
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.history import Linker
 from rolltap.proxy.dialects.item_cache import DERIVED_BYTES, ItemCache, Kept, message_bytes
-from rolltap.proxy.dialects.json_request import Cut, check_depth, cut, decode, invalid
+from rolltap.proxy.dialects.json_request import BodyParts, check_depth, cut, decode, invalid
 from rolltap.proxy.dialects.openai_common import openai_error, openai_key
 from rolltap.proxy.dialects.openai_responses_items import (
+    ContentPiece,
     ParsedItem,
-    Piece,
     follows,
     join_pieces,
     parse_instructions,
@@ -40,7 +40,7 @@ from rolltap.proxy.dialects.openai_responses_items import (
 from rolltap.proxy.dialects.openai_responses_reader import ResponsesReader
 from rolltap.proxy.dialects.openai_responses_recall import recall
 from rolltap.proxy.dialects.openai_responses_reply import ResponsesWriter, response_body
-from rolltap.proxy.dialects.openai_responses_tools import ToolSet, parse_tools, tool_choice
+from rolltap.proxy.dialects.openai_responses_tools import ResponsesToolSet, parse_tools, tool_choice
 
 APART = ("input", "instructions", "tools")
 
@@ -63,7 +63,7 @@ class OpenAIResponses(Dialect):
         self._items: ItemCache[ParsedItem] = ItemCache(parse_item)
         self._tools = ItemCache(lambda raw: parse_tools(decode(raw, list[wire.WireTool], "tools"), "tools"))
         self._instructions = ItemCache(parse_instructions)
-        self._turns: Kept[tuple[Piece, ...], Message] = Kept(DERIVED_BYTES, message_bytes)
+        self._turns: Kept[tuple[ContentPiece, ...], Message] = Kept(DERIVED_BYTES, message_bytes)
         self._linker = Linker()
 
     def key(self, request: WireRequest) -> str | None:
@@ -73,7 +73,7 @@ class OpenAIResponses(Dialect):
         body = cut(request.body, APART)
         head = decode(body.head, wire.Head)
         items, parsed = self._items.all(_input(body), "input")
-        tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ToolSet()
+        tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ResponsesToolSet()
         messages, places, tools = self._messages(parsed, tools)
         if "instructions" in body.fields:
             messages.insert(0, self._instructions.get(body.fields["instructions"])[1])
@@ -100,11 +100,13 @@ class OpenAIResponses(Dialect):
             wire={"head": head, "namespaces": tools.namespaces},
         )
 
-    def _messages(self, parsed: Sequence[ParsedItem], tools: ToolSet) -> tuple[list[Message], list[str], ToolSet]:
+    def _messages(
+        self, parsed: Sequence[ParsedItem], tools: ResponsesToolSet
+    ) -> tuple[list[Message], list[str], ResponsesToolSet]:
         """The items as messages, the place of each, and all the tools."""
         messages: list[Message] = []
         places: list[str] = []
-        turn: list[Piece] = []
+        turn: list[ContentPiece] = []
 
         def close_turn() -> None:
             if turn:
@@ -112,7 +114,7 @@ class OpenAIResponses(Dialect):
                 turn.clear()
 
         for index, item in enumerate(parsed):
-            if isinstance(item, Piece):
+            if isinstance(item, ContentPiece):
                 if turn and not follows(turn[-1], item):
                     close_turn()
                 if not turn:
@@ -120,7 +122,7 @@ class OpenAIResponses(Dialect):
                 turn.append(item)
                 continue
             close_turn()
-            if isinstance(item, ToolSet):
+            if isinstance(item, ResponsesToolSet):
                 tools = tools.with_more(item)
             else:
                 messages.append(item)
@@ -141,7 +143,7 @@ class OpenAIResponses(Dialect):
         return openai_error(error)
 
 
-def _input(body: Cut) -> bytes:
+def _input(body: BodyParts) -> bytes:
     """The list of `input`; a string is one user message."""
     raw = body.array("input")
     return b'[{"role":"user","content":' + raw + b"}]" if raw.startswith(b'"') else raw

@@ -1,7 +1,7 @@
 """OpenAI Responses: `instructions` and entries of `input` as canonical messages.
 
-An assistant turn comes as several items (reasoning, message, calls), each parsed to a `Piece`; `join_pieces` makes one
-message of them.
+An assistant turn comes as several items (reasoning, message, calls), each parsed to a `ContentPiece`; `join_pieces`
+makes one message of them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rolltap.proxy.conversation.chat import (
 from rolltap.proxy.dialects import openai_responses_wire as wire
 from rolltap.proxy.dialects.arguments import check_arguments
 from rolltap.proxy.dialects.json_request import check_image, decode, invalid
-from rolltap.proxy.dialects.openai_responses_tools import ToolSet, parse_tools, tool_name
+from rolltap.proxy.dialects.openai_responses_tools import ResponsesToolSet, parse_tools, tool_name
 
 REASONING, TEXT, CALL = range(3)
 
 
-class Piece(msgspec.Struct, frozen=True):
+class ContentPiece(msgspec.Struct, frozen=True):
     """An item of an assistant turn, which comes as reasoning, text and calls; text may follow a call."""
 
     rank: int
@@ -36,7 +36,7 @@ class Piece(msgspec.Struct, frozen=True):
     recall: bool = False
 
 
-ParsedItem = Message | Piece | ToolSet
+ParsedItem = Message | ContentPiece | ResponsesToolSet
 
 
 def parse_instructions(raw: bytes) -> Message:
@@ -48,19 +48,19 @@ def parse_item(raw: bytes) -> ParsedItem:
     kind: Any = wire.Item if decode(raw, wire.ItemKind).type is not None else wire.MessageItem
     match decode(raw, kind):
         case wire.MessageItem() as item if item.role == "assistant":
-            return Piece(TEXT, _parts(item.content, "content", images=False), handle=item.id)
+            return ContentPiece(TEXT, _parts(item.content, "content", images=False), handle=item.id)
         case wire.MessageItem() as item:
             return Message(item.role, _parts(item.content, "content", images=item.role == "user"))
         case wire.ReasoningItem() as item:
             shown = item.content or item.summary
             text = "\n\n".join(part.text for part in shown)
-            return Piece(REASONING, (Reasoning(text, item.encrypted_content or item.id),), handle=item.id)
+            return ContentPiece(REASONING, (Reasoning(text, item.encrypted_content or item.id),), handle=item.id)
         case wire.FunctionCallItem() as item:
             arguments = check_arguments(item.arguments, "arguments")
-            return Piece(CALL, call=ToolCall(item.call_id, tool_name(item.namespace, item.name), arguments))
+            return ContentPiece(CALL, call=ToolCall(item.call_id, tool_name(item.namespace, item.name), arguments))
         case wire.CustomCallItem() as item:
             call = ToolCall(item.call_id, tool_name(item.namespace, item.name), item.input, "custom")
-            return Piece(CALL, call=call)
+            return ContentPiece(CALL, call=call)
         case wire.FunctionOutputItem() | wire.CustomOutputItem() as item:
             return Message("tool", _parts(item.output, "output"), tool_call_id=item.call_id)
         case wire.AdditionalToolsItem() as item:
@@ -69,7 +69,7 @@ def parse_item(raw: bytes) -> ParsedItem:
             return Message("user", _parts(item.content, "content"))
         case wire.ItemReference() as item:
             rank = {"rs": REASONING, "msg": TEXT}.get(item.id.partition("_")[0], CALL)
-            return Piece(rank, handle=item.id, recall=True)
+            return ContentPiece(rank, handle=item.id, recall=True)
     raise invalid("type", "this item is not supported")
 
 
@@ -90,12 +90,12 @@ def _parts(content: str | list[wire.ContentPart], where: str, *, images: bool = 
     return tuple(out)
 
 
-def follows(before: Piece, piece: Piece) -> bool:
+def follows(before: ContentPiece, piece: ContentPiece) -> bool:
     """Whether `piece` continues the turn of `before`: reasoning begins one, text may stand after a call."""
     return piece.rank > before.rank or (before.rank == CALL and piece.rank != REASONING)
 
 
-def join_pieces(turn: tuple[Piece, ...]) -> Message:
+def join_pieces(turn: tuple[ContentPiece, ...]) -> Message:
     """An assistant turn out of its items."""
     handle = next((piece.handle for piece in turn if piece.handle), None)
     if any(piece.recall for piece in turn):

@@ -6,7 +6,7 @@ import msgspec
 
 from rolltap.proxy.conversation.chat import Choice, Text, Usage
 from rolltap.proxy.dialects.openai_responses_items import TEXT as TEXT_RANK
-from rolltap.proxy.dialects.openai_responses_items import Piece, join_pieces, parse_item
+from rolltap.proxy.dialects.openai_responses_items import ContentPiece, join_pieces, parse_item
 from rolltap.proxy.dialects.reply_reader import make_choice
 
 READ = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})
@@ -83,14 +83,14 @@ class ResponsesReader:
         self.ended = True
 
     def choice(self) -> Choice:
-        pieces: list[Piece] = []
+        pieces: list[ContentPiece] = []
         for item in self._items:
             if msgspec.json.decode(item, type=_Kind).type in READ:
                 piece = parse_item(bytes(item))
-                assert isinstance(piece, Piece)
+                assert isinstance(piece, ContentPiece)
                 pieces.append(piece)
         if self._open:
-            pieces.append(Piece(TEXT_RANK, (Text(self._open),)))
+            pieces.append(ContentPiece(TEXT_RANK, (Text(self._open),)))
         return make_choice(join_pieces(tuple(pieces)), "length" if self._status == "incomplete" else "stop")
 
     def _take(self, response: _Response) -> None:

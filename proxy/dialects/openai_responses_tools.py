@@ -19,16 +19,16 @@ DROPPED_TOOLS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ToolSet:
+class ResponsesToolSet:
     """Tools as the model sees them; `namespaces` has the wire's (namespace, name) of those that came in one."""
 
     tools: tuple[Tool, ...] = ()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
-    def with_more(self, more: ToolSet) -> ToolSet:
+    def with_more(self, more: ResponsesToolSet) -> ResponsesToolSet:
         """These tools and more; one of the same name takes the former's place."""
         merged = {tool.name: tool for tool in (*self.tools, *more.tools)}
-        return ToolSet(tuple(merged.values()), {**self.namespaces, **more.namespaces})
+        return ResponsesToolSet(tuple(merged.values()), {**self.namespaces, **more.namespaces})
 
 
 def tool_name(namespace: str | None, name: str) -> str:
@@ -36,7 +36,7 @@ def tool_name(namespace: str | None, name: str) -> str:
     return name if namespace in (None, "", DEFAULT_NAMESPACE) else f"{namespace}.{name}"
 
 
-def parse_tools(entries: Sequence[wire.WireTool], where: str) -> ToolSet:
+def parse_tools(entries: Sequence[wire.WireTool], where: str) -> ResponsesToolSet:
     """A list of tools; refuses a name that comes twice and a tool that nobody here can run."""
     tools: dict[str, Tool] = {}
     namespaces: dict[str, tuple[str, str]] = {}
@@ -62,7 +62,7 @@ def parse_tools(entries: Sequence[wire.WireTool], where: str) -> ToolSet:
                 take(member, f"{place}.tools[{inner}]", entry)
         else:
             take(entry, place, None)
-    return ToolSet(tuple(tools.values()), namespaces)
+    return ResponsesToolSet(tuple(tools.values()), namespaces)
 
 
 def _tool(entry: wire.WireTool, place: str, namespace: wire.WireTool | None) -> Tool:
@@ -80,7 +80,7 @@ def _tool(entry: wire.WireTool, place: str, namespace: wire.WireTool | None) -> 
     return Tool(name, description, entry.parameters or {})
 
 
-def tool_choice(choice: str | wire.WireChoice | None, parallel: bool | None, tools: ToolSet) -> ToolChoice:
+def tool_choice(choice: str | wire.WireChoice | None, parallel: bool | None, tools: ResponsesToolSet) -> ToolChoice:
     """`tool_choice` and `parallel_tool_calls`; every tool named must be declared."""
     together = parallel is not False
     match choice:
@@ -101,7 +101,7 @@ def tool_choice(choice: str | wire.WireChoice | None, parallel: bool | None, too
     raise invalid("tool_choice", "want none, auto, required or an object")
 
 
-def _chosen(choice: wire.WireChoice, tools: ToolSet, where: str) -> str:
+def _chosen(choice: wire.WireChoice, tools: ResponsesToolSet, where: str) -> str:
     if choice.type not in ("function", "custom"):
         raise invalid(f"{where}.type", f"a tool of type {choice.type!r} can't be forced here; use function or custom")
     name = tool_name(choice.namespace, choice.name or "")

@@ -62,7 +62,7 @@ _LIMIT = re.compile(r"(?:context length|model length|context size)\D{0,24}(\d+)"
 encoder = msgspec.json.Encoder(enc_hook=written)
 
 
-class Model(msgspec.Struct):
+class ListedModel(msgspec.Struct):
     """An entry of `/v1/models`, which vLLM and SGLang give the context's length."""
 
     id: str
@@ -70,7 +70,7 @@ class Model(msgspec.Struct):
 
 
 class _Models(msgspec.Struct):
-    data: list[Model]
+    data: list[ListedModel]
 
 
 class EngineHttp:
@@ -131,7 +131,7 @@ class EngineHttp:
                 return None
             raise
 
-    async def models(self) -> list[Model]:
+    async def models(self) -> list[ListedModel]:
         """What `/v1/models` lists."""
         answer = await self.json("GET", "/v1/models")
         try:

@@ -37,7 +37,7 @@ class Position(Candidate):
     top_logprobs: list[Candidate] = []
 
 
-class Reply(msgspec.Struct):
+class CompletionReply(msgspec.Struct):
     tokens: list[int]
     stop_type: str
     tokens_evaluated: int
@@ -45,7 +45,7 @@ class Reply(msgspec.Struct):
     completion_probabilities: list[Position] = []
 
 
-read_reply = decoder(Reply)
+read_reply = decoder(CompletionReply)
 
 
 class LlamaCppEngine:
@@ -139,7 +139,7 @@ def body_of(request: SampleRequest) -> dict[str, Any]:
     return body
 
 
-def chunk_of(reply: Reply, request: SampleRequest, finish: FinishReason) -> SampleChunk:
+def chunk_of(reply: CompletionReply, request: SampleRequest, finish: FinishReason) -> SampleChunk:
     """The whole output as one chunk."""
     ids = reply.tokens
     stop_ids = set(request.stop_token_ids)

@@ -10,7 +10,7 @@ from typing import Literal
 from rolltap.errors import EngineRefused, EngineTimeout
 from rolltap.ids import new_id
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
-from rolltap.proxy.engines.http import Model
+from rolltap.proxy.engines.http import ListedModel
 
 LogprobsMode = Literal["processed", "raw", "unknown"]
 PROBE_S = 60.0
@@ -41,7 +41,7 @@ class TriedOut:
     problem: str = ""
 
 
-async def try_out(sample: Sample, models: Sequence[Model]) -> TriedOut:
+async def try_out(sample: Sample, models: Sequence[ListedModel]) -> TriedOut:
     """Samples a token at two temperatures.
 
     The likeliest token's log-prob is the same only where temperature is not in it: "raw" log-probs are those before
@@ -59,7 +59,7 @@ async def try_out(sample: Sample, models: Sequence[Model]) -> TriedOut:
     return TriedOut("raw" if abs(cool - warm) < 1e-4 else "processed", weight_versions)
 
 
-def smallest_context(models: Sequence[Model]) -> int | None:
+def smallest_context(models: Sequence[ListedModel]) -> int | None:
     return min((model.max_model_len for model in models if model.max_model_len), default=None)
 
 

@@ -24,7 +24,7 @@ UNSAID = msgspec.Raw(b"null")
 _read_ids = msgspec.json.Decoder(list[int] | None)
 
 
-class Prompt(Sequence[int]):
+class EncodedPrompt(Sequence[int]):
     """A prompt's ids [P], and the JSON list of them."""
 
     __slots__ = ("ids", "json")
@@ -53,12 +53,12 @@ class Prompts:
     def __init__(self, limit: int = JSON_BYTES) -> None:
         self._limit = limit
         self.size = 0
-        self.kept: OrderedDict[str, Prompt] = OrderedDict()
+        self.kept: OrderedDict[str, EncodedPrompt] = OrderedDict()
 
-    def make(self, call_id: str, ids: Int32, parent: str | None = None) -> Prompt:
+    def make(self, call_id: str, ids: Int32, parent: str | None = None) -> EncodedPrompt:
         """The prompt of a call. Its ids may begin with those of the call `parent`, whose place it takes then."""
         if not len(ids):
-            return Prompt(ids, _encoded(ids))
+            return EncodedPrompt(ids, _encoded(ids))
         former = self.kept.pop(parent, None) if parent is not None else None
         if former is not None:
             self.size -= len(former.json)
@@ -67,7 +67,7 @@ class Prompts:
             json = former.json[:-1] + b"," + _encoded(ids[size:])[1:] if size < len(ids) else former.json
         else:
             json = _encoded(ids)
-        prompt = Prompt(ids, json)
+        prompt = EncodedPrompt(ids, json)
         self.kept[call_id] = prompt
         self.size += len(json)
         while self.size > self._limit:
@@ -77,7 +77,7 @@ class Prompts:
 
 def written(value: Any) -> msgspec.Raw:
     """How msgspec is to write a prompt."""
-    if isinstance(value, Prompt):
+    if isinstance(value, EncodedPrompt):
         return msgspec.Raw(value.json)
     raise NotImplementedError(f"{type(value).__name__} is not JSON")
 
@@ -87,7 +87,7 @@ def said(json: msgspec.Raw, sent: Sequence[int]) -> Sequence[int] | None:
 
     `EngineProtocolError` if it is no list of ids.
     """
-    if isinstance(sent, Prompt) and bytes(json) == sent.json:
+    if isinstance(sent, EncodedPrompt) and bytes(json) == sent.json:
         return sent
     try:
         return _read_ids.decode(json)

@@ -47,7 +47,7 @@ Row = tuple[float | None, int, str | None]
 """[log-prob, id, text]"""
 
 
-class Finish(msgspec.Struct):
+class SglangFinish(msgspec.Struct):
     type: str
     message: str | None = None
     status_code: int | None = None
@@ -56,7 +56,7 @@ class Finish(msgspec.Struct):
 class Meta(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    finish_reason: Finish | None = None
+    finish_reason: SglangFinish | None = None
     weight_version: str | None = None
     weight_versions: list[Span] | None = None
     output_token_logprobs: list[Row] | None = None
@@ -226,7 +226,7 @@ class SglangOutput(Output[Frame]):
             whole=_routed_experts(meta.routed_experts, len(self.request.prompt_ids), total) if finish else {},
         )
 
-    def _finish(self, finish: Finish | None) -> FinishReason | None:
+    def _finish(self, finish: SglangFinish | None) -> FinishReason | None:
         if finish is None:
             return None
         if finish.type == "abort" and finish.status_code is not None and not self._count:

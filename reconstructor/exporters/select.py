@@ -72,7 +72,7 @@ SEGMENT_FIELDS: Mapping[str, Field] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class FilterCondition:
     """One comparison. `text` is as it was written."""
 
     text: str
@@ -106,7 +106,7 @@ class Condition:
 class Where:
     """All of its conditions must hold."""
 
-    conditions: Sequence[Condition] = ()
+    conditions: Sequence[FilterCondition] = ()
 
     def __str__(self) -> str:
         return " and ".join(condition.text for condition in self.conditions)
@@ -142,7 +142,7 @@ def parse_where(texts: Sequence[str]) -> Where:
     return Where(tuple(_condition(part) for part in parts if part))
 
 
-def _condition(text: str) -> Condition:
+def _condition(text: str) -> FilterCondition:
     match = _CONDITION.match(text)
     if match is None:
         raise DatasetError(f"--where: can't read {text!r}; want FIELD OP VALUE, as in reward>=0.5")
@@ -154,7 +154,7 @@ def _condition(text: str) -> Condition:
     wanted = ("=", "!=", "~") if field.kind in ("text", "tags") else tuple(_COMPARE)
     if op not in wanted:
         raise DatasetError(f"--where: {name} knows {' '.join(wanted)}, not {op}")
-    return Condition(text, name, op, _value(name, field.kind, value))
+    return FilterCondition(text, name, op, _value(name, field.kind, value))
 
 
 def _value(name: str, kind: Kind, text: str) -> Any:

@@ -32,7 +32,7 @@ from rolltap import __version__
 from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.database import Database
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.cli.export import Job, run_export
+from rolltap.cli.export import ExportJob, run_export
 from rolltap.proxy.conversation.chat import Message, Text
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import Query
@@ -193,7 +193,7 @@ async def whole_log(rng: np.random.Generator, folder: Path, calls: int, console:
         if seen in (sessions // 2, sessions):
             marks.append((seen, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024))
 
-    job = Job(url, folder / "dataset", exporter_named("trajectories"), Query(), lambda _: Rules())
+    job = ExportJob(url, folder / "dataset", exporter_named("trajectories"), Query(), lambda _: Rules())
     start = time.process_time()
     manifest = await run_export(job, show=show)
     return {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rolltap.proxy.call.arrival import Arrival
     from rolltap.proxy.call.in_flight import InFlightRequest
     from rolltap.proxy.call.open_call import OpenCall
-    from rolltap.proxy.call.reply import Reply
+    from rolltap.proxy.call.reply import ClientReply
 
 Begin = Callable[[], Awaitable[None]]
 """Records the call's intent. A source that does not know the prompt beforehand calls it once the upstream has told."""
@@ -78,7 +78,7 @@ class Source(Protocol):
         """Sampled tokens as a client that asked for log-probs sees them; None where there are none to show."""
         ...
 
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: Any) -> Reply:
+    def reply(self, flight: InFlightRequest, arrival: Arrival, http: Any) -> ClientReply:
         """What writes the reply to one client."""
         ...
 

@@ -18,7 +18,7 @@ from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
-from rolltap.proxy.call.reply import Reply, dialect_reply
+from rolltap.proxy.call.reply import ClientReply, dialect_reply
 from rolltap.proxy.call.sources.base import Begin, Publish, refused
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
 from rolltap.proxy.continuation.forest import Forest
@@ -95,7 +95,7 @@ class ChatSource:
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
         return None
 
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> Reply:
+    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)
 
     def _call(self, call_id: str, arrival: Arrival) -> ChatCall:

@@ -16,7 +16,7 @@ from rolltap.proxy.call.events import CallEvent, RelayedBytes, RelayedHead
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
-from rolltap.proxy.call.reply import Reply
+from rolltap.proxy.call.reply import ClientReply
 from rolltap.proxy.call.sources.base import Begin, Publish
 from rolltap.proxy.call.sources.passthrough_reply import RelayedReplyReader
 from rolltap.proxy.continuation.forest import Forest
@@ -93,7 +93,7 @@ class PassthroughSource:
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
         return None
 
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> Reply:
+    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return RelayedReply(http, flight)
 
     async def forward(self, wire: WireRequest, http: HttpExchange) -> None:

@@ -14,7 +14,7 @@ from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
-from rolltap.proxy.call.reply import Reply, dialect_reply
+from rolltap.proxy.call.reply import ClientReply, dialect_reply
 from rolltap.proxy.call.sources.base import Begin, Publish, refused
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.handles import Handles
@@ -143,7 +143,7 @@ class TokenSource:
         token = self.continuation.renderer.tokenizer.token
         return tuple(TokenLogprob(token(id), logprob) for id, logprob in zip(ids, logprobs, strict=False))
 
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> Reply:
+    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)
 
     def _sample_request(self, call_id: str, arrival: Arrival, prompt_ids: Sequence[int]) -> SampleRequest:

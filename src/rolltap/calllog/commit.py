@@ -23,7 +23,7 @@ LINGER_S = 0.05
 
 
 @dataclass(slots=True, eq=False)
-class Entry(Generic[E]):
+class PendingWrite(Generic[E]):
     """A value to write. The commit sets `failure` for this entry alone."""
 
     value: E
@@ -34,9 +34,9 @@ class Entry(Generic[E]):
 class GroupCommit(Generic[E]):
     """Feeds `commit` one group at a time. `commit` raises if nothing of the group was written."""
 
-    def __init__(self, commit: Callable[[Sequence[Entry[E]]], Awaitable[None]]) -> None:
+    def __init__(self, commit: Callable[[Sequence[PendingWrite[E]]], Awaitable[None]]) -> None:
         self._commit = commit
-        self._waiting: deque[Entry[E]] = deque()
+        self._waiting: deque[PendingWrite[E]] = deque()
         self._wake = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
         self._closing = False
@@ -55,7 +55,7 @@ class GroupCommit(Generic[E]):
 
     def append(self, value: E, *, hurry: bool = True) -> asyncio.Future[None]:
         """The future ends when `value` is written. Without `hurry` it waits a little for others to go with it."""
-        entry = Entry(value, asyncio.get_running_loop().create_future())
+        entry = PendingWrite(value, asyncio.get_running_loop().create_future())
         if self._closing or self._task is None:
             entry.written.set_exception(StoreUnavailable("the store is closed"))
             return entry.written
@@ -78,7 +78,7 @@ class GroupCommit(Generic[E]):
             if group:
                 await self._write(group)
 
-    async def _write(self, group: Sequence[Entry[E]]) -> None:
+    async def _write(self, group: Sequence[PendingWrite[E]]) -> None:
         failure: BaseException | None = None
         try:
             await self._commit(group)

@@ -64,7 +64,7 @@ GOING = (Reason.ACKNOWLEDGED, Reason.EXPORTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PruneDecision:
     """What becomes of a session's calls."""
 
     session_id: str
@@ -81,15 +81,17 @@ def exported_in(archives: Iterable[Path]) -> dict[str, bytes]:
     return {block.session[0]: block.digest() for path in archives for block in read_archive(path)}
 
 
-async def judge(database: Database, *, before: float, exported: Mapping[str, bytes], claims: Claims) -> list[Verdict]:
+async def judge(
+    database: Database, *, before: float, exported: Mapping[str, bytes], claims: Claims
+) -> list[PruneDecision]:
     """A verdict on every session that has calls, oldest first. Changes nothing."""
-    verdicts: list[Verdict] = []
+    verdicts: list[PruneDecision] = []
     after = ""
     now = await database.now()
     while True:
         query = sa.select(sessions).where(sessions.c.id > after).order_by(sessions.c.id).limit(PAGE)
 
-        def page(connection: sa.Connection, query: sa.Select[Any] = query) -> tuple[str, list[Verdict]]:
+        def page(connection: sa.Connection, query: sa.Select[Any] = query) -> tuple[str, list[PruneDecision]]:
             rows = connection.execute(query).all()
             claimed = claims(connection, [row.id for row in rows])
             page_verdicts = (_verdict(connection, row, claimed.get(row.id), exported, (before, now)) for row in rows)
@@ -107,7 +109,7 @@ def _verdict(
     claim: tuple[Claim, float | None] | None,
     exported: Mapping[str, bytes],
     times: tuple[float, float],
-) -> Verdict | None:
+) -> PruneDecision | None:
     """None for a session without calls."""
     calls, unfinished = _counts(connection, session.id)
     if not calls:
@@ -119,7 +121,7 @@ def _verdict(
             reason = Reason.NOT_EXPORTED
         else:
             reason = Reason.EXPORTED if digest == _digest(connection, session.id) else Reason.CHANGED
-    return Verdict(session.id, calls, reason)
+    return PruneDecision(session.id, calls, reason)
 
 
 def _standing(

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition, RequestParts
-from rolltap.calllog.commit import Entry, GroupCommit
+from rolltap.calllog.commit import GroupCommit, PendingWrite
 from rolltap.calllog.database import Database
 from rolltap.calllog.fact_codec import EncodedFact, encode_fact
 from rolltap.calllog.facts import Delivery, Fact
@@ -183,7 +183,7 @@ class SqlCallLog:
     def append_delivery(self, call_id: str, delivered: bool) -> asyncio.Future[None]:
         return self._commits.append(Delivery(call_id, delivered), hurry=False)
 
-    async def _write(self, entries: Sequence[Entry[Fact]]) -> None:
+    async def _write(self, entries: Sequence[PendingWrite[Fact]]) -> None:
         """Encodes the facts, and writes those that can be."""
         heavy = sum(_weight(entry.value) for entry in entries) > MANY_BYTES
         facts = await asyncio.to_thread(_encode, entries) if heavy else _encode(entries)
@@ -221,9 +221,9 @@ class SqlCallLog:
         return await self._registry.abort_orphans(live, at=at)
 
 
-def _encode(entries: Sequence[Entry[Fact]]) -> list[tuple[Entry[Fact], EncodedFact]]:
+def _encode(entries: Sequence[PendingWrite[Fact]]) -> list[tuple[PendingWrite[Fact], EncodedFact]]:
     """The entries with their encoded facts, but those that no store can hold: they have failed."""
-    facts: list[tuple[Entry[Fact], EncodedFact]] = []
+    facts: list[tuple[PendingWrite[Fact], EncodedFact]] = []
     for entry in entries:
         try:
             facts.append((entry, encode_fact(entry.value)))

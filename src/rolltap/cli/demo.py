@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from rolltap.cli.doctor import missing_modules
-from rolltap.cli.export import Job, run_export
+from rolltap.cli.export import ExportJob, run_export
 from rolltap.demo.learn import MEASURED_AT, PENALISED, POLICIES, POLICY, Recipe, SeedResult, SeedRunner, ShuffledRewards
 from rolltap.demo.show import closing_table, plot, progress_bars, sparkline, wilson_interval
 from rolltap.demo.stack import DemoFailed, Stack
@@ -130,7 +130,7 @@ def _run_seed(console: Console, folder: Path, recipe: Recipe, seed: int, shuffle
 
 def _record(console: Console, folder: Path) -> dict[str, Any]:
     """Exports the record of the trained policy, as `rolltap export` would; returns the reconstruction report."""
-    job = Job(
+    job = ExportJob(
         store=f"sqlite:///{(folder / 'data' / 'rolltap.db').absolute()}",
         out=folder / "dataset",
         exporter=exporter_named("trajectories", {}),

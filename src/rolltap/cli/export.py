@@ -31,7 +31,7 @@ console = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ExportJob:
     """One export: where from, where to, and what."""
 
     store: str
@@ -80,7 +80,7 @@ def export(
         shard_mb=shard_mb,
         strategy=strategy,
     )
-    job = Job(
+    job = ExportJob(
         store=store or settings_store(config),
         out=out,
         exporter=exporter_named(format, dict(_pairs(option or [], "--option"))),
@@ -95,7 +95,9 @@ def export(
     _print(out, manifest)
 
 
-async def run_export(job: Job, *, show: Callable[[int, int], None] = lambda sessions, rows: None) -> dict[str, Any]:
+async def run_export(
+    job: ExportJob, *, show: Callable[[int, int], None] = lambda sessions, rows: None
+) -> dict[str, Any]:
     """Writes the dataset and returns its manifest. `show` is told how many sessions and groups have been read."""
     call_log = open_record(job.store)
     await call_log.start()

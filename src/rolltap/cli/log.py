@@ -23,7 +23,7 @@ from rich.table import Table
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.prune import Verdict
+from rolltap.calllog.prune import PruneDecision
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.common import ConfigOption, one_line_errors
 from rolltap.cli.export import settings_store
@@ -150,7 +150,7 @@ def prune(
 
     age = _age(older_than)
 
-    async def run() -> tuple[list[Verdict], retention.Pruned | None]:
+    async def run() -> tuple[list[PruneDecision], retention.Pruned | None]:
         held = await asyncio.to_thread(retention.exported_in, exported or ())
         async with _opened(store or settings_store(config), writable=not dry_run) as database:
             before = await database.now() - age
@@ -202,9 +202,9 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _verdicts(verdicts: list[Verdict]) -> Table:
+def _verdicts(verdicts: list[PruneDecision]) -> Table:
     table = Table("sessions", "calls", "", "because", "such as")
-    by_reason: dict[tuple[bool, str], list[Verdict]] = defaultdict(list)
+    by_reason: dict[tuple[bool, str], list[PruneDecision]] = defaultdict(list)
     for verdict in verdicts:
         by_reason[verdict.goes, verdict.reason].append(verdict)
     for (goes, reason), found in sorted(by_reason.items(), key=lambda item: (not item[0][0], item[0][1])):

@@ -36,7 +36,7 @@ class InitInfo(base.WeightTransferInitInfo):
 
 
 @dataclass
-class UpdateInfo(base.WeightTransferUpdateInfo):
+class TransferUpdateInfo(base.WeightTransferUpdateInfo):
     """The tensors that come next, in their order."""
 
     names: list[str]
@@ -48,7 +48,7 @@ class GroupWeightTransferEngine(base.WeightTransferEngine):
     """One process of vLLM. What is received is loaded as a checkpoint's tensors are."""
 
     init_info_cls = InitInfo
-    update_info_cls = UpdateInfo
+    update_info_cls = TransferUpdateInfo
     _group: WeightGroup | None = None
     _place: torch.device
 
@@ -85,7 +85,7 @@ class GroupWeightTransferEngine(base.WeightTransferEngine):
         """vLLM's own waits for an accelerator, which a CPU is not; `WeightGroup.broadcast` has waited."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: UpdateInfo) -> None:
+    def receive_weights(self, update_info: TransferUpdateInfo) -> None:
         if self._group is None:
             raise RuntimeError("init_weight_transfer_engine comes first")
         named = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rolltap.calllog.commit import MAX_ENTRIES, Entry, GroupCommit
+from rolltap.calllog.commit import MAX_ENTRIES, GroupCommit, PendingWrite
 from rolltap.errors import RecordCorrupt, StoreUnavailable
 
 
@@ -20,7 +20,7 @@ class Store:
         self.gate = asyncio.Event()
         self.failure: Exception | None = None
 
-    async def commit(self, group: Sequence[Entry[int]]) -> None:
+    async def commit(self, group: Sequence[PendingWrite[int]]) -> None:
         self.asked.set()
         await self.gate.wait()
         self.groups.append([entry.value for entry in group])

@@ -10,7 +10,7 @@ import pytest
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.continuation.forest import Forest, Node
+from rolltap.proxy.continuation.forest import CallNode, Forest
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan
@@ -50,7 +50,7 @@ class World:
         self.planned = self.continuation.plan(self._next, self.forest, request, thinking=True)
         return self.planned
 
-    def call(self, *messages: Message, output: str | list[int], outcome: Outcome = Outcome.COMPLETED) -> Node:
+    def call(self, *messages: Message, output: str | list[int], outcome: Outcome = Outcome.COMPLETED) -> CallNode:
         """Plans a call, lets the engine sample `output`, and takes it into the forest."""
         plan = self.plan(self.request(*messages))
         node = plan.node(self._next)

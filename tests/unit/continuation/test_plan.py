@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolltap.proxy.continuation.forest import Node
+from rolltap.proxy.continuation.forest import CallNode
 from rolltap.proxy.continuation.plan import drops_thinking
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
@@ -266,14 +266,14 @@ def test_a_prompt_stays_whole_while_a_child_takes_over(world: Any, monkeypatch: 
     first = world.call(user("list"), output="ok<|im_end|>")
     second = world.call(user("list"), first.reply, user("b"), output="fine<|im_end|>")
     whole = second.prompt_ids.tolist()
-    slot = Node.__dict__["_prompt"]
+    slot = CallNode.__dict__["_prompt"]
 
-    def read(node: Node) -> Any:
+    def read(node: CallNode) -> Any:
         held = slot.__get__(node)
         if node is second and len(held) == node.prompt_length:
             slot.__set__(node, held[node.shared :])
         return held
 
-    monkeypatch.setattr(Node, "_prompt", property(read, slot.__set__))
+    monkeypatch.setattr(CallNode, "_prompt", property(read, slot.__set__))
     assert second.prompt_ids.tolist() == whole
     assert second.prompt_ids.tolist() == whole

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rolltap.proxy.continuation.forest import Node
+from rolltap.proxy.continuation.forest import CallNode
 from rolltap.proxy.continuation.rendering import TokenRenderer
 from rolltap.proxy.conversation.chat import Message, Text, ToolCall
 
@@ -100,7 +100,7 @@ class Chat:
 
     world: World
     history: list[Message]
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[CallNode] = field(default_factory=list)
     prompts: list[np.ndarray] = field(default_factory=list)
 
     def turn(self, output: Sampled) -> Message:

@@ -178,5 +178,5 @@ def test_the_plain_way_sends_nothing_but_the_standard():
 
 
 def test_token_engines_are_no_chat_upstreams(http: aiohttp.ClientSession):
-    with pytest.raises(ConfigError, match="known: .*openai_compatible"):
+    with pytest.raises(ConfigError, match=r"known: .*openai_compatible"):
         open_chat_engine("up", EngineSettings.model_validate({"kind": "vllm", "url": "http://x"}), http)

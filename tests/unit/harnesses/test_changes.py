@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.harnesses.changes import TEST_FILES, Change, Kind, apply_changes, changes
+from rolltap.harnesses.changes import TEST_FILES, Change, ChangeKind, apply_changes, changes
 
 NAMES = st.sampled_from(["a.py", "b.py", "src/a.py", "src/deep/c.txt", "tests/test_a.py", "conftest.py", "x.pth"])
 TREES = st.dictionaries(NAMES, st.text("ab\n", max_size=5), max_size=7)
@@ -51,10 +51,10 @@ def test_links_are_carried_as_links_and_never_followed(tmp_path: Path) -> None:
     (fresh / "d" / "f").write_text("inside")
     (agent / "d").symlink_to(outside)  # d/f would now be outside/f
     found = changes(fresh, agent)
-    assert Change("d", Kind.ADDED) in found
-    assert Change("d/f", Kind.DELETED) in found
+    assert Change("d", ChangeKind.ADDED) in found
+    assert Change("d/f", ChangeKind.DELETED) in found
     (fresh / "link").symlink_to(outside)
     (agent / "link").mkdir()
     (agent / "link" / "f").write_text("evil")
-    apply_changes([Change("link/f", Kind.ADDED)], agent, fresh, ())
+    apply_changes([Change("link/f", ChangeKind.ADDED)], agent, fresh, ())
     assert (outside / "f").read_text() == "original"

@@ -13,7 +13,7 @@ import pytest
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
-from rolltap.proxy.call.admission import Admission
+from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies, Policy
 from rolltap.proxy.call.queries import Queries
@@ -231,7 +231,7 @@ def serve(
     capture = Capture("project-key", log, live, policies, 3600)
     versions = SharedVersions(policies, ledger) if ledger is not None else OwnVersions()
     responses = ResponseStore(log, handles, policies)
-    admission = Admission(live, capture, policies, responses, Keyring(KeySettings()), {}, unnamed=True)
+    admission = Admission(live, capture, policies, responses, Keyring(KeySettings()), Vendors({}, unnamed=True))
     path = CallPath(admission, live, recorder, handles, versions, limits)
     app = AgentPlane(DIALECTS, path, Queries(admission, policies, responses), limits)
     return Plane(Client(app), engine, log, recorder, session, limits, policy)

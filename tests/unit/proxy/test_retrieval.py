@@ -14,7 +14,7 @@ from rolltap.calllog.open import open_call_log
 from rolltap.ids import new_id
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.continuation.forest import Forest, Lineage, Node
+from rolltap.proxy.continuation.forest import CallNode, Forest, Lineage
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
@@ -126,7 +126,7 @@ async def test_a_reply_is_read_while_another_call_of_its_session_is_not_on_recor
     await log.append_completion(row.completion)
     live = LiveSession(plane.session, Forest(DigestCache()))
     live.forest.load([row])
-    live.forest.add(Node(new_id(), None, Lineage(0, b"", b"", b""), np.empty(0, np.int32)))
+    live.forest.add(CallNode(new_id(), None, Lineage(0, b"", b"", b""), np.empty(0, np.int32)))
     dialect, recalls = (
         DIALECTS["openai_responses"],
         ResponseStore(log, Handles(SECRET), Policies({"tiny": plane.policy})),

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rolltap.engine.scripted.sampling import Blow, Cut, Model, Piece, Plan
+from rolltap.engine.scripted.sampling import Blow, ConnectionCut, Model, Piece, Plan
 from rolltap.engine.scripted.wires.base import Wire
 from rolltap.errors import InvalidRequest, RolltapError
 
@@ -73,7 +73,7 @@ class SamplingRoute:
             async with aclosing(self._model.pieces(plan)) as pieces:  # type: ignore[type-var]
                 async for piece in pieces:
                     await self._say(plan, piece, sender)
-        except Cut:
+        except ConnectionCut:
             if not sender.started:
                 await sender.start(200, STREAM_HEADERS)
             raise
@@ -136,7 +136,7 @@ class Sender:
     async def write(self, data: bytes) -> None:
         if self.cut_at is not None and self._written + len(data) >= self.cut_at:
             await self._body(data[: self.cut_at - self._written])
-            raise Cut
+            raise ConnectionCut
         await self._body(data)
 
     async def end(self) -> None:

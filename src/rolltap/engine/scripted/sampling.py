@@ -15,7 +15,7 @@ import numpy as np
 
 from rolltap.engine.scripted.journal import Entry, Journal
 from rolltap.engine.scripted.script import Prompt, Reply, Rule, Script, Turn
-from rolltap.engine.scripted.weights import Job, Weights
+from rolltap.engine.scripted.weights import WeightJob, Weights
 from rolltap.engine.scripted.writing import TurnWriter
 from rolltap.errors import ContextOverflow, InvalidRequest
 
@@ -64,7 +64,7 @@ class Piece:
     spans: list[dict[str, int | str]] | None = None
 
 
-class Cut(Exception):
+class ConnectionCut(Exception):
     """The connection is to be dropped."""
 
 
@@ -129,14 +129,14 @@ class Model:
             async for piece in self._sampled(plan, job):
                 yield piece
             outcome = plan.fault or ("aborted" if job.aborted else "finished")
-        except Cut:
+        except ConnectionCut:
             outcome = "cut"
             raise
         finally:
             self.weights.leave(job)
             self.journal.end(plan.entry, outcome)
 
-    async def _sampled(self, plan: Plan, job: Job) -> AsyncIterator[Piece | Blow]:
+    async def _sampled(self, plan: Plan, job: WeightJob) -> AsyncIterator[Piece | Blow]:
         turn, ids, fault = plan.turn, plan.ids, plan.fault
         after = turn.fault.after if turn.fault is not None and fault else -1
         strikes = fault in STRIKING and turn.fault is not None and turn.fault.at_byte is None
@@ -243,5 +243,5 @@ async def _strike(fault: str) -> Blow:
     if fault == "hang":
         await asyncio.Event().wait()
     if fault == "cut":
-        raise Cut
+        raise ConnectionCut
     return Blow(fault)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 
-class Job:
+class WeightJob:
     """A request under way: the version that each of its tokens was sampled with, and whether it was told to stop."""
 
     __slots__ = ("aborted", "id", "versions")
@@ -36,7 +36,7 @@ class Weights:
         self.loads = 0
         self.paused = False
         self._closed = False
-        self._jobs: set[Job] = set()
+        self._jobs: set[WeightJob] = set()
         self._change = asyncio.Event()
 
     @property
@@ -69,18 +69,18 @@ class Weights:
         self._signal()
         return len(found)
 
-    async def enter(self, id: str) -> Job:
+    async def enter(self, id: str) -> WeightJob:
         while self._closed:
             await self._change.wait()
-        job = Job(id)
+        job = WeightJob(id)
         self._jobs.add(job)
         return job
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: WeightJob) -> None:
         self._jobs.discard(job)
         self._signal()
 
-    async def ready(self, job: Job) -> None:
+    async def ready(self, job: WeightJob) -> None:
         """Waits while paused, unless the job is told to stop."""
         while self.paused and not job.aborted:
             await self._change.wait()

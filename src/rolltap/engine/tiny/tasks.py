@@ -54,7 +54,7 @@ NAMES: dict[Split, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TaskKind:
     """What can be asked: `instruction` and the `command` that does it, over a first name {a} and a second {b}.
 
     `before` and `after` make the folder from (a, b, text), `text` being three lines that are not sorted. Kinds of one
@@ -74,21 +74,23 @@ def _sorted(text: str) -> str:
     return "".join(sorted(text.splitlines(keepends=True)))
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind("copy", "Copy {a} to {b}.", "cp {a} {b}", lambda a, b, t: {a: t}, lambda a, b, t: {a: t, b: t}),
-    Kind("rename", "Rename {a} to {b}.", "mv {a} {b}", lambda a, b, t: {a: t}, lambda a, b, t: {b: t}),
-    Kind("link", "Link {a} as {b}.", "ln -s {a} {b}", lambda a, b, t: {a: t}, lambda a, b, t: {a: t, b: f"-> {a}"}),
-    Kind("sort", "Sort {a} into {b}.", "sort {a} > {b}", lambda a, b, t: {a: t}, lambda a, b, t: {a: t, b: _sorted(t)}),
-    Kind(
+KINDS: tuple[TaskKind, ...] = (
+    TaskKind("copy", "Copy {a} to {b}.", "cp {a} {b}", lambda a, b, t: {a: t}, lambda a, b, t: {a: t, b: t}),
+    TaskKind("rename", "Rename {a} to {b}.", "mv {a} {b}", lambda a, b, t: {a: t}, lambda a, b, t: {b: t}),
+    TaskKind("link", "Link {a} as {b}.", "ln -s {a} {b}", lambda a, b, t: {a: t}, lambda a, b, t: {a: t, b: f"-> {a}"}),
+    TaskKind(
+        "sort", "Sort {a} into {b}.", "sort {a} > {b}", lambda a, b, t: {a: t}, lambda a, b, t: {a: t, b: _sorted(t)}
+    ),
+    TaskKind(
         "count",
         "Count the lines of {a} into {b}.",
         "wc -l < {a} > {b}",
         lambda a, b, t: {a: t},
         lambda a, b, t: {a: t, b: "3\n"},
     ),
-    Kind("create", "Create the file {a}.", "touch {a}", lambda a, b, t: {b: t}, lambda a, b, t: {a: "", b: t}, 1),
-    Kind("delete", "Delete {a}.", "rm {a}", lambda a, b, t: {a: t, b: t}, lambda a, b, t: {b: t}, 1),
-    Kind(
+    TaskKind("create", "Create the file {a}.", "touch {a}", lambda a, b, t: {b: t}, lambda a, b, t: {a: "", b: t}, 1),
+    TaskKind("delete", "Delete {a}.", "rm {a}", lambda a, b, t: {a: t, b: t}, lambda a, b, t: {b: t}, 1),
+    TaskKind(
         "folder",
         "Make the folder {a}.",
         "mkdir {a}",
@@ -105,7 +107,7 @@ class TinyTask:
     """One task: a kind with its names filled in."""
 
     id: str
-    kind: Kind
+    kind: TaskKind
     first: str
     second: str
     before: Tree
@@ -156,7 +158,7 @@ def make_tasks(seed: int, n: int, split: Split) -> list[TinyTask]:
     return tasks[:n]
 
 
-def make_task(kind: Kind, task_id: str, rng: random.Random, split: Split) -> TinyTask:
+def make_task(kind: TaskKind, task_id: str, rng: random.Random, split: Split) -> TinyTask:
     """One task of `kind` with names drawn from the split's."""
     names = NAMES[split]
     first, second = rng.sample(names, 2)

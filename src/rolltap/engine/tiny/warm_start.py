@@ -31,7 +31,7 @@ QUIT_SHARE = 0.1  # of episodes submit without acting
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WarmStartSettings:
     """How long and how fast the warm start learns."""
 
     episodes: int
@@ -41,9 +41,9 @@ class Settings:
     warm_up: int = 50
 
 
-SHORT = Settings(episodes=12_000, steps=400, learning_rate=3e-3)
+SHORT = WarmStartSettings(episodes=12_000, steps=400, learning_rate=3e-3)
 """Without the system turn, whose tokens would be three quarters of the work."""
-WHOLE = Settings(episodes=8_000, steps=250, learning_rate=1.5e-3)
+WHOLE = WarmStartSettings(episodes=8_000, steps=250, learning_rate=1.5e-3)
 """On whole conversations."""
 
 
@@ -123,7 +123,9 @@ def encode(episode: Episode, head: str, tokenizer: Tokenizer) -> tuple[list[int]
     return ids, mask
 
 
-def warm_start(model: Qwen3, tokenizer: Tokenizer, head: str, seed: str, settings: Settings) -> Iterator[float]:
+def warm_start(
+    model: Qwen3, tokenizer: Tokenizer, head: str, seed: str, settings: WarmStartSettings
+) -> Iterator[float]:
     """Trains `model` in place and yields the loss of each step. Deterministic for a seed on one machine."""
     seeds = random.Random(seed).sample(range(2**32), settings.episodes)
     with ThreadPoolExecutor(4) as pool:
