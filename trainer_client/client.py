@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseOptions, PauseMode, PolicyState, PushWeights, Rewound, Transfer
 from rolltap.http_client import AsyncHttpClient, HttpClient
 from rolltap.trainer_client import protocol
-from rolltap.types import Lease
 
 
 class TrainerClient(HttpClient):

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from rolltap.contract.leases import Lease, LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.errors import AlignmentError, LeaseLost, RolltapError
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.scoring import check, informative
-from rolltap.types import Lease, LeasedGroup
 
 MOST_LEASED = 4
 """With even groups dropped, a step gathers at most this many times its groups."""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.trainer_client import recipe, weights
 from rolltap.trainer_client.checkpoint import Checkpoints
@@ -30,7 +31,6 @@ from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
 from rolltap.trainer_client.worker import RankWorker
-from rolltap.types import LeasedGroup
 
 LEASE_WAIT_S = 5.0
 """How long one request for groups waits; between two, the trainer notices that it should stop."""

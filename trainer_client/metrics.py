@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rolltap.contract.leases import LeasedGroup
 from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.loss import Terms
 from rolltap.trainer_client.network import Predictions
 from rolltap.trainer_client.scoring import TrainedRollout, baseline, informative
-from rolltap.types import NO_VERSION, LeasedGroup, Scoring
+from rolltap.types import NO_VERSION, Scoring
 
 SUMS = ("tokens", "entropy", "kl", "correction", "mismatch", "mismatch_over", "fresh", "clipped", "updates_tokens")
 PEAKS = ("log_ratio_max", "mismatch_max")

@@ -13,6 +13,7 @@ import msgspec
 
 from rolltap import wire
 from rolltap.contract.base import values_of
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import (
     AckLease,
     BeginUpdate,
@@ -29,7 +30,6 @@ from rolltap.contract.trainer import (
     Transfer,
 )
 from rolltap.http_client import Request, read_json
-from rolltap.types import Lease
 
 T = TypeVar("T")
 

@@ -20,9 +20,10 @@ from typing import Literal
 
 import numpy as np
 
+from rolltap.contract.leases import LeasedGroup, RolloutRecord
 from rolltap.errors import AlignmentError
 from rolltap.trainer_client.advantages.base import AdvantageMethod
-from rolltap.types import LeasedGroup, RolloutRecord, Scoring, Segment
+from rolltap.types import Scoring, Segment
 
 Normalise = Literal["rollout", "token", "constant"]
 

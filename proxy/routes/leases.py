@@ -9,10 +9,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from rolltap import wire
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import AckLease, ExtendLease, LeaseRequest, NackLease, ReleaseLease, Rewind
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
-from rolltap.types import Lease
 
 
 def router(services: Services) -> APIRouter:

@@ -18,6 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from rolltap.cli import dead_letters
+from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
@@ -29,7 +30,6 @@ from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.network import PolicyNetwork, load_model
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.scoring import Scorer
-from rolltap.types import LeasedGroup
 
 from .playing import POLICIES, POLICY, Player
 

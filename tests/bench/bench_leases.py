@@ -31,6 +31,7 @@ from rolltap import __version__
 from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.open import open_call_log
 from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
@@ -38,7 +39,7 @@ from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.trainer_client.client import TrainerClient
-from rolltap.types import Finish, Lease, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
+from rolltap.types import Finish, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
 
 from ..conftest import free_port
 

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from rolltap.calllog.database import Database
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest, Replay
 from rolltap.errors import LeaseLost
 from rolltap.ledger.schema import metadata
-from rolltap.types import Group, GroupStatus, Lease
+from rolltap.types import Group, GroupStatus
 
 from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty
 

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from rolltap.contract.admin import GroupRule, SubmitTasks
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.engine.scripted import Script, ScriptedEngine, Turn
 from rolltap.engine.tiny import FOLDER
@@ -21,7 +22,7 @@ from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults, check
 from rolltap.proxy.app import Rolltap
 from rolltap.settings import load_settings
-from rolltap.types import GroupStatus, Lease, Task
+from rolltap.types import GroupStatus, Task
 from rolltap.wire import pack, unpack
 
 from ..harnesses.house import POLICY, house_settings, serving

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence, Set
 
 from rolltap.contract.base import check_ttl
+from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
 from rolltap.contract.trainer import LeaseRequest, Rewound
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import dead_letters, leases
@@ -14,7 +15,7 @@ from rolltap.ledger.claims import ClaimedGroups, claim, count_ready, return_grou
 from rolltap.ledger.replay import claim_replay
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
 from rolltap.ledger.unit_of_work import UnitOfWork, wait_for
-from rolltap.types import NO_VERSION, Group, Lease, LeasedGroup, RolloutRecord, Scoring, Task, Trajectory
+from rolltap.types import NO_VERSION, Group, Scoring, Task, Trajectory
 
 GROUPS_AT_ONCE = 16
 """How many groups' sessions are read and rebuilt together."""

@@ -8,21 +8,10 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from rolltap.contract.leases import LeasedGroup, RolloutRecord
 from rolltap.trainer_client import attention
 from rolltap.trainer_client.network import PolicyNetwork
-from rolltap.types import (
-    NO_VERSION,
-    Group,
-    GroupStatus,
-    LeasedGroup,
-    Rollout,
-    RolloutRecord,
-    RolloutStatus,
-    Scoring,
-    Segment,
-    Task,
-    Trajectory,
-)
+from rolltap.types import NO_VERSION, Group, GroupStatus, Rollout, RolloutStatus, Scoring, Segment, Task, Trajectory
 
 VOCABULARY = 64
 

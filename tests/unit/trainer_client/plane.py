@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rolltap import wire
+from rolltap.contract.leases import Lease, LeasedGroup
 from rolltap.errors import (
     InvalidRequest,
     LeaseLost,
@@ -20,7 +21,6 @@ from rolltap.errors import (
     Unauthenticated,
     UnknownPolicy,
 )
-from rolltap.types import Lease, LeasedGroup
 
 KEY = "rt-trainer-test"
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseOptions, PolicyState, Replay, Rewound
 from rolltap.errors import (
     InvalidRequest,
@@ -22,7 +23,6 @@ from rolltap.errors import (
 )
 from rolltap.http_client import ERRORS, error_of
 from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
-from rolltap.types import Lease
 
 from .making import random_group
 from .plane import KEY, Plane, running

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from rolltap.contract.leases import LeasedGroup
 from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss, RatioKind
 from rolltap.trainer_client.network import PolicyNetwork
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.scoring import Normalise, Scorer
-from rolltap.types import LeasedGroup, Segment
+from rolltap.types import Segment
 
 from .making import VOCABULARY, config, group, network, random_group, random_segment, record, segment
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rolltap.contract.leases import LeasedGroup
 from rolltap.errors import AlignmentError
 from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.scoring import Normalise, Overlong, Scorer, check, informative
-from rolltap.types import LeasedGroup, Scoring
+from rolltap.types import Scoring
 
 from .making import VOCABULARY, group, random_group, record, segment
 

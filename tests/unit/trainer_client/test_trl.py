@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from rolltap.contract.leases import LeasedGroup
 from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss, RatioKind
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.scoring import Normalise, Scorer
-from rolltap.types import LeasedGroup
 
 from .making import config, network, random_group
 
