@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import aiohttp
@@ -73,15 +74,22 @@ class Rolltap:
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, settings: Settings, *, check_task: CheckTask = lambda task, policies: None
+        cls,
+        settings: Settings,
+        *,
+        check_task: CheckTask = lambda task, policies: None,
+        spool: Path | None = None,
     ) -> AsyncIterator[Rolltap]:
-        """Everything started; everything closed, in order, at exit. `check_task` looks at what is submitted."""
+        """Everything started; everything closed, in order, at exit.
+
+        `check_task` looks at what is submitted; `spool` is a file of this process's own (`<data>/spool`).
+        """
         _check_exposure(settings)
         settings = with_keys(settings)
         settings.data.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(_http())
-            call_log = await _started_log(settings, stack)
+            call_log = await _started_log(settings, spool or settings.data / "spool", stack)
             app = _build(settings, call_log, http)
             app.services.check_task = check_task
             await stack.enter_async_context(app.ledger.sweeping())
@@ -156,12 +164,12 @@ async def _http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def _started_log(settings: Settings, stack: AsyncExitStack) -> LogWithDatabase:
+async def _started_log(settings: Settings, spool: Path, stack: AsyncExitStack) -> LogWithDatabase:
     store = settings.store
     url = settings.store_url
     call_log = open_call_log(
         url,
-        spool=settings.data / "spool" if store.spool_mb else None,
+        spool=spool if store.spool_mb else None,
         spool_bytes=int(store.spool_mb * 1_000_000),
         ingest=store.ingest or None,
     )

@@ -36,12 +36,14 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket with Nagle off; `ConfigError` says which port is taken."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket with Nagle off; `ConfigError` says which port is taken. Several processes may share one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:

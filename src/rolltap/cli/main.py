@@ -46,19 +46,20 @@ def serve(
     capture: Annotated[
         bool, typer.Option(help="print what to export for capture; without an engine, calls go on to their vendor")
     ] = False,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="processes that share the ports; needs Postgres")] = 1,
 ) -> None:
     """Runs the proxy: the agent, trainer and admin planes.
 
     With a settings file everything comes from there; with --engine a single policy is served; with --capture alone
     calls go to the vendors under the user's own keys.
     """
-    import uvloop
-
-    from rolltap.cli.serve import run, settings_from
+    from rolltap.cli.serve import serve_all, settings_from
 
     path = config_path(config)
     quick = {"engine": engine, "kind": kind, "tokenizer": tokenizer, "family": family, "policy": policy, "model": model}
-    uvloop.run(run(settings_from(path, quick, data, capture=capture), capture=capture))
+    code = serve_all(settings_from(path, quick, data, capture=capture), workers, capture=capture)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()

@@ -50,22 +50,34 @@ def settings_from(path: Path | None, quick: dict[str, Any], data: Path | None, *
     return load_settings(path, **overrides)
 
 
-async def run(settings: Settings, *, capture: bool) -> None:
-    """Serves until interrupted."""
+def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
+    """Serves until interrupted, in this process or in several; the exit code."""
+    import uvloop
+
+    if workers == 1:
+        uvloop.run(run(settings, capture=capture))
+        return 0
+    from rolltap.cli.workers import serve_with_workers
+
+    return serve_with_workers(
+        settings, workers, lambda shared, number: uvloop.run(run(shared, capture=capture, worker=number, shared=True))
+    )
+
+
+async def run(settings: Settings, *, capture: bool, worker: int = 0, shared: bool = False) -> None:
+    """Serves until interrupted. With `shared`, other workers listen on the same ports; the first one says where."""
+    from rolltap.cli.workers import spool_of
     from rolltap.harnesses.specs import check
     from rolltap.proxy.app import Rolltap
     from rolltap.proxy.server import bind, serve
 
     listen = settings.listen
-    async with Rolltap.running(settings, check_task=check) as app:
-        sockets = {
-            "agent": bind(listen.host, listen.agent_port),
-            "trainer": bind(listen.host, listen.trainer_port),
-            "admin": bind(listen.host, listen.admin_port),
-        }
+    async with Rolltap.running(settings, check_task=check, spool=spool_of(settings.data, worker)) as app:
+        wanted = {"agent": listen.agent_port, "trainer": listen.trainer_port, "admin": listen.admin_port}
+        sockets = {plane: bind(listen.host, port, shared=shared) for plane, port in wanted.items()}
         ports = {plane: socket.getsockname()[1] for plane, socket in sockets.items()}
         app.set_base_url(listen.public_url or f"http://{listen.host}:{ports['agent']}")
-        console = Console(stderr=True)
+        console = Console(stderr=True, quiet=worker > 0)
         console.print(_banner(app, listen.host, ports))
         if capture:  # outside of the table: a terminal must not cut what is to be copied
             for line in exports(app.settings, app.base_url):

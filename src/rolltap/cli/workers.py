@@ -1,0 +1,131 @@
+"""`rolltap serve --workers N`: processes that share the planes' ports, under one that watches over them.
+
+The kernel spreads new connections over the workers. Any of them serves any session: they meet in the store, as proxies
+on several machines do. Each has a spool of its own, `<data>/spool-K` for the K-th after the first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from rolltap.calllog.spool import Spool
+from rolltap.errors import ConfigError, RolltapError
+from rolltap.settings import Settings, with_keys
+
+SOON_S = 10.0
+"""A worker that exits by itself within this time has a fault that starting it again would not mend."""
+
+Serve = Callable[[Settings, int], None]
+"""Serves as the worker of this number until it is told to stop."""
+
+
+def serve_with_workers(settings: Settings, count: int, serve: Serve) -> int:
+    """Runs `count` workers until a signal; the exit code. A worker that dies is started anew."""
+    if not settings.store_url.startswith("postgres"):
+        raise ConfigError(
+            "--workers needs Postgres: SQLite takes one writing process; set store.url to postgresql://..."
+        )
+    settings = with_keys(settings)
+    for number in range(count, 1024):
+        if (spool := spool_of(settings.data, number)).exists() and _holds_facts(spool):
+            raise ConfigError(f"{spool} holds calls of worker {number}; start once with --workers {number + 1}")
+    listen = settings.listen
+    reserved = [reserve(listen.host, port) for port in (listen.agent_port, listen.trainer_port, listen.admin_port)]
+    agent, trainer, admin = (each.getsockname()[1] for each in reserved)
+    ports = listen.model_copy(update={"agent_port": agent, "trainer_port": trainer, "admin_port": admin})
+    return Watch(settings.model_copy(update={"listen": ports}), serve).over(count)
+
+
+def spool_of(data: Path, worker: int) -> Path:
+    return data / (f"spool-{worker}" if worker else "spool")
+
+
+def _holds_facts(path: Path) -> bool:
+    spool = Spool(path, 0)
+    spool.open()
+    try:
+        return spool.count > 0
+    finally:
+        spool.close()
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Holds a port that the workers listen on: bound, not listening, so no connection waits here."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        holder.bind((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"can't listen on {host}:{port}: {error.strerror}; change [listen] in the settings"
+        ) from error
+    return holder
+
+
+@dataclass
+class Watch:
+    """Starts the workers, starts dead ones anew, and ends them all on a signal."""
+
+    settings: Settings
+    serve: Serve
+    numbers: dict[int, int] = field(default_factory=dict)  # by process id
+    started: dict[int, float] = field(default_factory=dict)  # by process id, on the monotonic clock
+    stopping: bool = False
+    code: int = 0
+
+    def over(self, count: int) -> int:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, self._stop)
+        for number in range(count):
+            self._start(number)
+        while self.numbers:
+            try:
+                process, status = os.wait()
+            except ChildProcessError:
+                break
+            number, lived = self.numbers.pop(process), time.monotonic() - self.started.pop(process)
+            if self.stopping:
+                continue
+            ended = os.waitstatus_to_exitcode(status)
+            print(f"rolltap: worker {number} ended with {ended} after {lived:.0f} s", file=sys.stderr)
+            if ended >= 0 and lived < SOON_S:
+                self.code = ended or 1
+                self._stop()
+            else:
+                self._start(number)
+        return self.code
+
+    def _start(self, number: int) -> None:
+        process = os.fork()
+        if process == 0:
+            os._exit(self._run(number))
+        self.numbers[process], self.started[process] = number, time.monotonic()
+
+    def _run(self, number: int) -> int:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.default_int_handler)
+        try:
+            self.serve(self.settings, number)
+        except RolltapError as error:
+            print(f"rolltap: worker {number}: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            return 0
+        return 0
+
+    def _stop(self, *_: int | FrameType | None) -> None:
+        self.stopping = True
+        for process in self.numbers:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)

@@ -1,0 +1,123 @@
+"""`rolltap serve --workers 2`: any worker serves any session, and a dead one is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from rolltap.engine.scripted import ScriptedEngine, say
+from rolltap.engine.tiny import FOLDER
+
+from ..conftest import PostgresServer, free_port
+
+ADMIN = {"authorization": "Bearer admin-key"}
+TURNS = 12
+PLANES = ("AGENT", "TRAINER", "ADMIN")
+KEYS = {"ADMIN": "admin-key", "TRAINER": "trainer-key", "EVALUATOR": "evaluator-key", "SECRET": "0123456789abcdef"}
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@asynccontextmanager
+async def workers(folder: Path, store: str, engine: str, ports: list[int]) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`rolltap serve --workers 2`, once it is ready."""
+    environment = {
+        **os.environ,
+        **{f"ROLLTAP_KEYS__{name}": key for name, key in KEYS.items()},
+        **{f"ROLLTAP_LISTEN__{name}_PORT": str(port) for name, port in zip(PLANES, ports, strict=True)},
+        "ROLLTAP_STORE__URL": store,
+    }
+    command = ["-m", "rolltap", "serve", "--workers", "2", "--engine", engine, "--tokenizer", str(FOLDER)]
+    options = ["--family", "qwen3", "--model", "scripted", "--policy", "tiny", "--data", str(folder)]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, *options, env=environment)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def until_ready(http: aiohttp.ClientSession, port: int) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                async with http.get(f"http://127.0.0.1:{port}/ready") as reply:
+                    if reply.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+def children(process: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+async def test_any_worker_serves_any_session(tmp_path: Path, postgres: PostgresServer) -> None:
+    ports = [free_port() for _ in range(3)]
+    agent, admin = f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[2]}"
+    async with (
+        ScriptedEngine(say(*(f"answer {number}" for number in range(TURNS))), FOLDER) as engine,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http,  # each call anew: any worker
+        workers(tmp_path, postgres.url(), engine.url, ports) as process,
+    ):
+        await until_ready(http, ports[2])
+        async with asyncio.timeout(60):
+            while len(children(process.pid)) < 2:  # noqa: ASYNC110  the event is another process's
+                await asyncio.sleep(0.1)
+        first = set(children(process.pid))
+        async with http.post(f"{admin}/sessions", json={}, headers=ADMIN) as reply:
+            session = await reply.json()
+        history: list[dict[str, str]] = []
+        for turn in range(TURNS):
+            if turn == TURNS // 2:
+                victim = first.pop()
+                os.kill(victim, signal.SIGKILL)
+            history.append({"role": "user", "content": f"question {turn}"})
+            history.append(await ask(http, agent, session["key"], history))
+        async with http.get(f"{admin}/sessions/{session['session_id']}", headers=ADMIN) as reply:
+            calls = (await reply.json())["calls"]
+        assert [call["outcome"] for call in calls] == ["completed"] * TURNS
+        assert [call["break"] for call in calls] == [None] * TURNS
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+
+
+async def ask(http: aiohttp.ClientSession, agent: str, key: str, history: list[dict[str, str]]) -> dict[str, str]:
+    """A harness's call: it tries again where its connection breaks."""
+    body = {"model": "tiny", "messages": history}
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                async with http.post(
+                    f"{agent}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
+                ) as reply:
+                    assert reply.status == 200, await reply.text()
+                    return (await reply.json())["choices"][0]["message"]
+            except aiohttp.ClientConnectionError:
+                await asyncio.sleep(0.1)
+
+
+async def test_sqlite_takes_one_process(tmp_path: Path) -> None:
+    command = ["-m", "rolltap", "serve", "--workers", "2", "--engine", "http://127.0.0.1:9", "--data", str(tmp_path)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode not in (0, None)
+    assert b"--workers needs Postgres" in out + err
