@@ -16,7 +16,8 @@ from rolltap.ids import new_id
 from rolltap.proxy.call.http_exchange import BrokenReply
 from rolltap.proxy.engines.base import SampleRequest, Take
 from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
-from rolltap.types import Flaw, Outcome, Session
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.types import CallKind, Flaw, Outcome, Session
 from tests.unit.proxy.conftest import ToldEngine, serve
 
 TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
@@ -438,3 +439,15 @@ async def test_a_captured_session_that_has_ended_is_not_continued(plane: Any, mo
     ended, opened = [session for session in await plane.log.sessions() if session.id != plane.session.id][::-1]
     assert ended.expires_at < later < opened.expires_at
     assert [len(await plane.rows(session.id)) for session in (ended, opened)] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", [CallKind.JUDGE, CallKind.SIMULATOR])
+async def test_the_sessions_tag_says_what_its_calls_are_for(plane: Any, kind: CallKind) -> None:
+    """An evaluator's judge may be the very policy that is trained: its calls are not the agent's all the same."""
+    now = time.time()
+    await plane.log.open_session(Session(new_id(), "tiny", key_hash("other"), now, now + 60, tags={"kind": kind.value}))
+    assert (await plane.client.chat(USER, key="other")).status == 200
+    (session,) = [session for session in await plane.log.sessions() if session.tags]
+    (row,) = await plane.rows(session.id)
+    assert row.intent.kind is kind
+    assert not reconstruct([row.call()]).segments or not reconstruct([row.call()]).segments[0].loss_mask.any()

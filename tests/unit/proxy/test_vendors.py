@@ -310,6 +310,18 @@ async def test_a_key_of_ours_never_reaches_a_vendor(tmp_path: Path) -> None:
     assert not stage.vendor.seen
 
 
+async def test_tokens_are_not_counted_for_who_may_not_call(tmp_path: Path) -> None:
+    """A token count is refused where the call itself is."""
+    async with staged(tmp_path, "anthropic") as stage:
+        _, key = await stage.app.services.sessions.open()
+        headers = {**stage.wire.headers, "x-api-key": key}
+        counted = await stage.client.post("/v1/messages/count_tokens", json=stage.wire.ask, headers=headers)
+        called = await stage.post(**{"x-api-key": key})
+    assert (counted.status_code, counted.json()) == (called.status_code, called.json())
+    assert called.status_code == 401
+    assert not stage.vendor.seen
+
+
 async def test_a_vendors_key_in_the_settings_is_used_by_our_keys_only(tmp_path: Path) -> None:
     async with staged(tmp_path, "anthropic", engine={"api_key": "sk-of-the-settings"}) as stage:
         assert (await stage.post()).status_code == 401
