@@ -92,17 +92,27 @@ class HttpExchange:
         """Runs its block until the client hangs up, which raises `ClientGone` inside it at once."""
         return WhileConnected(self)
 
+    def look(self) -> None:
+        """Notices a client that has hung up already. One step of `receive` shows it: it would wait for any other."""
+        receiving = self._receive()
+        try:
+            receiving.send(None)
+        except StopIteration as end:
+            self.gone = self.gone or end.value["type"] == "http.disconnect"
+        else:
+            receiving.close()
+
     async def disconnected(self) -> None:
         """Returns when the client has hung up."""
         while (await self._receive())["type"] != "http.disconnect":
-            pass
+            self._http.look()
         self.gone = True
 
 
 class WhileConnected:
     """Cancels the block that it is around when the client hangs up.
 
-    The watch begins after `WATCH_AFTER_S`: a reply that comes at once costs no task for it.
+    The watch begins after `WATCH_AFTER_S`: a reply that comes at once costs no task for it, only a look at its end.
     """
 
     __slots__ = ("_http", "_task", "_timer", "_watcher")
@@ -121,6 +131,8 @@ class WhileConnected:
         self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
+        else:
+            self._http.look()
         if kind is asyncio.CancelledError and self._http.gone:
             self._task.uncancel()
             raise ClientGone from None

@@ -110,8 +110,8 @@ class InFlightRequest:
     def completion(self, call: OpenCall, outcome: Outcome, problem: str) -> CallCompletion:
         """The fact that is durable before the reply ends."""
         sampled, choice = call.sampled, call.choice
-        flaw = sampled.flaw() or call.flaw
-        logprobs = sampled.logprobs if flaw is not Flaw.LOGPROBS_MISSING else []
+        logprobs = np.asarray(sampled.logprobs, np.float32)
+        flaw = sampled.flaw(logprobs) or call.flaw
         counted = call.usage is not None or len(call.prompt) > 0
         return CallCompletion(
             call_id=call.id,
@@ -119,7 +119,7 @@ class InFlightRequest:
             outcome=outcome,
             finish=_finish(outcome, choice),
             output_ids=np.asarray(sampled.ids, np.int32),
-            logprobs=np.asarray(logprobs, np.float32),
+            logprobs=logprobs if flaw is not Flaw.LOGPROBS_MISSING else logprobs[:0],
             versions=sampled.versions or (),
             flaw=flaw,
             message=msgspec.json.encode(choice.message) if choice is not None else b"",

@@ -15,7 +15,7 @@ from rolltap.proxy.continuation.forest import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, SampleChunk, SampleRequest
-from rolltap.types import Flaw, VersionSpan
+from rolltap.types import Flaw, Float32, VersionSpan
 
 SENT = ("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 """The fields of a `SampleRequest` that are recorded as what was sent."""
@@ -75,11 +75,11 @@ class SampledTokens:
         whole = {name: np.concatenate(arrays) for name, arrays in self.extras.items()}
         return {name: array for name, array in whole.items() if len(array) == len(self.ids)}
 
-    def flaw(self) -> Flaw | None:
-        """Why these tokens can't be trained, if they can't."""
-        if self.missing or len(self.logprobs) != len(self.ids):
+    def flaw(self, logprobs: Float32) -> Flaw | None:
+        """Why these tokens, whose log-probs are `logprobs` [T], can't be trained, if they can't."""
+        if self.missing or len(logprobs) != len(self.ids):
             return Flaw.LOGPROBS_MISSING
-        if not np.isfinite(np.asarray(self.logprobs, np.float32)).all():
+        if not np.isfinite(logprobs).all():
             return Flaw.LOGPROBS_NOT_FINITE
         if self.versions is None and self.ids:
             return Flaw.VERSION_UNKNOWN

@@ -19,8 +19,6 @@ import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import numpy as np
-
 from rolltap.crash import crash_point
 from rolltap.errors import EngineError, RequestError, RolltapError, StoreError
 from rolltap.ids import new_id
@@ -176,17 +174,15 @@ class CallPath:
         """Returns when the completion is durable. What is not on record can't be continued: prompts are deltas."""
         if outcome is Outcome.COMPLETED and call.problem:
             outcome, problem = Outcome.ENGINE_ERROR, call.problem
-        recorded = False
+        completion, recorded = flight.completion(call, outcome, problem), False
         try:
             if not call.intended:
                 await self._record_intent(flight, call)
             if call.begun:  # else the store did not take its intent
-                await self._recorder.complete(
-                    flight.completion(call, outcome, problem), flight.policy.name, call.counts()
-                )
+                await self._recorder.complete(completion, flight.policy.name, call.counts())
                 recorded = True
         finally:
-            ids = np.asarray(call.sampled.ids if recorded else (), np.int32)
+            ids = completion.output_ids if recorded else completion.output_ids[:0]
             reply = call.choice.message if call.choice is not None else None
             flight.session.forest.complete(call.node, ids, reply, outcome if recorded else Outcome.ABORTED)
 

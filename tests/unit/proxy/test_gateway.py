@@ -451,3 +451,17 @@ async def test_the_sessions_tag_says_what_its_calls_are_for(plane: Any, kind: Ca
     (row,) = await plane.rows(session.id)
     assert row.intent.kind is kind
     assert not reconstruct([row.call()]).segments or not reconstruct([row.call()]).segments[0].loss_mask.any()
+
+
+async def test_a_client_that_leaves_a_quick_call_gets_its_reply_on_a_retry(plane: Any) -> None:
+    """The reply is there before anybody watches for the client. Whether it had left decides what a retry gets."""
+    body = {"model": "tiny", "messages": [USER]}
+    first, hang_up, task = plane.client.start("/v1/chat/completions", body)
+    hang_up.set()
+    await task
+    retry = await plane.client.post("/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
+    await plane.recorder.drain()
+    assert retry.status == 200
+    assert len(plane.engine.seen) == 1
+    assert [row.delivered for row in await plane.rows()] == [True]
+    assert first.json() == retry.json()
