@@ -131,7 +131,7 @@ class WhileConnected:
         self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-        else:
+        elif kind is None:  # after a cancellation it would take the server's stop for a client that left
             self._http.look()
         if kind is asyncio.CancelledError and self._http.gone:
             self._task.uncancel()
