@@ -105,7 +105,7 @@ class HttpExchange:
     async def disconnected(self) -> None:
         """Returns when the client has hung up."""
         while (await self._receive())["type"] != "http.disconnect":
-            self._http.look()
+            pass
         self.gone = True
 
 
