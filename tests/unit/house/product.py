@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -13,7 +13,7 @@ FOLDERS = ("src/rolltap", "proxy", "reconstructor", "trainer_client", "harnesses
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """One file. `name` is its path in the package: `proxy/app.py`, `calllog/sql.py`."""
 
@@ -21,23 +21,28 @@ class Source:
     text: str
     tree: ast.Module
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree))
+
     def functions(self) -> Iterator[Function]:
         """Nested ones and methods, too."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+        return (node for node in self.nodes if isinstance(node, Function))
 
     def classes(self) -> Iterator[ast.ClassDef]:
         """The public ones at the top of the file."""
         return (node for node in self.tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
 
-    def imports(self) -> set[str]:
-        """Modules, wherever in the file they are imported."""
+    @cached_property
+    def packages(self) -> set[str]:
+        """The top packages that are imported anywhere in the file."""
         names: set[str] = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module)
-        return names
+        return {name.partition(".")[0] for name in names}
 
 
 @cache

@@ -28,7 +28,7 @@ NOT_PURE = ("reconstructor/exporters/",)
 
 @pytest.mark.parametrize("package", ONLY_IN)
 def test_a_package_is_imported_only_where_it_may(package: str) -> None:
-    importers = {source.name for source in sources() if package in tops(source.imports())}
+    importers = {source.name for source in sources() if package in source.packages}
     assert importers, f"nothing imports {package}: take it out of the list"
     assert {name for name in importers if not name.startswith(ONLY_IN[package])} == set()
 
@@ -37,9 +37,5 @@ def test_the_kernels_types_and_the_reconstructor_need_only_numpy() -> None:
     """The exporters excepted, which write foreign formats."""
     for source in sources():
         if source.name.startswith(PURE) and not source.name.startswith(NOT_PURE):
-            foreign = tops(source.imports()) - set(sys.stdlib_module_names) - {"numpy", "rolltap"}
+            foreign = source.packages - set(sys.stdlib_module_names) - {"numpy", "rolltap"}
             assert foreign == set(), source.name
-
-
-def tops(modules: set[str]) -> set[str]:
-    return {module.partition(".")[0] for module in modules}

@@ -84,19 +84,19 @@ def test_no_class_name_is_defined_twice() -> None:
 @pytest.mark.parametrize("vocabulary", [CallKind, Outcome], ids=lambda vocabulary: vocabulary.__name__)
 def test_every_value_is_written_by_some_line(vocabulary: type[StrEnum]) -> None:
     """A value that is only read describes nothing that happens."""
-    trees = [source.tree for source in sources() if source.name != "types.py"]
-    written = {name for tree in trees for name in members_written(tree, vocabulary)}
+    others = [source for source in sources() if source.name != "types.py"]
+    written = {name for source in others for name in members_written(source, vocabulary)}
     unwritten = {f"{vocabulary.__name__}.{member.name}": "never written" for member in vocabulary}
     unwritten = {name: what for name, what in unwritten.items() if name.partition(".")[2] not in written}
     known = {name for name in UNWRITTEN if name.startswith(f"{vocabulary.__name__}.")}
     compare(unwritten, known, "every value of a closed vocabulary is written by some line of the product")
 
 
-def members_written(tree: ast.Module, vocabulary: type[StrEnum]) -> Iterator[str]:
+def members_written(source: Source, vocabulary: type[StrEnum]) -> Iterator[str]:
     """Members that an expression passes on: named outside comparisons and a table's keys, or returned as text."""
     by_value = {member.value: member.name for member in vocabulary}
-    read = {id(part) for node in ast.walk(tree) for part in parts_that_read(node)}
-    for node in ast.walk(tree):
+    read = {id(part) for node in source.nodes for part in parts_that_read(node)}
+    for node in source.nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and id(node) not in read:
             if node.value.id == vocabulary.__name__:
                 yield node.attr
