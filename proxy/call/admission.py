@@ -76,6 +76,7 @@ class Admission:
         if relay is not None:
             request = read_request(arrival.dialect, arrival.wire)
             arrival.policy = self._policies[relay.policy]
+            relay.vendor.check_model(request.model, arrival.policy.settings.aliases)
             arrival.take_session(relay.session or await self._capture.session(request, relay.policy))
             arrival.request = request
             return
@@ -113,8 +114,8 @@ class Admission:
         named = wire.path_params.get("session")
         if self._is_ours(key):
             return await self._under_our_key(key, named, protocol)
-        if named is not None:
-            session = await self._sessions.named(named)
+        if named is not None:  # the session's own key: its id is no secret
+            session = await self._sessions.enter(named, None)
             return self._to(session.session.policy, protocol, session, keyed=False)
         return self._first(protocol, keyed=False) if self._unnamed else None
 

@@ -37,7 +37,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """A request as it came: the route's path parameters, the query, lower-case header names, the whole body."""
+    """A request as it came: the route's path parameters, the query, lower-case header names, the whole body.
+
+    `route` is the pattern of the route that took it.
+    """
 
     path: str
     path_params: Mapping[str, str]
@@ -45,6 +48,7 @@ class WireRequest:
     headers: Mapping[str, str]
     body: bytes
     method: str = "POST"
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,22 @@
 """Closed models: a harness's own bytes go to the vendor and the vendor's own bytes come back.
 
-Nothing is parsed, rendered or tried again here. The upstream's address is the settings' and only its path is the
-request's, so no client can aim rolltap at another host. The user's key passes through and is in no error's message;
-a key in the settings takes its place.
+Nothing is parsed, rendered or tried again here. The upstream's address is the settings', its path is the matched
+route's with a plain name in it, and only known headers go along: no client can aim rolltap at another host, at another
+part of a vendor's API, or at another account. The user's key passes through and is in no error's message; a key in the
+settings takes its place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 import aiohttp
+from yarl import URL
 
 from rolltap.errors import EngineRefused, EngineTimeout, EngineUnavailable, InvalidRequest
 from rolltap.proxy.engines.base import EngineFacts, PauseMode
@@ -32,15 +35,30 @@ HOP_BY_HOP = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
-        "host",
         "content-length",
         "content-encoding",
-        "accept-encoding",
-        "expect",
-        "cookie",
         "set-cookie",
     }
 )
+"""Headers of a reply that are about one connection."""
+
+SENT = frozenset({*KEY_HEADERS, "accept", "content-type", "user-agent", "originator", "version", "idempotency-key"})
+SENT_PREFIXES = (
+    *("anthropic-", "openai-", "x-goog-api-client", "x-stainless-", "x-client-request-id", "x-app", "session", "thread"),
+    *("x-claude-", "x-codex-", "x-openai-", "x-session-", "x-parent-session", "x-interaction-", "x-initiator"),
+    *("x-affinity", "x-litellm-session-id", "conversation", "chatgpt-account-id"),
+)
+"""Headers of a request that go to the vendor; the others stay here. They are those that harnesses and SDKs send."""
+
+ACCOUNT_PREFIXES = ("openai-organization", "openai-project", "chatgpt-account-id", "anthropic-workspace")
+"""Headers that choose whose account pays: a call under the settings' key takes none of them."""
+
+KEYED_QUERY = frozenset({KEY_PARAMETER, "alt", "beta", "limit", "after_id", "before_id", "pageSize", "pageToken"})
+"""Query parameters that a call under the settings' key may have."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}")
+_PATH = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9._:@+-]*)+")
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +78,18 @@ class NativeRequest:
             if key := value.rpartition(" ")[2]:
                 text = text.replace(key, "[key]")
         return text
+
+
+def vendor_path(route: str, parameters: Mapping[str, str]) -> str:
+    """The path of `route` (a Starlette pattern) with its parameters in place. Each must be a plain name."""
+
+    def fill(match: re.Match[str]) -> str:
+        name, value = match[1], parameters[match[1]]
+        if not _NAME.fullmatch(value) or ".." in value:
+            raise InvalidRequest(f"{name}: {value[:80]!r} is no name that a vendor gives", param=name)
+        return value
+
+    return _PARAMETER.sub(fill, route)
 
 
 @dataclass(slots=True)
@@ -171,25 +201,34 @@ class PassthroughUpstream:
             raise EngineUnavailable(f"upstream {self.name} broke off: {_words(error, request)}") from None
         reply.whole = True
 
-    def _url(self, request: NativeRequest) -> str:
+    def _url(self, request: NativeRequest) -> URL:
+        """The vendor's address of a path that needs no encoding, so that nothing in it can mean something else."""
         path = request.path
-        if not path.startswith("/") or path.startswith("//") or ".." in path.split("/") or "\\" in path:
-            raise InvalidRequest(f"no upstream path {path!r}", param="path")
+        if not _PATH.fullmatch(path) or ".." in path:
+            raise InvalidRequest(f"no upstream path {path[:80]!r}", param="path")
         base = self._base.removesuffix("/v1") if path.startswith("/v1/") else self._base
         query = dict(request.query)
-        if self._key and KEY_PARAMETER in query:
-            query[KEY_PARAMETER] = self._key
-        return base + path + (f"?{urlencode(query)}" if query else "")
+        if self._key:
+            for name in query.keys() - KEYED_QUERY:
+                raise InvalidRequest(f"{name[:80]}: this vendor's calls take no such parameter", param=name[:80])
+            if KEY_PARAMETER in query:
+                query[KEY_PARAMETER] = self._key
+        return URL(base + path + (f"?{urlencode(query)}" if query else ""), encoded=True)
 
     def _headers(self, request: NativeRequest) -> dict[str, str]:
-        """The request's headers, its key in the same place; the reply is asked for as plain bytes."""
-        headers = {name: value for name, value in request.headers.items() if name not in HOP_BY_HOP}
+        """The request's known headers, its key in the same place; the reply is asked for as plain bytes."""
+        headers = {name: value for name, value in request.headers.items() if self._passes(name)}
         headers["accept-encoding"] = "identity"
         if self._key:
             held = [name for name in KEY_HEADERS if name in headers] or ["authorization"]
             for name in held:
                 headers[name] = f"Bearer {self._key}" if name == "authorization" else self._key
         return headers
+
+    def _passes(self, header: str) -> bool:
+        if self._key and header.startswith(ACCOUNT_PREFIXES):
+            return False
+        return header in SENT or header.startswith(SENT_PREFIXES)
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -37,6 +37,7 @@ class DialectRoute:
     dialect: Dialect
     action: Action
     answer: Answer
+    pattern: str
 
 
 Target = DialectRoute | WireReply
@@ -63,7 +64,8 @@ class AgentPlane:
         self._patterns: list[tuple[re.Pattern[str], dict[str, Target]]] = []
         for dialect in dialects.values():
             for route in dialect.routes:
-                self._add(route.path, [route.method], DialectRoute(dialect, route.action, answers[route.action]))
+                target = DialectRoute(dialect, route.action, answers[route.action], route.path)
+                self._add(route.path, [route.method], target)
         for probe in PROBES:
             headers = {"content-type": "application/json", **probe.headers}
             self._add(probe.path, probe.methods, WireReply(probe.status, probe.body, headers))
@@ -88,7 +90,7 @@ class AgentPlane:
     async def _serve(self, route: DialectRoute, params: Mapping[str, str], http: HttpExchange) -> None:
         dialect = route.dialect
         try:
-            wire = wire_request(http.scope, params, await self._body(route, params, http))
+            wire = wire_request(http.scope, params, await self._body(route, params, http), route.pattern)
             await route.answer(dialect, wire, http)
         except ClientGone:
             return
@@ -110,7 +112,7 @@ class AgentPlane:
             return await http.body(int(self._limits.body_mb * 1_000_000), self._limits.receipt_s)
         except RequestError as error:
             if route.action == "generate":
-                await self._path.refuse(route.dialect, wire_request(http.scope, params, b""), error)
+                await self._path.refuse(route.dialect, wire_request(http.scope, params, b"", route.pattern), error)
             raise
 
     def _add(self, path: str, methods: Sequence[str], target: Target) -> None:
@@ -143,9 +145,9 @@ class AgentPlane:
         raise NotFound(f"no route {method} {path} on the agent plane")
 
 
-def wire_request(scope: Any, params: Mapping[str, str], body: bytes) -> WireRequest:
+def wire_request(scope: Any, params: Mapping[str, str], body: bytes, route: str = "") -> WireRequest:
     """The request as dialects want it. Only ASGI's own path is believed, never the Host header."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     query_string = scope.get("query_string", b"")
     query = dict(parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)) if query_string else {}
-    return WireRequest(scope["path"], params, query, headers, body, scope["method"])
+    return WireRequest(scope["path"], params, query, headers, body, scope["method"], route)

@@ -106,14 +106,6 @@ class SessionCache:
         _check_open(live.session)
         return live
 
-    async def named(self, session_id: str) -> LiveSession:
-        """The session of a URL prefix, for calls that carry another party's key."""
-        session = await self._log.session(session_id)
-        if session is None:
-            raise Unauthenticated(f"there is no session {session_id!r}, which the URL names")
-        _check_open(session)
-        return await self.adopt(session)
-
     async def _look_up(self, hashed: str, known: LiveSession | None) -> LiveSession:
         closed, now = self._closed, time.monotonic()
         try:

@@ -7,10 +7,10 @@ the client all the same. A call has no token ids, so it is never trained (`token
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rolltap.errors import InvalidRequest, RolltapError, Unauthenticated
+from rolltap.errors import InvalidRequest, NotFound, RolltapError, Unauthenticated
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.events import CallEvent, RelayedBytes, RelayedHead
 from rolltap.proxy.call.http_exchange import HttpExchange
@@ -24,7 +24,7 @@ from rolltap.proxy.continuation.plan import Lineages, PromptPlan
 from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.engines.base import ChatCall, EngineFacts
-from rolltap.proxy.engines.passthrough import NativeRequest, PassthroughUpstream
+from rolltap.proxy.engines.passthrough import NativeRequest, PassthroughUpstream, vendor_path
 from rolltap.types import Flaw
 
 log = logging.getLogger("rolltap.passthrough")
@@ -46,6 +46,11 @@ class PassthroughSource:
         key = "a key of rolltap's" if self.engine.keyed else "the vendor's own key, not rolltap's"
         spoken = ", ".join(self.engine.dialects)
         return Unauthenticated(f"policy {self.name!r} relays calls to its vendor: send {key}; it speaks {spoken}")
+
+    def check_model(self, model: str, allowed: Collection[str]) -> None:
+        """Under the settings' key `allowed` are the models that may be asked for; none given: any."""
+        if self.engine.keyed and allowed and model not in allowed:
+            raise NotFound(f"the model {model[:80]!r} is not served here; served: {', '.join(allowed)}", param="model")
 
     def learn(self, facts: EngineFacts) -> None: ...
 
@@ -136,8 +141,6 @@ class RelayedReply:
 
 
 def native_request(wire: WireRequest) -> NativeRequest:
-    """The request as the vendor gets it: without the URL prefix that names a session."""
-    path = wire.path
-    if (session := wire.path_params.get("session")) is not None:
-        path = path.removeprefix(f"/s/{session}")
+    """The request as the vendor gets it: its route's path, without the URL prefix that names a session."""
+    path = vendor_path(wire.route, wire.path_params)
     return NativeRequest(wire.method, path, wire.query, wire.headers, wire.body)

@@ -99,7 +99,7 @@ def files_of(folder: Path) -> list[bytes]:
 
 @asynccontextmanager
 async def staged(
-    folder: Path, name: str, *, engine: Any = None, settings: Any = None, **vendor: Any
+    folder: Path, name: str, *, engine: Any = None, policy: Any = None, settings: Any = None, **vendor: Any
 ) -> AsyncIterator[Stage]:
     """The real proxy on a port of its own before an emulated vendor of the dialect `name`."""
     behind = Vendor(WIRES[name], **vendor)
@@ -112,7 +112,7 @@ async def staged(
             "data": folder,
             **(settings or {}),
             "engines": {"vendor": {"kind": "passthrough", "url": str(server.make_url("/")), **(engine or {})}},
-            "policies": {"theirs": {"engine": "vendor"}},
+            "policies": {"theirs": {"engine": "vendor", **(policy or {})}},
         }
     )
     async with Rolltap.running(whole) as app:
@@ -262,7 +262,7 @@ async def test_the_key_is_nowhere(tmp_path: Path, name: str, caplog: pytest.LogC
 async def test_a_session_is_named_by_the_url_and_by_the_harness(tmp_path: Path) -> None:
     async with staged(tmp_path, "anthropic") as stage:
         opened, key = await stage.app.services.sessions.open()
-        assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 200
+        assert (await stage.post(prefix=f"/s/{key}")).status_code == 200
         assert len(await stage.app.call_log.rows(opened.id)) == 1
         await asyncio.gather(*(stage.post(**{"x-claude-code-session-id": "conversation"}) for _ in range(3)))
         (named,) = [one for one in await stage.app.call_log.sessions() if one.id != opened.id]
@@ -272,7 +272,7 @@ async def test_a_session_is_named_by_the_url_and_by_the_harness(tmp_path: Path) 
         assert len(await stage.app.call_log.sessions()) == 3
         assert (await stage.post(prefix="/s/nosuchsession")).status_code == 401
         await stage.app.services.sessions.close(opened.id)
-        assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 409
+        assert (await stage.post(prefix=f"/s/{key}")).status_code == 409
         refused = await stage.post(**{"x-api-key": key})
         assert refused.status_code == 409
     assert len(stage.vendor.seen) == 5
@@ -282,18 +282,29 @@ async def test_away_from_loopback_a_vendors_key_needs_a_session(tmp_path: Path) 
     exposed = {"listen": {"host": "0.0.0.0"}, "keys": {"admin": "admin-key", "trainer": "trainer-key"}}
     async with staged(tmp_path, "anthropic", settings=exposed) as stage:
         assert (await stage.post()).status_code == 401
-        opened, _ = await stage.app.services.sessions.open()
-        assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 200
+        opened, key = await stage.app.services.sessions.open()
+        assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 401
+        assert (await stage.post(prefix=f"/s/{key}")).status_code == 200
     assert len(stage.vendor.seen) == 1
+
+
+async def test_who_knows_a_sessions_id_can_not_write_into_it(tmp_path: Path) -> None:
+    """A session's id is no secret. Under a vendor's key the URL holds the session's own key instead."""
+    async with staged(tmp_path, "anthropic") as stage:
+        opened, _ = await stage.app.services.sessions.open()
+        answer = await stage.post(prefix=f"/s/{opened.id}", **{"x-api-key": "sk-junk"})
+        assert not await stage.app.call_log.rows(opened.id)
+    assert answer.status_code == 401
+    assert not stage.vendor.seen
 
 
 async def test_calls_beyond_the_limit_are_refused_and_recorded(tmp_path: Path) -> None:
     async with staged(tmp_path, "anthropic", settings={"limits": {"calls_at_once": 1}}, stop_after=1) as stage:
-        opened, _ = await stage.app.services.sessions.open()
-        first = await stage.client.send(stage.request(stream=True, prefix=f"/s/{opened.id}"), stream=True)
+        _, key = await stage.app.services.sessions.open()
+        first = await stage.client.send(stage.request(stream=True, prefix=f"/s/{key}"), stream=True)
         pieces = first.aiter_raw()
         await anext(pieces)
-        assert (await stage.post(prefix=f"/s/{opened.id}")).status_code == 429
+        assert (await stage.post(prefix=f"/s/{key}")).status_code == 429
         refused = [row for row in await stage.rows() if row.completion is not None]
         await first.aclose()
     assert [row.completion.outcome for row in refused] == [Outcome.REFUSED]
