@@ -60,7 +60,7 @@ def push(
     If they can't, the old version serves on, and the error says why.
     """
     with updating(client, policy, mode):
-        client.push(policy, str(folder.absolute()), version, adapter=adapter)
+        client.push(policy, os.path.abspath(folder), version, adapter=adapter)
 
 
 @contextmanager

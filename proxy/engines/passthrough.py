@@ -44,9 +44,10 @@ HOP_BY_HOP = frozenset(
 
 SENT = frozenset({*KEY_HEADERS, "accept", "content-type", "user-agent", "originator", "version", "idempotency-key"})
 SENT_PREFIXES = (
-    *("anthropic-", "openai-", "x-goog-api-client", "x-stainless-", "x-client-request-id", "x-app", "session", "thread"),
+    *("anthropic-", "openai-", "x-goog-api-client", "x-stainless-", "x-client-request-id", "x-app"),
+    *("session", "thread", "conversation"),
     *("x-claude-", "x-codex-", "x-openai-", "x-session-", "x-parent-session", "x-interaction-", "x-initiator"),
-    *("x-affinity", "x-litellm-session-id", "conversation", "chatgpt-account-id"),
+    *("x-affinity", "x-litellm-session-id", "chatgpt-account-id"),
 )
 """Headers of a request that go to the vendor; the others stay here. They are those that harnesses and SDKs send."""
 

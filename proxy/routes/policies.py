@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import posixpath
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
 
 from rolltap.contract.trainer import LOST, BeginUpdate, PushWeights
-from rolltap.errors import UnknownPolicy, WeightsLost
+from rolltap.errors import InvalidRequest, UnknownPolicy, WeightsLost
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.routes.services import Services
+
+SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 
 
 def admin_router(services: Services) -> APIRouter:
@@ -52,6 +56,7 @@ def trainer_router(services: Services) -> APIRouter:
     @routes.post("/policies/{name}/push")
     async def push(name: str, body: PushWeights) -> dict[str, Any]:
         runtime = policy_of(services, name)
+        check_weights_path(body.path, runtime.settings.weights_roots)
         await policies.give_version(name, body.version)
         if body.adapter and (await policies.get(name)).paused == LOST:
             raise _still_lost(name)
@@ -69,6 +74,24 @@ def trainer_router(services: Services) -> APIRouter:
         return {"policy": name}
 
     return routes
+
+
+def check_weights_path(path: str, roots: Sequence[str]) -> None:
+    """Raises unless `path` is a plain absolute path in one of `roots`; without any, outside the system's folders.
+
+    It is the engine's path, so nothing is looked up here: a link in a root is the engine's to follow.
+    """
+    if not path.startswith("/") or path.startswith("//") or path != posixpath.normpath(path) or not path.isprintable():
+        raise InvalidRequest(f"path: {path[:200]!r} is not the absolute, plain path of a folder", param="path")
+    if roots and not _lies_in(path, roots):
+        allowed = ", ".join(roots)
+        raise InvalidRequest(f"path: {path[:200]!r} is in none of the policy's weights_roots ({allowed})", param="path")
+    if not roots and _lies_in(path, SYSTEM_FOLDERS):
+        raise InvalidRequest(f"path: {path[:200]!r} is in one of the system's own folders", param="path")
+
+
+def _lies_in(path: str, folders: Sequence[str]) -> bool:
+    return any(path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def policy_of(services: Services, name: str) -> Policy:

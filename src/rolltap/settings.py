@@ -125,6 +125,16 @@ class PolicySettings(Section):
         default=0, ge=0, le=20, description="candidates kept with each sampled token, itself among them; 0: none"
     )
     routed_experts: bool = Field(default=False, description="keep the experts that sampled each token (MoE models)")
+    image_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="hosts whose images a call may name by http(s) URL, where the engine has a chat API and fetches "
+        "them itself; none: data URLs only",
+    )
+    weights_roots: tuple[str, ...] = Field(
+        default=(),
+        description="folders in which pushed weights must lie, as the engine sees them; none: any absolute path "
+        "outside the system's own folders",
+    )
     pin: PinSettings = PinSettings()
 
 
@@ -216,9 +226,15 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     return settings
 
 
+NOT_RELAYED = (
+    *("model", "tokenizer", "family", "tool_format", "train", "top_logprobs", "routed_experts", "image_hosts", "pin"),
+    "weights_roots",
+)
+
+
 def _check_relayed(name: str, policy: PolicySettings) -> None:
     """A vendor gets the harness's own bytes: nothing of a policy's can be put into them."""
-    for field in ("model", "tokenizer", "family", "tool_format", "train", "top_logprobs", "routed_experts", "pin"):
+    for field in NOT_RELAYED:
         if getattr(policy, field) != PolicySettings.model_fields[field].default:
             raise ConfigError(f"settings: policies.{name}.{field}: passthrough relays requests unchanged; leave it out")
 

@@ -21,6 +21,7 @@ from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.reply import ClientReply, dialect_reply
 from rolltap.proxy.call.sources.base import Begin, Publish, refused
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
+from rolltap.proxy.call.sources.image_hosts import foreign_image
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import Lineages, PromptPlan
 from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
@@ -45,6 +46,9 @@ class ChatSource:
     def check(self, request: ChatRequest) -> None:
         if request.sampling.logprobs:
             raise refused(request, "logprobs", "this policy's model is behind a chat API; it gives no log-probs")
+        if url := foreign_image(request, self.settings.image_hosts):
+            why = f"the image {url[:80]!r} is of a host that the policy's image_hosts does not name; send a data URL"
+            raise refused(request, "messages", why)
         if request.tool_choice.names and request.tool_choice.mode != "named":
             raise refused(request, "tool_choice", "this policy can't allow some tools only")
 

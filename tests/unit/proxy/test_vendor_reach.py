@@ -1,4 +1,4 @@
-"""What a session's key reaches of a vendor whose calls are made under the settings' key: its own model calls, no more."""
+"""What a session's key reaches of a vendor under the settings' key: its own model calls and no more."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ async def asked(stage: Stage, method: str, target: str, **headers: str) -> int:
     _, key = await stage.app.services.sessions.open()
     address = URL(f"http://{urlsplit(str(stage.client.base_url)).netloc}{target}", encoded=True)
     keys = {"authorization": f"Bearer {key}", "x-goog-api-key": key}
-    async with aiohttp.ClientSession() as http, http.request(
-        method, address, data=b'{"contents": []}' if method == "POST" else None, headers={**keys, **headers}
-    ) as answer:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.request(
+            method, address, data=b'{"contents": []}' if method == "POST" else None, headers={**keys, **headers}
+        ) as answer,
+    ):
         return answer.status
 
 
