@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,15 @@ def tokenizer_hash(folder: Path) -> str:
     path = folder / "tokenizer.json"
     if not path.exists():
         return ""
-    text = f"{path.read_text(encoding='utf-8')}\0{_chat_template(folder)}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _hash(path, _chat_template(folder))
+
+
+def served_tokenizer(tokenizer: Any) -> str:
+    """The same of a transformers tokenizer, with the chat template it has now; "" if its files can't be found."""
+    from transformers.utils.hub import cached_file
+
+    path = cached_file(tokenizer.name_or_path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    return "" if path is None else _hash(Path(path), _chosen(tokenizer.chat_template))
 
 
 def check_tokenizer(policy: str, served: str, folder: Path) -> None:
@@ -109,9 +116,19 @@ def _chat_template(folder: Path) -> str:
     config = folder / "tokenizer_config.json"
     template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.exists() else ""
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("tool_use") or named.get("default") or ""
+        template = {entry["name"]: entry["template"] for entry in template}
+    return _chosen(template)
+
+
+def _chosen(template: str | Mapping[str, str] | None) -> str:
+    """The template of several that the server renders with."""
+    if isinstance(template, Mapping):
+        return template.get("tool_use") or template.get("default") or ""
     return template or ""
+
+
+def _hash(tokenizer: Path, template: str) -> str:
+    return hashlib.sha256(f"{tokenizer.read_text(encoding='utf-8')}\0{template}".encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:

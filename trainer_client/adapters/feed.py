@@ -1,0 +1,149 @@
+"""A foreign trainer's side of the contract, step by step, for an adapter to call from the trainer's own hooks.
+
+    connect → (next_rows → acknowledge → push) …
+
+One lease is one step, so a step is acknowledged whole or not at all. Where it is not, the caller forgets its gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rolltap import weights
+from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeaseOptions, PauseMode
+from rolltap.errors import CheckpointMismatch, ConfigError
+from rolltap.trainer_client.adapters.rows import TrainedRow, rows_of
+from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.leases import LeaseHolder
+from rolltap.trainer_client.scoring import Scorer
+from rolltap.trainer_client.sender import WeightSender
+from rolltap.trainer_client.weights import served_tokenizer
+
+ABOUT = "rolltap.json"
+"""Beside a foreign trainer's checkpoint: the policy and the weight version that it is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSettings:
+    """What a step leases, and how its weights reach the engines: by folders in `through`, or a sender."""
+
+    policy: str
+    groups: int
+    through: Path | WeightSender
+    max_staleness: int | None = 1
+    lease_ttl: float = 600.0
+    wait: float = 5.0
+    update_mode: PauseMode = "keep"
+
+
+@dataclass(slots=True)
+class Feed:
+    """The connection of one trainer to one policy. `version` is that of the weights in training."""
+
+    client: TrainerClient
+    settings: FeedSettings
+    version: int = 0
+    _holder: LeaseHolder | None = field(default=None, init=False)
+
+    @contextlib.contextmanager
+    def leasing(self, vocabulary: int) -> Iterator[None]:
+        """Leases are held, and extended, inside only; those that were not acknowledged are given back at its end."""
+        chosen = self.settings
+        options = LeaseOptions(max_staleness=chosen.max_staleness, wait=chosen.wait, ttl=chosen.lease_ttl)
+        self._holder = LeaseHolder(self.client, chosen.policy, options, keep_zero_variance=True, vocabulary=vocabulary)
+        try:
+            with self._holder:
+                yield
+        finally:
+            self._holder = None
+
+    def connect(self, checkpoint: Path | None, step: int, tokenizer: Any, model: Any) -> None:
+        """Makes server and engines agree with what the trainer goes on from: `checkpoint` of `step`, or `model` anew.
+
+        `CheckpointMismatch` if the policy is served with another tokenizer or chat template than `tokenizer`, or the
+        checkpoint is of another policy.
+        """
+        policy = self.settings.policy
+        served = self.client.policy(policy)
+        own = served_tokenizer(tokenizer)
+        if served.tokenizer_hash and own and served.tokenizer_hash != own:
+            raise CheckpointMismatch(
+                f"policy {policy!r} is served with tokenizer and chat template {served.tokenizer_hash[:12]}, "
+                f"this trainer has {own[:12]}: train the model that the engine serves, with its own template"
+            )
+        saved = 0 if checkpoint is None else read_version(checkpoint, policy)
+        self.version = self.client.rewind(step, {policy: saved}).versions[policy]
+        if checkpoint is not None and self.version != saved:
+            write_version(checkpoint, policy, self.version)
+        if served.version != self.version or served.paused is not None or hasattr(model, "peft_config"):
+            self.push(model, self.version)
+
+    def next_rows(self, scorer: Scorer) -> tuple[tuple[LeasedGroup, ...], list[TrainedRow]]:
+        """Waits for the step's groups; with them, the rows they are trained as, at least one.
+
+        Groups that can't be trained are refused with a reason, and others waited for.
+        """
+        while True:
+            self._leases.gather(self.settings.groups, lambda: False)
+            groups = self._leases.groups
+            if rows := rows_of(groups, scorer):
+                return groups, rows
+            self._leases.refuse("no rollout of these groups has a trained token")
+
+    def acknowledge(self, step: int) -> bool:
+        """The groups become part of `step`. False: they are somebody else's now, forget what was made of them."""
+        acknowledged = self._leases.acknowledge(step)
+        self._leases.done()
+        return acknowledged
+
+    def refuse(self, reason: str) -> None:
+        """Nothing can be made of the groups held: each counts a failure."""
+        self._leases.refuse(reason)
+
+    def push(self, model: Any, version: int) -> None:
+        """The engines serve `model`'s weights as `version` from now on."""
+        chosen = self.settings
+        weights.push(self.client, chosen.policy, model, version, through=chosen.through, mode=chosen.update_mode)
+        self.version = version
+
+    @property
+    def _leases(self) -> LeaseHolder:
+        if self._holder is None:
+            raise ConfigError("groups are leased within Feed.leasing() only")
+        return self._holder
+
+
+def write_version(checkpoint: Path, policy: str, version: int) -> None:
+    """Notes what the checkpoint is of, in one rename. Called before the file that makes the checkpoint whole."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    making = checkpoint / f".making-{ABOUT}"
+    with making.open("w", encoding="utf-8") as file:
+        json.dump({"policy": policy, "version": version}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    making.rename(checkpoint / ABOUT)
+
+
+def read_version(checkpoint: Path, policy: str) -> int:
+    """The weight version of a checkpoint. `CheckpointMismatch` if it is no checkpoint of this policy."""
+    try:
+        about = json.loads((checkpoint / ABOUT).read_text(encoding="utf-8"))
+        of, version = str(about["policy"]), int(about["version"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointMismatch(f"{checkpoint} was not made with rolltap: {error!r}; start from its model") from error
+    if of != policy:
+        raise CheckpointMismatch(f"{checkpoint} is of policy {of!r}, not {policy!r}")
+    return version
+
+
+def newest_checkpoint(out: Path, finished_by: str) -> Path | None:
+    """The checkpoint of the highest step in `out` that holds the file which its trainer writes last."""
+    whole = [path for path in out.glob("checkpoint-*") if (path / finished_by).exists() and (path / ABOUT).exists()]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)

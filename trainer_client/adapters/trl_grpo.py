@@ -1,0 +1,152 @@
+"""TRL's `GRPOTrainer` on leased groups: its batches are the record's, everything after them is TRL's own.
+
+It is a subclass that replaces `_generate_and_score_completions`: `rollout_func` could return one row a rollout only,
+and its log-probs would not reach the loss without vLLM. A batch here has the segments' own tokens, masks and log-probs
+(as `old_per_token_logps`, so the ratio is to what the engine sampled with), and each row its rollout's advantage,
+scaled where TRL's loss takes means over rows, so that a rollout weighs once however many rows it has.
+
+A step's rows are dealt to `gradient_accumulation_steps` passes of equal size; the rows that fill up the last pass carry
+no loss. Groups are acknowledged before the optimiser's step; if they are lost, or the gradient is not finite, the step
+changes no weight. One process only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.adapters import ADAPTERS
+from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, write_version
+from rolltap.trainer_client.adapters.rows import TrainedRow
+from rolltap.trainer_client.advantages import advantage_method
+from rolltap.trainer_client.scoring import Scorer
+
+ADAPTERS["trl-grpo"].check_installed()
+from datasets import Dataset  # noqa: E402
+from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
+from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
+from trl.trainer.utils import pad  # noqa: E402
+
+ADVANTAGES = {"group": "grpo", "none": "dr_grpo", "batch": "lite_ppo"}
+"""Our method for each `scale_rewards` of TRL's; the spread is divided by with 1e-6 added, where TRL adds 1e-4."""
+
+ROW_MEANS = ("grpo", "dr_grpo")
+"""Losses that divide by the number of rows; `dapo` divides by the number of trained tokens."""
+
+
+class LeasedGRPOTrainer(GRPOTrainer):
+    """A `GRPOTrainer` that leases its batches and pushes its weights by `feed`. Reward functions and a dataset are not
+    given: rewards are the record's."""
+
+    def __init__(self, model: Any, args: GRPOConfig, feed: Feed, *, processing_class: Any, **options: Any) -> None:
+        check_arguments(args)
+        prompts = Dataset.from_dict({"prompt": [""] * (args.generation_batch_size or 1)})  # it is never read
+        super().__init__(model, _no_reward, args, prompts, processing_class=processing_class, **options)
+        if self.accelerator.num_processes > 1:
+            raise ConfigError("one process feeds GRPOTrainer; for more, use the adapter trl-async or rolltap train")
+        self.feed = feed
+        self._resumed: Path | None = None
+        self._passes, self._pad_token = args.gradient_accumulation_steps, processing_class.pad_token_id
+        self.add_callback(_Steps(self))
+
+    def train(self, resume_from_checkpoint: str | bool | None = True, *options: Any, **named: Any) -> Any:
+        """Trains; goes on from the newest whole checkpoint in `output_dir` if there is one (or from the one given).
+
+        `False` starts from the model anew, and what was acknowledged before is leased again.
+        """
+        newest = newest_checkpoint(Path(str(self.args.output_dir)), TRAINER_STATE_NAME)
+        chosen = newest if resume_from_checkpoint in (True, None) else resume_from_checkpoint
+        self._resumed = Path(chosen) if chosen else None
+        with self.feed.leasing(self.model.config.vocab_size):  # type: ignore[union-attr]
+            return super().train(str(self._resumed) if self._resumed else None, *options, **named)
+
+    def connect(self) -> None:
+        """Called when TRL has restored the checkpoint."""
+        plain = self.accelerator.unwrap_model(self.model)
+        self.feed.connect(self._resumed, self.state.global_step, self.processing_class, plain)
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        scorer = Scorer(advantage_method(ADVANTAGES[str(self.scale_rewards)]))
+        groups, rows = self.feed.next_rows(scorer)
+        rewards = [record.reward for group in groups for record in group.rollouts if record.reward is not None]
+        self._metrics["train"]["reward"].append(sum(rewards) / max(1, len(rewards)))
+        self._metrics["train"]["staleness"].append(max(group.staleness for group in groups))
+        batch = batch_of(rows, self.loss_type, self._passes, self._pad_token)
+        return {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        write_version(folder, self.feed.settings.policy, self.feed.version)
+        super()._save_checkpoint(model, trial)
+
+
+class _Steps(TrainerCallback):
+    """The contract's moments in TRL's loop."""
+
+    def __init__(self, trainer: LeasedGRPOTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer.connect()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        model, feed = self._trainer.model, self._trainer.feed
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]  # type: ignore[union-attr]
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            feed.refuse(f"step {state.global_step + 1}: the gradient is not finite")
+        elif feed.acknowledge(state.global_step + 1):
+            return
+        model.zero_grad(set_to_none=True)  # type: ignore[union-attr]  # the optimiser passes by weights without one
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        feed = self._trainer.feed
+        feed.push(self._trainer.accelerator.unwrap_model(self._trainer.model), feed.version + 1)
+
+
+def check_arguments(args: GRPOConfig) -> None:
+    """`ConfigError` for what would train other tokens, weights or ratios than the record's, or leave it unused."""
+    unusable = {
+        "loss_type": args.loss_type not in ("dapo", *ROW_MEANS),
+        "importance_sampling_level": args.importance_sampling_level != "token",
+        "num_iterations": args.num_iterations != 1,
+        "steps_per_generation": args.steps_per_generation != args.gradient_accumulation_steps,
+        "beta": args.beta != 0,
+        "use_vllm": args.use_vllm,
+        "mask_truncated_completions": args.mask_truncated_completions,
+        "multi_objective_aggregation": args.multi_objective_aggregation != "sum_then_normalize",
+    }
+    for name, wrong in unusable.items():
+        if wrong:
+            raise ConfigError(f"{name}={getattr(args, name)!r} can't be used with leased groups")
+
+
+def batch_of(rows: list[TrainedRow], loss_type: str, passes: int, pad_token: int) -> dict[str, torch.Tensor]:
+    """The rows as TRL's loss takes them: prompts padded on the left, the rest on the right, `passes` equal parts."""
+    whole = [*rows, *rows[:1] * (-len(rows) % passes)]
+    scale = len(whole) / len({row.rollout for row in rows}) if loss_type in ROW_MEANS else 1.0
+    advantages = [row.advantage * scale * (row.share if loss_type == "grpo" else 1.0) for row in whole]
+    parts = [row.segment for row in whole]
+    prompts = [torch.from_numpy(part.token_ids[: part.prompt_length]).long() for part in parts]
+    rest = [torch.from_numpy(part.token_ids[part.prompt_length :]).long() for part in parts]
+    masks = [torch.from_numpy(part.loss_mask[part.prompt_length :]).long() for part in parts]
+    masks = [mask * (index < len(rows)) for index, mask in enumerate(masks)]
+    return {
+        "prompt_ids": pad(prompts, padding_value=pad_token, padding_side="left"),
+        "prompt_mask": pad([torch.ones_like(one) for one in prompts], padding_side="left"),
+        "completion_ids": pad(rest, padding_value=pad_token),
+        "completion_mask": pad([torch.ones_like(one) for one in rest]),
+        "tool_mask": pad(masks),
+        "old_per_token_logps": pad([torch.from_numpy(part.logprobs[part.prompt_length :]) for part in parts]),
+        "advantages": torch.tensor(advantages),
+        "num_items_in_batch": torch.stack([mask.sum() for mask in masks]).sum().float(),
+    }
+
+
+def _no_reward(completions: Any, **_: Any) -> list[float | None]:
+    raise ConfigError("rewards are the record's; evaluation during training is not part of this adapter")
