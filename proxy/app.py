@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import aiohttp
 
 from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog
-from rolltap.calllog.database import Database
+from rolltap.calllog.open import LogWithDatabase
 from rolltap.errors import ConfigError, EngineError, RateLimited
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
@@ -26,6 +26,7 @@ from rolltap.proxy.call.policies import Policies, Policy
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import OwnVersions, SharedVersions
+from rolltap.proxy.call.vocabularies import Vocabularies
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.planes import admin_app, trainer_app
@@ -36,6 +37,7 @@ from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import SessionCache
+from rolltap.reading import reader_on
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
 from rolltap.settings import Settings, with_keys
@@ -44,13 +46,6 @@ from rolltap.types import Session, Trajectory
 log = logging.getLogger("rolltap.app")
 
 PROBE_EVERY_S = 2.0
-
-
-@runtime_checkable
-class LogWithDatabase(CallLog, Protocol):
-    """A call log in whose database the ledger has room."""
-
-    database: Database
 
 
 @dataclass(eq=False)
@@ -127,6 +122,7 @@ class Rolltap:
     async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
+        await self.services.reader.close()
         await self.services.recorder.drain()
         for engine in {id(runtime.engine): runtime.engine for runtime in self.policies}.values():
             await engine.close()
@@ -220,6 +216,9 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
         recorder=recorder,
         handles=handles,
         trajectories=trajectories,
+        reader=reader_on(
+            call_log, rules=lambda session: _rules(session, settings), vocabulary=Vocabularies(policies).of_policy
+        ),
     )
     planes = {
         "agent": AgentPlane(known_dialects(), path, Queries(admission, policies, responses), settings.limits),

@@ -13,6 +13,7 @@ from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.sessions.roles import trained_policy
 from rolltap.proxy.sessions.service import SessionService
+from rolltap.reading import RecordReader
 from rolltap.types import Task, Trajectory
 
 CheckTask = Callable[[Task, Collection[str]], None]
@@ -33,6 +34,7 @@ class Services:
     recorder: Recorder
     handles: Handles
     trajectories: Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
+    reader: RecordReader
     check_task: CheckTask = lambda task, policies: None
     base_url: str = ""
 

@@ -138,23 +138,29 @@ def _with_segments(trajectory: Trajectory, kept: tuple[Segment, ...]) -> Traject
 
 def parse_where(texts: Sequence[str]) -> Where:
     """The conditions of `--where`, given once or several times; `DatasetError` names what can't be read."""
+    return Where(
+        parse_conditions(texts, {name: field.kind for name, field in {**ITEM_FIELDS, **SEGMENT_FIELDS}.items()})
+    )
+
+
+def parse_conditions(texts: Sequence[str], kinds: Mapping[str, Kind]) -> tuple[FilterCondition, ...]:
+    """The conditions of texts in this language, over fields of these kinds."""
     parts = [part.strip() for text in texts for part in re.split(r"\s+and\s+", text)]
-    return Where(tuple(_condition(part) for part in parts if part))
+    return tuple(_condition(part, kinds) for part in parts if part)
 
 
-def _condition(text: str) -> FilterCondition:
+def _condition(text: str, kinds: Mapping[str, Kind]) -> FilterCondition:
     match = _CONDITION.match(text)
     if match is None:
         raise DatasetError(f"--where: can't read {text!r}; want FIELD OP VALUE, as in reward>=0.5")
     name, op, value = match["field"], match["op"], match["value"].strip("'\"")
-    known = {**ITEM_FIELDS, **SEGMENT_FIELDS}
-    field = known.get(name.partition(".")[0] if name.startswith("tag.") else name)
-    if field is None:
-        raise DatasetError(f"--where: no field {name!r}; known: {', '.join(sorted(known))}, tag.NAME")
-    wanted = ("=", "!=", "~") if field.kind in ("text", "tags") else tuple(_COMPARE)
+    kind = kinds.get(name.partition(".")[0] if name.startswith("tag.") else name)
+    if kind is None:
+        raise DatasetError(f"--where: no field {name!r}; known: {', '.join(sorted(kinds))}, tag.NAME")
+    wanted = ("=", "!=", "~") if kind in ("text", "tags") else tuple(_COMPARE)
     if op not in wanted:
         raise DatasetError(f"--where: {name} knows {' '.join(wanted)}, not {op}")
-    return FilterCondition(text, name, op, _value(name, field.kind, value))
+    return FilterCondition(text, name, op, _value(name, kind, value))
 
 
 def _value(name: str, kind: Kind, text: str) -> Any:

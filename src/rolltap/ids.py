@@ -42,3 +42,8 @@ _clock = IdClock()
 def new_id() -> str:
     """A fresh 20-character id, greater than every earlier one of this process."""
     return _clock.next()
+
+
+def first_id_at(seconds: float) -> str:
+    """The least id that can be made at this time (seconds since the epoch)."""
+    return _encode(max(0, int(seconds * 1000)) << _RANDOM_BITS)

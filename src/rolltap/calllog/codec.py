@@ -80,6 +80,17 @@ def unpack_floats(packed: bytes) -> Float32:
     return _unpack_array(packed, np.dtype("<f4"))
 
 
+def count_packed(head: bytes, size: int) -> int:
+    """How many 4-byte items `pack_ids` put into `size` bytes, of which these are the first 32 at least."""
+    if not size:
+        return 0
+    if head[:1] == _PLAIN:
+        return (size - 1) // 4
+    if head[:1] == _PLANES:
+        return zstandard.frame_content_size(head[1:]) // 4
+    raise RecordCorrupt(f"a stored array of {size} bytes begins with an unknown mark {head[0]}")
+
+
 def _pack_array(array: np.ndarray[Any, Any]) -> bytes:
     if array.ndim != 1:
         raise RecordCorrupt(f"an array of {array.ndim} dimensions where one is expected")

@@ -6,15 +6,23 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rolltap.calllog.base import CallLog
 from rolltap.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rolltap.calllog.database import Database
     from rolltap.calllog.writing import GroupWriter
 
 SPOOL_BYTES = 64_000_000
+
+
+@runtime_checkable
+class LogWithDatabase(CallLog, Protocol):
+    """A call log in whose database the ledger has room."""
+
+    database: Database
 
 
 @dataclass(frozen=True, slots=True)

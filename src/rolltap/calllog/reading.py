@@ -64,7 +64,20 @@ def fetch_calls(connection: sa.Connection, session_id: str, known: Collection[st
         return _fetch_where(connection, own)
     links = connection.execute(sa.select(call_intents.c.id, call_intents.c.parent_id).where(own))
     parents: dict[str, str | None] = {row[0]: row[1] for row in links}
-    wanted = [call_id for call_id in parents if call_id not in known]
+    return _fetch_some(connection, [call_id for call_id in parents if call_id not in known], parents)
+
+
+def fetch_call(connection: sa.Connection, call_id: str) -> StoredCalls:
+    """One call, with what its prompt takes from its ancestors."""
+    session_id = connection.scalar(sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id))
+    if session_id is None:
+        raise NotFound(f"no call {call_id!r}", param="call_id")
+    own = call_intents.c.session_id == session_id
+    links = connection.execute(sa.select(call_intents.c.id, call_intents.c.parent_id).where(own))
+    return _fetch_some(connection, [call_id], {row[0]: row[1] for row in links})
+
+
+def _fetch_some(connection: sa.Connection, wanted: Sequence[str], parents: Mapping[str, str | None]) -> StoredCalls:
     stored = StoredCalls()
     for ids in _chunks(wanted):
         stored.take(_fetch_where(connection, call_intents.c.id.in_(ids)))
@@ -93,8 +106,8 @@ def fetch_sessions(connection: sa.Connection, session_ids: Iterable[str]) -> Sto
     return stored
 
 
-def decode_sessions(stored: StoredSessions) -> dict[str, tuple[Session, list[Call]]]:
-    """The sessions by id, each with its calls in order."""
+def decode_rows(stored: StoredSessions) -> dict[str, tuple[Session, list[CallRow]]]:
+    """The sessions by id, each with its calls in order, but for their requests."""
     of_session: defaultdict[str, list[CallIntent]] = defaultdict(list)
     for row in stored.calls.intents:
         intent = read_intent(row, None)
@@ -102,9 +115,13 @@ def decode_sessions(stored: StoredSessions) -> dict[str, tuple[Session, list[Cal
     completions = {call_id: read_completion(row) for call_id, row in stored.calls.completions.items()}
     sessions_read = [read_session(row) for row in stored.sessions]
     return {
-        session.id: (session, [row.call() for row in assemble(of_session[session.id], completions, stored.calls)])
-        for session in sessions_read
+        session.id: (session, assemble(of_session[session.id], completions, stored.calls)) for session in sessions_read
     }
+
+
+def decode_sessions(stored: StoredSessions) -> dict[str, tuple[Session, list[Call]]]:
+    """The sessions by id, each with its calls in order."""
+    return {id: (session, [row.call() for row in rows]) for id, (session, rows) in decode_rows(stored).items()}
 
 
 def _fetch_where(connection: sa.Connection, wanted: sa.ColumnElement[bool]) -> StoredCalls:

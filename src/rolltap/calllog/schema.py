@@ -15,7 +15,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy import event
 
-VERSION = "0006"
+VERSION = "0007"
 """The last migration: the version of these tables."""
 
 metadata = sa.MetaData()
@@ -102,6 +102,20 @@ prunings = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("calls", sa.Integer, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),  # what allowed it: "acknowledged" or "exported"
+)
+
+notes = sa.Table(
+    "notes",  # scores, labels, comments and tags that were added to sessions and calls
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("session_id", sa.Text, nullable=False),
+    sa.Column("call_id", sa.Text),  # None: the whole session
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("value", sa.Text, nullable=False),  # JSON
+    sa.Column("author", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Index("notes_of_session", "session_id", "id"),
 )
 
 for _table in (parts, call_intents, call_completions):

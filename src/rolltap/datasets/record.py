@@ -13,6 +13,7 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.datasets.texts import call_texts
 from rolltap.errors import DatasetError
 from rolltap.ledger.archive import all_groups
+from rolltap.reading.summaries import harness_of
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
@@ -69,12 +70,6 @@ async def _item(
         task=task,
         reward=sum(totals) if totals else None,
         rewards=rewards,
-        harness=_harness(session, task),
+        harness=harness_of(session.tags.get("harness"), task),
         tags=group.tags if group is not None else (),
     )
-
-
-def _harness(session: Session, task: Task | None) -> str:
-    """The harness that ran: as the session is tagged, else as the task asks."""
-    asked = task.spec.get("harness", "") if task is not None else ""
-    return session.tags.get("harness") or (asked if isinstance(asked, str) else "")

@@ -1,0 +1,81 @@
+"""What has changed in the log since somebody last looked, without reading it.
+
+A look costs a few index lookups. Clocks of several proxies differ and a spool writes late, so `MARGIN_S` is looked over
+again, and `calls_by_session` tells a thorough look what slipped through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
+from rolltap.ids import first_id_at
+
+MARGIN_S = 30.0
+CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How far a reader has looked: a time, the count and greatest id of its sessions, and calls that were open."""
+
+    at: float
+    sessions: int
+    last_session: str
+    open_calls: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Ids of sessions that are new (`missing`: some older ones are unknown, too) or otherwise changed.
+
+    `calls` are the recent ones, by id, with their sessions: the reader knows which of them it has.
+    """
+
+    new_sessions: Sequence[str]
+    missing: bool
+    changed_sessions: Sequence[str]
+    calls: dict[str, str]
+    ended: Sequence[str]
+
+
+def changes_since(connection: sa.Connection, seen: Seen) -> Changes:
+    columns = call_intents.c
+    count = connection.scalar(sa.select(sa.func.count()).select_from(sessions)) or 0
+    newer = sa.select(sessions.c.id).where(sessions.c.id > seen.last_session).order_by(sessions.c.id)
+    new = [row[0] for row in connection.execute(newer)] if seen.sessions else []
+    recent = sa.select(columns.id, columns.session_id).where(columns.id >= first_id_at(seen.at - MARGIN_S))
+    closed = sa.select(sessions.c.id).where(sessions.c.closed_at >= seen.at - MARGIN_S)
+    changed = [row[0] for row in connection.execute(closed)]
+    if sa.inspect(connection).has_table(notes.name):
+        noted = sa.select(notes.c.session_id).where(notes.c.id >= first_id_at(seen.at - MARGIN_S)).distinct()
+        changed += [row[0] for row in connection.execute(noted)]
+    return Changes(
+        new_sessions=new,
+        missing=count > seen.sessions + len(new),
+        changed_sessions=changed,
+        calls={row[0]: row[1] for row in connection.execute(recent)} if seen.sessions else {},
+        ended=_ended(connection, list(seen.open_calls)),
+    )
+
+
+def _ended(connection: sa.Connection, call_ids: Sequence[str]) -> list[str]:
+    ended: list[str] = []
+    for start in range(0, len(call_ids), CHUNK):
+        some = call_completions.c.call_id.in_(call_ids[start : start + CHUNK])
+        ended += [row[0] for row in connection.execute(sa.select(call_completions.c.call_id).where(some))]
+    return ended
+
+
+def session_ids(connection: sa.Connection) -> list[str]:
+    """Every session, the newest first."""
+    return [row[0] for row in connection.execute(sa.select(sessions.c.id).order_by(sessions.c.id.desc()))]
+
+
+def calls_by_session(connection: sa.Connection) -> dict[str, int]:
+    """How many calls each session has that has any."""
+    column = call_intents.c.session_id
+    return {row[0]: row[1] for row in connection.execute(sa.select(column, sa.func.count()).group_by(column))}

@@ -1,0 +1,105 @@
+"""Notes: what people, scripts and evaluators add to sessions and calls after the fact. Append-only.
+
+A score has a number, a label a text or none, a comment a text, a tag a text or None (the tag is taken away). The last
+score, label or tag of a name counts; the earlier ones stay on record. A note names its call or stands for the whole
+session, and never changes a call, a reward or what is trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.calllog.database import Database
+from rolltap.calllog.schema import call_intents, notes, sessions
+from rolltap.contract.notes import NewNote, NoteKind, NoteValue
+from rolltap.errors import NotFound
+from rolltap.ids import new_id
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note on record. `call_id` is None where it is on the whole session."""
+
+    id: str
+    session_id: str
+    call_id: str | None
+    kind: NoteKind
+    name: str
+    value: NoteValue
+    author: str
+    created_at: float
+
+
+async def append_note(database: Database, note: NewNote) -> Note:
+    """Appends; `NotFound` for a session or call that is not on record."""
+
+    def work(connection: sa.Connection, now: float) -> Note:
+        if note.call_id is not None:
+            owner = sa.select(call_intents.c.session_id).where(call_intents.c.id == note.call_id)
+        else:
+            owner = sa.select(sessions.c.id).where(sessions.c.id == note.session_id)
+        session_id = connection.scalar(owner)
+        if session_id is None:
+            what, id = ("call", note.call_id) if note.call_id is not None else ("session", note.session_id)
+            raise NotFound(f"no {what} {id!r}", param=f"{what}_id")
+        added = Note(
+            new_id(), session_id, note.call_id, note.kind, note.name, note.value, author=note.author, created_at=now
+        )
+        connection.execute(sa.insert(notes).values(_row(added)))
+        return added
+
+    now = await database.now()
+    return await database.transact(lambda connection: work(connection, now))
+
+
+def notes_of(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[Note]]:
+    """The notes of the sessions and of their calls, in order; none where the store is older than notes are."""
+    by_session: dict[str, list[Note]] = {}
+    if not session_ids or not sa.inspect(connection).has_table(notes.name):
+        return by_session
+    query = sa.select(notes).where(notes.c.session_id.in_(session_ids)).order_by(notes.c.id)
+    for row in connection.execute(query):
+        by_session.setdefault(row.session_id, []).append(_note(row))
+    return by_session
+
+
+def tags_after(tags: Mapping[str, str], found: Iterable[Note]) -> dict[str, str]:
+    """The session's tags as its notes changed them."""
+    changed = dict(tags)
+    for note in found:
+        if note.kind == "tag" and isinstance(note.value, str):
+            changed[note.name] = note.value
+        elif note.kind == "tag":
+            changed.pop(note.name, None)
+    return changed
+
+
+def _row(note: Note) -> dict[str, Any]:
+    return {
+        "id": note.id,
+        "session_id": note.session_id,
+        "call_id": note.call_id,
+        "kind": note.kind,
+        "name": note.name,
+        "value": json.dumps(note.value),
+        "author": note.author,
+        "created_at": note.created_at,
+    }
+
+
+def _note(row: Any) -> Note:
+    return Note(
+        id=row.id,
+        session_id=row.session_id,
+        call_id=row.call_id,
+        kind=row.kind,
+        name=row.name,
+        value=json.loads(row.value),
+        author=row.author,
+        created_at=row.created_at,
+    )

@@ -1,0 +1,53 @@
+"""One session, whole but for its requests, and what tells whether it has changed since it was read."""
+
+from __future__ import annotations
+
+import msgspec
+import sqlalchemy as sa
+
+from rolltap.calllog.base import CallRow
+from rolltap.calllog.codec import unpack_bytes
+from rolltap.calllog.outline import model_of
+from rolltap.calllog.reading import StoredSessions, decode_rows, fetch_sessions
+from rolltap.calllog.records import StoredRequest
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, sessions
+from rolltap.errors import NotFound
+from rolltap.types import Session
+
+Fingerprint = tuple[float | None, int, int, int]
+"""When it was closed, and the counts of its intents, completions and deliveries: all of them only grow."""
+
+
+def fingerprint(connection: sa.Connection, session_id: str) -> Fingerprint:
+    """`NotFound` for an unknown session."""
+    known = connection.execute(sa.select(sessions.c.closed_at).where(sessions.c.id == session_id)).first()
+    if known is None:
+        raise NotFound(f"no session {session_id!r}", param="session_id")
+    joined = call_intents.outerjoin(call_completions, call_completions.c.call_id == call_intents.c.id)
+    joined = joined.outerjoin(deliveries, deliveries.c.call_id == call_intents.c.id)
+    counts = sa.select(*(sa.func.count(t.c[name]) for t, name in _COUNTED)).select_from(joined)
+    intents, ended, delivered = connection.execute(counts.where(call_intents.c.session_id == session_id)).one()
+    return known.closed_at, intents, ended, delivered
+
+
+_COUNTED = ((call_intents, "id"), (call_completions, "call_id"), (deliveries, "call_id"))
+
+
+def fetch_session(connection: sa.Connection, session_id: str) -> StoredSessions:
+    return fetch_sessions(connection, [session_id])
+
+
+def decode_session(stored: StoredSessions) -> tuple[Session, list[CallRow], dict[str, str]]:
+    """The session, its calls in order, and the model that each of them asked for."""
+    ((session, rows),) = decode_rows(stored).values()
+    decoder = msgspec.msgpack.Decoder(StoredRequest)
+    models = {row[0]: model_of(decoder.decode(unpack_bytes(row[-1])).head) for row in stored.calls.intents}
+    return session, rows, models
+
+
+def session_of_call(connection: sa.Connection, call_id: str) -> str:
+    """`NotFound` for an unknown call."""
+    found = connection.scalar(sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id))
+    if found is None:
+        raise NotFound(f"no call {call_id!r}", param="call_id")
+    return found

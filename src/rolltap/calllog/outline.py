@@ -1,0 +1,175 @@
+"""Reads what can be said of calls without decoding their tokens, many sessions at a time.
+
+An outline costs a few columns of a call's rows and the heads of its packed arrays, so a page over hundreds of sessions
+does not read the record. `call_words` reads the text that a call added to its session, for a text index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rolltap.calllog.codec import count_packed, unpack_bytes
+from rolltap.calllog.reading import CHUNK, fetch_parts
+from rolltap.calllog.records import CompletionDetail, IntentDetail, StoredRequest, read_session, split_hashes
+from rolltap.calllog.schema import call_completions, call_intents, sessions
+from rolltap.types import Session
+
+HEAD_BYTES = 32
+"""How much of a packed array is read to learn its length."""
+
+LONGEST_WORDLESS = 256
+"""A text of more characters without a space is data (base64, a hash), not words."""
+
+MAX_CALL_WORDS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutline:
+    """A call without tokens and text. `outcome` is None while it is open."""
+
+    id: str
+    session_id: str
+    parent_id: str | None
+    created_at: float
+    agent: str
+    dialect: str
+    model: str
+    body_hash: str
+    broken: bool
+    prompt_tokens: int
+    output_tokens: int
+    finished_at: float | None
+    outcome: str | None
+    flaw: str | None
+    error: str
+
+
+class _Head(msgspec.Struct):
+    """The field of a request's body that is wanted here."""
+
+    model: str | None = None
+
+
+_intent_detail = msgspec.json.Decoder(IntentDetail)
+_completion_detail = msgspec.json.Decoder(CompletionDetail)
+_stored_request = msgspec.msgpack.Decoder(StoredRequest)
+_head = msgspec.json.Decoder(_Head)
+
+
+def outlines(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[CallOutline]]:
+    """The calls of each session, in the order of their ids."""
+    by_session: dict[str, list[CallOutline]] = {session_id: [] for session_id in session_ids}
+    intents, ended = call_intents.c, call_completions.c
+    columns = [intents.id, intents.session_id, intents.parent_id, intents.created_at, intents.agent, intents.shared]
+    columns += [intents.detail, intents.request, *_length(intents.new_ids), *_length(ended.output_ids)]
+    columns += [ended.finished_at, ended.outcome, ended.flaw, ended.detail]
+    query = sa.select(*columns).outerjoin(call_completions, intents.id == ended.call_id).order_by(intents.id)
+    for some in _chunks(session_ids):
+        for row in connection.execute(query.where(intents.session_id.in_(some))):
+            outline = _outline(tuple(row))
+            by_session[outline.session_id].append(outline)
+    return by_session
+
+
+def _outline(row: tuple[Any, ...]) -> CallOutline:
+    id, session_id, parent_id, created_at, agent, shared, packed, request = row[:8]
+    new_head, new_bytes, out_head, out_bytes, finished_at, outcome, flaw, ended = row[8:]
+    detail = _intent_detail.decode(packed)
+    return CallOutline(
+        id=id,
+        session_id=session_id,
+        parent_id=parent_id,
+        created_at=created_at,
+        agent=agent,
+        dialect=detail.dialect,
+        model=model_of(_stored_request.decode(unpack_bytes(request)).head),
+        body_hash=detail.body_hash,
+        broken=detail.break_ is not None,
+        prompt_tokens=shared + count_packed(new_head, new_bytes),
+        output_tokens=count_packed(out_head, out_bytes) if outcome is not None else 0,
+        finished_at=finished_at,
+        outcome=outcome,
+        flaw=flaw,
+        error=_completion_detail.decode(ended).error if ended is not None else "",
+    )
+
+
+def model_of(head: bytes) -> str:
+    """The model that a recorded request asked for; empty where its head doesn't say."""
+    try:
+        return _head.decode(head).model or ""
+    except msgspec.MsgspecError:
+        return ""
+
+
+def _length(column: sa.Column[Any]) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
+    return sa.func.substr(column, 1, HEAD_BYTES), sa.func.length(column)
+
+
+def fetch_summarized(connection: sa.Connection, session_ids: Sequence[str]) -> list[tuple[Session, list[CallOutline]]]:
+    """The sessions, each with the outlines of its calls; unknown ids are left out."""
+    calls = outlines(connection, session_ids)
+    found: list[tuple[Session, list[CallOutline]]] = []
+    for some in _chunks(session_ids):
+        for row in connection.execute(sa.select(sessions).where(sessions.c.id.in_(some))):
+            session = read_session(tuple(row))
+            found.append((session, calls[session.id]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class CallWords:
+    """The text that a call added to its session: its new messages and its reply. `ended`: no more will come."""
+
+    call_id: str
+    session_id: str
+    text: str
+    ended: bool
+
+
+def call_words(connection: sa.Connection, call_ids: Sequence[str]) -> list[CallWords]:
+    """What the calls say, without system texts and tool schemas that recur; for finding, not for reading."""
+    columns = call_intents.c
+    query = sa.select(
+        columns.id, columns.session_id, columns.request, columns.part_hashes, call_completions.c.message
+    ).outerjoin(call_completions, columns.id == call_completions.c.call_id)
+    words: list[CallWords] = []
+    for some in _chunks(call_ids):
+        rows = connection.execute(query.where(columns.id.in_(some))).all()
+        requests = [_stored_request.decode(unpack_bytes(row.request)) for row in rows]
+        hashes = [split_hashes(row.part_hashes)[: len(r.item_refs)] for row, r in zip(rows, requests, strict=True)]
+        parts = fetch_parts(connection, {digest for found in hashes for digest in found})
+        for row, request, digests in zip(rows, requests, hashes, strict=True):
+            items = [item for item in request.items if item] + [parts.get(digest, b"") for digest in digests]
+            message = unpack_bytes(row.message) if row.message else b""
+            text = "\n".join(text for item in [*items, message] for text in _texts(item))
+            words.append(CallWords(row.id, row.session_id, text[:MAX_CALL_WORDS], row.message is not None))
+    return words
+
+
+def _texts(item: bytes) -> Iterator[str]:
+    """The texts within a JSON value, but not its keys, and no data."""
+    if not item:
+        return
+    try:
+        waiting = [msgspec.json.decode(item)]
+    except msgspec.MsgspecError:
+        return
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            if len(value) <= LONGEST_WORDLESS or " " in value[:LONGEST_WORDLESS] or "\n" in value[:LONGEST_WORDLESS]:
+                yield value
+        elif isinstance(value, dict):
+            waiting += reversed(value.values())
+        elif isinstance(value, list):
+            waiting += reversed(value)
+
+
+def _chunks(keys: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    return (keys[start : start + CHUNK] for start in range(0, len(keys), CHUNK))

@@ -1,0 +1,180 @@
+"""Reads the ledger for those who look at it: rollouts with what belongs to them, groups side by side, curves of a run.
+
+Plain functions of a connection that change nothing; where there is no ledger yet they find nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.calllog.codec import unpack_bytes
+from rolltap.errors import NotFound
+from rolltap.ledger.rows import load_groups, load_tasks, total_reward
+from rolltap.ledger.schema import attempts, evaluations, events, groups, policies, rollouts
+from rolltap.ledger.unit_of_work import Tx
+from rolltap.types import Group, Rollout, Task
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOrigin:
+    """What the ledger knows of a session's rollout."""
+
+    rollout: Rollout
+    group: Group
+    task: Task
+    reward: float | None
+
+
+def has_ledger(connection: sa.Connection) -> bool:
+    return sa.inspect(connection).has_table(groups.name)
+
+
+def origins(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, SessionOrigin]:
+    """The rollouts by id, each with its group and task; unknown ones are left out."""
+    if not rollout_ids or not has_ledger(connection):
+        return {}
+    tx = Tx(connection, 0.0)
+    wanted = set(rollout_ids)
+    owners = sa.select(rollouts.c.group_id).where(rollouts.c.id.in_(rollout_ids)).distinct()
+    group_ids = [row.group_id for row in tx.all(owners)]
+    by_group = load_tasks(tx, group_ids)
+    return {
+        rollout.id: SessionOrigin(rollout, group, by_group[group.id], total_reward(rollout))
+        for group in load_groups(tx, group_ids)
+        for rollout in group.rollouts
+        if rollout.id in wanted
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """What has changed since a moment: rollouts and groups, and the time of the last event."""
+
+    subjects: frozenset[str]
+    at: float
+
+
+def happened_since(connection: sa.Connection, at: float) -> Happened:
+    """The subjects of all events from `at` on, and the groups that they name."""
+    if not has_ledger(connection):
+        return Happened(frozenset(), at)
+    subjects: set[str] = set()
+    last = at
+    for row in connection.execute(sa.select(events.c.at, events.c.subject, events.c.data).where(events.c.at >= at)):
+        subjects.add(row.subject)
+        last = max(last, row.at)
+        if isinstance(group_id := row.data.get("group_id"), str):
+            subjects.add(group_id)
+    return Happened(frozenset(subjects), last)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group and the columns of its row that `Group` does not have."""
+
+    group: Group
+    row: Any
+
+
+def group_rows(
+    connection: sa.Connection, *, policy: str | None = None, limit: int = 50, before: str | None = None
+) -> list[GroupRow]:
+    """The newest groups first; `before` is the last id of the former page."""
+    if not has_ledger(connection):
+        return []
+    newest = sa.select(groups).order_by(groups.c.created_at.desc(), groups.c.id.desc()).limit(limit)
+    if policy is not None:
+        newest = newest.where(groups.c.policy == policy)
+    if before is not None:
+        last = sa.select(groups.c.created_at).where(groups.c.id == before).scalar_subquery()
+        newest = newest.where(sa.tuple_(groups.c.created_at, groups.c.id) < sa.tuple_(last, sa.literal(before)))
+    tx = Tx(connection, 0.0)
+    rows = tx.all(newest)
+    loaded = {group.id: group for group in load_groups(tx, [row.id for row in rows])}
+    return [GroupRow(loaded[row.id], row) for row in rows]
+
+
+def group_row(connection: sa.Connection, group_id: str) -> tuple[GroupRow, Task]:
+    """The group with its task; `NotFound`."""
+    tx = Tx(connection, 0.0)
+    row = tx.first(sa.select(groups).where(groups.c.id == group_id)) if has_ledger(connection) else None
+    if row is None:
+        raise NotFound(f"no group {group_id!r}", param="group_id")
+    return GroupRow(load_groups(tx, [group_id])[0], row), load_tasks(tx, [group_id])[group_id]
+
+
+def seen_by_evaluators(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, str]:
+    """What the evaluator of each rollout's last attempt saw."""
+    query = sa.select(evaluations).where(evaluations.c.rollout_id.in_(rollout_ids))
+    return {row.rollout_id: unpack_bytes(row.seen).decode(errors="replace") for row in connection.execute(query)}
+
+
+def attempt_counts(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, int]:
+    """How many attempts of each rollout were begun."""
+    column = attempts.c.rollout_id
+    query = sa.select(column, sa.func.count()).where(column.in_(rollout_ids)).group_by(column)
+    return {row[0]: row[1] for row in connection.execute(query)}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCounts:
+    """A policy's row, and how many groups and rollouts it has by status."""
+
+    name: str
+    version: int
+    paused: str | None
+    groups: Mapping[str, int]
+    rollouts: Mapping[str, int]
+    first_at: float | None
+    last_at: float | None
+    reward: float | None
+
+
+def policy_counts(connection: sa.Connection) -> list[PolicyCounts]:
+    """Every policy by name, with the mean of its complete groups' mean rewards."""
+    if not has_ledger(connection):
+        return []
+    by_group: Counter[tuple[str, str]] = Counter()
+    by_rollout: Counter[tuple[str, str]] = Counter()
+    column = groups.c
+    counted = sa.select(column.policy, column.status, sa.func.count()).group_by(column.policy, column.status)
+    by_group.update({(row[0], row[1]): row[2] for row in connection.execute(counted)})
+    joined = sa.select(column.policy, rollouts.c.status, sa.func.count()).join(
+        rollouts, rollouts.c.group_id == column.id
+    )
+    for row in connection.execute(joined.group_by(column.policy, rollouts.c.status)):
+        by_rollout[row[0], row[1]] = row[2]
+    spans = sa.select(
+        column.policy,
+        sa.func.min(column.created_at).label("first"),
+        sa.func.max(sa.func.coalesce(column.completed_at, column.created_at)).label("last"),
+        sa.func.avg(column.reward_mean).label("reward"),
+    ).group_by(column.policy)
+    times = {row.policy: row for row in connection.execute(spans)}
+    return [
+        PolicyCounts(
+            name=row.name,
+            version=row.version,
+            paused=row.paused,
+            groups={status: count for (policy, status), count in by_group.items() if policy == row.name},
+            rollouts={status: count for (policy, status), count in by_rollout.items() if policy == row.name},
+            first_at=times[row.name].first if row.name in times else None,
+            last_at=times[row.name].last if row.name in times else None,
+            reward=times[row.name].reward if row.name in times else None,
+        )
+        for row in connection.execute(sa.select(policies).order_by(policies.c.name))
+    ]
+
+
+def completed_groups(connection: sa.Connection, policy: str, limit: int) -> Sequence[Any]:
+    """The rows of the policy's last `limit` groups that have completed, in the order in which they did."""
+    if not has_ledger(connection):
+        return []
+    ended = groups.c.completed_at
+    last = sa.select(groups).where(groups.c.policy == policy, ended.is_not(None)).order_by(ended.desc(), groups.c.id)
+    return connection.execute(last.limit(limit)).all()[::-1]

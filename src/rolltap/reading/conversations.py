@@ -1,0 +1,127 @@
+"""What calls say, as messages that can be shown, whatever protocol they came in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rolltap.calllog.base import CallRow, RequestParts
+from rolltap.calllog.facts import extend_items
+from rolltap.errors import RequestError
+from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Reasoning
+from rolltap.proxy.dialects import known_dialects
+from rolltap.reading.types import CallTurn, MessageView, PartView
+
+
+def parse_request(dialect: str, request: RequestParts) -> ChatRequest | None:
+    """The request as its dialect reads it; None where it can't (refused bodies, dialects that are gone)."""
+    known = known_dialects().get(dialect)
+    if known is None:
+        return None
+    try:
+        return known.parse_recorded(request.head, request.items, request.fixed)
+    except RequestError:
+        return None
+
+
+def view(message: Message) -> MessageView:
+    parts: list[PartView] = []
+    for part in message.parts:
+        match part:
+            case Image(url=url):
+                parts.append(PartView("image", url=url))
+            case Reasoning(text=text):
+                parts.append(PartView("thinking", text))
+            case _:
+                parts.append(PartView("text", part.text))
+    parts += [PartView("tool_call", call.arguments, call.name, call.id) for call in message.tool_calls]
+    role = "system" if message.role == "developer" else message.role
+    return MessageView(role, tuple(parts), message.name or "", message.tool_call_id or "", message.is_error)
+
+
+def reply_view(packed: bytes) -> MessageView | None:
+    """A completion's message; None where the call gave none."""
+    return view(msgspec.json.decode(packed, type=Message)) if packed else None
+
+
+def refused_view(request: RequestParts) -> MessageView | None:
+    """What is kept of a body that was refused."""
+    try:
+        head = msgspec.json.decode(request.head)
+    except msgspec.MsgspecError:
+        return None
+    body = head.get("refused") if isinstance(head, dict) else None
+    return MessageView("user", (PartView("text", body),)) if isinstance(body, str) else None
+
+
+def common_prefix(first: Sequence[MessageView], second: Sequence[MessageView]) -> int:
+    """How many messages both begin with; harnesses may leave out thinking, which does not count."""
+    length = 0
+    for one, other in zip(first, second, strict=False):
+        if _key(one) != _key(other):
+            break
+        length += 1
+    return length
+
+
+def _key(message: MessageView) -> tuple[Any, ...]:
+    said = tuple((part.kind, part.text, part.name, part.url) for part in message.parts if part.kind != "thinking")
+    return message.role, said
+
+
+def turns(rows: Sequence[CallRow]) -> tuple[CallTurn, ...]:
+    """What each call added, in order; costs what is new in each request, not its history."""
+    added: list[CallTurn] = []
+    items: dict[str, tuple[bytes, ...]] = {}
+    said: dict[str, MessageView | None] = {}
+    systems: dict[str, tuple[MessageView, ...]] = {}
+    for row in rows:
+        intent = row.intent
+        parent = intent.parent_id or ""
+        items[intent.id] = extend_items(intent.id, items.get(parent, ()), intent.request)
+        new, system = _new_messages(row, items[intent.id], systems.get(parent, ()), said.get(parent))
+        reply = reply_view(row.completion.message) if row.completion is not None else None
+        said[intent.id], systems[intent.id] = reply, system
+        added.append(CallTurn(intent.id, tuple(new), reply))
+    return tuple(added)
+
+
+def _new_messages(
+    row: CallRow, items: tuple[bytes, ...], system: tuple[MessageView, ...], reply: MessageView | None
+) -> tuple[list[MessageView], tuple[MessageView, ...]]:
+    """The messages that the parent's conversation does not hold, and the request's leading system messages."""
+    dialect, request = row.intent.dialect, row.intent.request
+    shared, chat, known = request.items_shared, None, 0
+    if shared:
+        chat = parse_request(dialect, RequestParts(request.head, request.items, 0, request.fixed))
+    if chat is None:  # nothing is shared, or what is new can't be read without what is before it
+        chat = parse_request(dialect, RequestParts(request.head, items, 0, request.fixed))
+        before = (
+            parse_request(dialect, RequestParts(request.head, items[:shared], 0, request.fixed)) if shared else None
+        )
+        known = len(before.messages) if before is not None else 0
+    if chat is None:
+        refused = refused_view(request)
+        return ([refused] if refused is not None else []), ()
+    messages = [view(message) for message in chat.messages]
+    leading = tuple(messages[: next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))])
+    if shared or chat.previous:
+        messages = messages[known or common_prefix(system, messages) :]
+        if messages and reply is not None and _key(messages[0]) == _key(reply):
+            messages = messages[1:]
+    return messages, leading or system
+
+
+def preview(packed: bytes, characters: int = 200) -> tuple[str, tuple[str, ...]]:
+    """The beginning of a reply's text, and the tools that it calls."""
+    if not packed:
+        return "", ()
+    message = msgspec.json.decode(packed, type=Message)
+    return message.text[:characters], tuple(call.name for call in message.tool_calls)
+
+
+def plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Only what was said: settings that a request left out are None in the record."""
+    return {name: found for name, found in value.items() if found not in (None, [], {}, "")}

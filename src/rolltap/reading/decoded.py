@@ -1,0 +1,103 @@
+"""A session that was read and reconstructed, and what is said of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rolltap.calllog.base import CallRow
+from rolltap.calllog.one_session import decode_session
+from rolltap.calllog.reading import StoredSessions
+from rolltap.reading.conversations import preview, reply_view
+from rolltap.reading.tokens import Context
+from rolltap.reading.types import OPEN, CallLine, MessageView
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.reconstructor.rules import Rules
+from rolltap.types import Break, Classification, Outcome, Session, Trajectory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodedSession:
+    """A session with its calls in order, but for their requests, and its trajectory."""
+
+    session: Session
+    rows: Mapping[str, CallRow]
+    models: Mapping[str, str]
+    trajectory: Trajectory
+    purposes: Mapping[str, Classification]
+    breaks: Mapping[str, Break]  # as the proxy recorded them, else as the reconstruction found them
+    retries: Mapping[str, str]  # a call to the earlier one with the same body
+
+    @classmethod
+    def of(cls, stored: StoredSessions, rules: Callable[[Session], Rules]) -> DecodedSession:
+        session, rows, models = decode_session(stored)
+        trajectory = reconstruct((row.call() for row in rows), rules=rules(session))
+        recorded = {row.intent.id: row.intent.break_ for row in rows if row.intent.break_ is not None}
+        return cls(
+            session=session,
+            rows={row.intent.id: row for row in rows},
+            models=models,
+            trajectory=trajectory,
+            purposes={found.call_id: found for found in trajectory.classifications},
+            breaks={**{found.call_id: found for found in trajectory.breaks}, **recorded},
+            retries=_retries(rows),
+        )
+
+    def context(self, call_id: str) -> Context:
+        """The call's tokens."""
+        return Context.of(self.rows[call_id], trained=self.purposes[call_id].mask == "")
+
+    def reply(self, call_id: str) -> MessageView | None:
+        done = self.rows[call_id].completion
+        return reply_view(done.message) if done is not None else None
+
+    def line(self, call_id: str) -> CallLine:
+        row, purpose = self.rows[call_id], self.purposes[call_id]
+        intent, done = row.intent, row.completion
+        text, tool_calls = preview(done.message) if done is not None else ("", ())
+        return CallLine(
+            id=call_id,
+            session_id=self.session.id,
+            parent_id=intent.parent_id,
+            policy=intent.policy,
+            agent=purpose.agent,
+            kind=purpose.kind.value,
+            rule=purpose.rule,
+            mask=purpose.mask,
+            created_at=intent.created_at,
+            finished_at=done.finished_at if done is not None else None,
+            dialect=intent.dialect,
+            model=self.models[call_id],
+            engine=done.engine if done is not None else "",
+            outcome=done.outcome.value if done is not None else _unfinished(row),
+            finish=done.finish.value if done is not None else None,
+            flaw=done.flaw.value if done is not None and done.flaw is not None else None,
+            error=done.error if done is not None else "",
+            prompt_tokens=len(row.prompt_ids),
+            output_tokens=len(done.output_ids) if done is not None else 0,
+            shared=intent.shared,
+            break_=self.breaks.get(call_id),
+            versions=done.versions if done is not None else (),
+            delivered=row.delivered,
+            retry_of=self.retries.get(call_id),
+            preview=text,
+            tool_calls=tool_calls,
+        )
+
+
+def _unfinished(row: CallRow) -> str:
+    return Outcome.ABORTED.value if row.delivered is False else OPEN
+
+
+def _retries(rows: list[CallRow]) -> dict[str, str]:
+    """Calls of one request (`n` choices) have one body and are made at once: they are no retries of each other."""
+    first: dict[str, CallRow] = {}
+    retries: dict[str, str] = {}
+    for row in rows:
+        if not row.intent.body_hash:
+            continue
+        earlier = first.setdefault(row.intent.body_hash, row)
+        ended = earlier.completion.finished_at if earlier.completion is not None else None
+        if earlier is not row and ended is not None and ended <= row.intent.created_at:
+            retries[row.intent.id] = earlier.intent.id
+    return retries

@@ -1,0 +1,76 @@
+"""Groups and runs as they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rolltap.ledger.reading import GroupRow, PolicyCounts
+from rolltap.ledger.rows import total_reward
+from rolltap.reading.types import GroupLine, RunLine, RunPoint
+from rolltap.types import Trajectory
+
+
+def group_line(found: GroupRow) -> GroupLine:
+    group, row = found.group, found.row
+    return GroupLine(
+        id=group.id,
+        task_id=group.task_id,
+        policy=group.policy,
+        status=group.status.value,
+        reason=row.reason,
+        created_at=group.created_at,
+        completed_at=row.completed_at,
+        rewards=tuple(total_reward(rollout) for rollout in group.rollouts),
+        oldest_version=row.oldest_version,
+        newest_version=row.newest_version,
+        step=row.acked_step,
+        failures=group.failures,
+        tags=group.tags,
+    )
+
+
+def run_line(counts: PolicyCounts) -> RunLine | None:
+    """None for a policy that no group was ever opened for."""
+    if counts.first_at is None:
+        return None
+    return RunLine(
+        policy=counts.name,
+        version=counts.version,
+        groups=sum(counts.groups.values()),
+        rollouts=sum(counts.rollouts.values()),
+        first_at=counts.first_at,
+        last_at=counts.last_at or counts.first_at,
+        reward=counts.reward,
+    )
+
+
+def run_point(row: Any) -> RunPoint:
+    """A completed group's row."""
+    known = row.oldest_version is not None and row.newest_version is not None
+    return RunPoint(
+        group_id=row.id,
+        at=row.completed_at,
+        status=row.status,
+        rollouts=row.n,
+        reward_mean=row.reward_mean,
+        zero_variance=row.zero_variance,
+        oldest_version=row.oldest_version,
+        newest_version=row.newest_version,
+        staleness=row.newest_version - row.oldest_version if known else None,
+        step=row.acked_step,
+    )
+
+
+def common_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """How many tokens the first segments of all these begin with."""
+    firsts = [trajectory.segments[0].token_ids for trajectory in trajectories if trajectory.segments]
+    if len(firsts) < 2:
+        return 0
+    length = min(map(len, firsts))
+    differs = np.zeros(length, np.bool_)
+    for ids in firsts[1:]:
+        differs |= firsts[0][:length] != ids[:length]
+    return int(differs.argmax()) if differs.any() else length

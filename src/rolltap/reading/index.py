@@ -1,0 +1,351 @@
+"""The index behind the list of sessions: a file of its own that sorts, filters and searches what the record can't.
+
+It is derived from the record and may be deleted at any time: whoever reads makes it again. It is never in the record's
+database, so a call pays nothing for it, and a reader may keep one beside a store that another process writes.
+
+One SQLite file, with a rollback journal (several processes may write it; see `rolltap.calllog.sqlite` for why that
+rules out a write-ahead log), no fsync, FTS5 without the texts themselves. Everything here blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rolltap.calllog.outline import CallWords
+from rolltap.errors import StoreUnavailable
+from rolltap.reading.types import SessionQuery, SessionSummary
+from rolltap.reconstructor.exporters.select import FilterCondition, Kind, parse_conditions
+
+LAYOUT = "1"
+"""Another layout is another index: the old one is thrown away."""
+
+BUSY_S = 10.0
+_JSON = ("models", "dialects", "tags", "scores", "labels", "group_tags")
+_NUMBERS = ["calls", "open_calls", "prompt_tokens", "output_tokens", "breaks", "flaws", "errors", "agents"]
+
+FIELDS: Mapping[str, Kind] = {
+    "task": "text",
+    "group": "text",
+    "rollout": "text",
+    "session": "text",
+    "policy": "text",
+    "harness": "text",
+    "model": "text",
+    "status": "text",
+    "label": "text",
+    "reward": "number",
+    **dict.fromkeys(_NUMBERS, "number"),
+    "date": "date",
+    "tag": "tags",
+}
+"""What `where` knows of a session."""
+
+_COLUMNS = {"task": "task_id", "group": "group_id", "rollout": "rollout_id", "session": "id", "date": "created_at"}
+_LISTS = {"model": "models", "label": "labels"}
+
+_SCHEMA = f"""
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY, policy TEXT, created_at REAL, expires_at REAL, closed_at REAL, rollout_id TEXT, group_id TEXT,
+    task_id TEXT, status TEXT, harness TEXT, models TEXT, dialects TEXT, tags TEXT,
+    {" INTEGER, ".join(_NUMBERS)} INTEGER,
+    first_call_at REAL, last_call_at REAL, reward REAL, scores TEXT, labels TEXT, group_tags TEXT
+) WITHOUT ROWID;
+CREATE INDEX by_created ON sessions (created_at, id);
+CREATE INDEX by_last_call ON sessions (last_call_at, id);
+CREATE INDEX by_reward ON sessions (reward, id);
+CREATE INDEX by_calls ON sessions (calls, id);
+CREATE INDEX by_output ON sessions (output_tokens, id);
+CREATE INDEX by_rollout ON sessions (rollout_id);
+CREATE INDEX by_group ON sessions (group_id);
+CREATE TABLE stale (session_id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE open_calls (call_id TEXT PRIMARY KEY, session_id TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE unread (call_id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE calls (at INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL);
+CREATE VIRTUAL TABLE texts USING fts5(text, content='', tokenize="unicode61 tokenchars '_'");
+"""
+_SUMMARY_COLUMNS = [field.name for field in fields(SessionSummary)]
+_ALL_COLUMNS = [*_SUMMARY_COLUMNS, "group_tags"]
+
+
+class SessionIndex:
+    """An index file. `meta` keeps how far it has read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self) -> None:
+        """Makes the file, where there is none of this layout."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(self._connect()) as connection:
+            if _layout(connection) != LAYOUT:
+                self._make(connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"the index {self.path} can't be opened: {error}") from error
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = -32000")
+        return connection
+
+    def _make(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        if _layout(connection) == LAYOUT:  # another process was faster
+            connection.execute("ROLLBACK")
+            return
+        names = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE%'"
+        ).fetchall()
+        for (name,) in sorted(names, key=lambda row: row[0] != "texts"):  # its shadow tables go with it
+            connection.execute(f'DROP TABLE IF EXISTS "{name}"')
+        for statement in _SCHEMA.split(";\n"):
+            connection.execute(statement)
+        connection.execute("INSERT INTO meta VALUES ('layout', ?)", [LAYOUT])
+        connection.execute("COMMIT")
+
+    # What has been read.
+
+    def meta(self) -> dict[str, str]:
+        with closing(self._connect()) as connection:
+            return dict(connection.execute("SELECT name, value FROM meta").fetchall())
+
+    def newest(self) -> tuple[int, str]:
+        """How many sessions are known or waiting, and the greatest id among them."""
+        with closing(self._connect()) as connection:
+            count, last = connection.execute(f"SELECT count(*), max(id) FROM ({_KNOWN})").fetchone()
+            return count, last or ""
+
+    def known(self) -> set[str]:
+        with closing(self._connect()) as connection:
+            return {row[0] for row in connection.execute(_KNOWN)}
+
+    def open_calls(self) -> dict[str, str]:
+        """Calls that had not ended when they were read, with their sessions."""
+        with closing(self._connect()) as connection:
+            return dict(connection.execute("SELECT call_id, session_id FROM open_calls").fetchall())
+
+    def unknown_calls(self, call_ids: Sequence[str]) -> set[str]:
+        """Those of the calls that the index has never seen."""
+        query = "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT {0} FROM {1} WHERE {0} = value)"
+        wanted = list(call_ids)
+        with closing(self._connect()) as connection:
+            for column, table in (("call_id", "open_calls"), ("call_id", "unread"), ("id", "calls")):
+                rows = connection.execute(query.format(column, table), [json.dumps(wanted)])
+                wanted = [row[0] for row in rows]
+        return set(wanted)
+
+    def call_counts(self) -> dict[str, int]:
+        """How many calls each known session has."""
+        with closing(self._connect()) as connection:
+            return dict(connection.execute("SELECT id, calls FROM sessions").fetchall())
+
+    def of_subjects(self, subjects: Iterable[str]) -> set[str]:
+        """The sessions of these rollouts and groups."""
+        wanted = json.dumps(list(subjects))
+        query = "SELECT id FROM sessions WHERE {} IN (SELECT value FROM json_each(?))"
+        with closing(self._connect()) as connection:
+            found = [connection.execute(query.format(column), [wanted]) for column in ("rollout_id", "group_id")]
+            return {row[0] for rows in found for row in rows}
+
+    def waiting(self, limit: int) -> list[str]:
+        """Sessions whose summaries are to be made again, the newest first."""
+        with closing(self._connect()) as connection:
+            query = "SELECT session_id FROM stale ORDER BY session_id DESC LIMIT ?"
+            return [row[0] for row in connection.execute(query, [limit])]
+
+    def unread(self, limit: int) -> list[str]:
+        """Calls whose text is not in the index yet, the newest first."""
+        with closing(self._connect()) as connection:
+            query = "SELECT call_id FROM unread ORDER BY call_id DESC LIMIT ?"
+            return [row[0] for row in connection.execute(query, [limit])]
+
+    def shares(self) -> tuple[float, float]:
+        """Which share of the sessions, and of the known calls' texts, the index holds."""
+        with closing(self._connect()) as connection:
+            sessions, stale, texts, unread = (
+                connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                for table in ("sessions", "stale WHERE session_id NOT IN (SELECT id FROM sessions)", "calls", "unread")
+            )
+            return _share(sessions, stale), _share(texts, unread)
+
+    # What is written.
+
+    def mark(self, session_ids: Iterable[str], **meta: str) -> None:
+        """These sessions have changed; remembers how far was looked."""
+        with closing(self._connect()) as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("INSERT OR IGNORE INTO stale VALUES (?)", [(id,) for id in session_ids])
+            connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
+            connection.execute("COMMIT")
+
+    def put(
+        self,
+        read: Sequence[str],
+        summaries: Sequence[tuple[SessionSummary, Sequence[str]]],
+        calls: Mapping[str, Sequence[tuple[str, bool]]],
+    ) -> None:
+        """Takes over the sessions that were `read`: summaries with groups' tags, and (id, open) of their calls."""
+        marks = ", ".join("?" * len(_ALL_COLUMNS))
+        insert = f"INSERT OR REPLACE INTO sessions ({', '.join(_ALL_COLUMNS)}) VALUES ({marks})"
+        with closing(self._connect()) as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("DELETE FROM stale WHERE session_id = ?", [(id,) for id in read])
+            connection.executemany("DELETE FROM open_calls WHERE session_id = ?", [(id,) for id in read])
+            connection.executemany(insert, [_row(summary, tags) for summary, tags in summaries])
+            still_open = [(id, owner) for owner, found in calls.items() for id, open_ in found if open_]
+            connection.executemany("INSERT OR REPLACE INTO open_calls VALUES (?, ?)", still_open)
+            ended = [(id, id) for found in calls.values() for id, open_ in found if not open_]
+            fresh = "INSERT OR IGNORE INTO unread SELECT ? WHERE NOT EXISTS (SELECT 1 FROM calls WHERE id = ?)"
+            connection.executemany(fresh, ended)
+            connection.execute("COMMIT")
+
+    def put_texts(self, read: Sequence[str], words: Sequence[CallWords]) -> None:
+        """Takes over the texts of the calls that were `read`."""
+        with closing(self._connect()) as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("DELETE FROM unread WHERE call_id = ?", [(id,) for id in read])
+            for found in words:
+                added = connection.execute(
+                    "INSERT OR IGNORE INTO calls (id, session_id) VALUES (?, ?)", [found.call_id, found.session_id]
+                )
+                if added.rowcount:
+                    connection.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", [added.lastrowid, found.text])
+            connection.execute("COMMIT")
+
+    # What is asked.
+
+    def page(self, query: SessionQuery) -> tuple[list[SessionSummary], int]:
+        """The sessions of the page, and how many the query matches."""
+        where, values = _conditions(query)
+        order = f"{query.sort} {'DESC NULLS LAST' if query.descending else 'ASC NULLS LAST'}"
+        columns = ", ".join(_SUMMARY_COLUMNS)
+        page = f"SELECT {columns} FROM sessions WHERE {where} ORDER BY {order}, id DESC LIMIT ? OFFSET ?"
+        with closing(self._connect()) as connection:
+            total = connection.execute(f"SELECT count(*) FROM sessions WHERE {where}", values).fetchone()[0]
+            rows = connection.execute(page, [*values, query.limit, query.offset]).fetchall()
+        return [_summary(row) for row in rows], total
+
+    def some(self, session_ids: Sequence[str]) -> dict[str, SessionSummary]:
+        """The summaries of these sessions, as far as they are known."""
+        query = f"SELECT {', '.join(_SUMMARY_COLUMNS)} FROM sessions WHERE id IN (SELECT value FROM json_each(?))"
+        with closing(self._connect()) as connection:
+            return {row[0]: _summary(row) for row in connection.execute(query, [json.dumps(list(session_ids))])}
+
+    def calls_saying(self, search: str, session_id: str, limit: int = 1000) -> list[str]:
+        """The calls of a session whose new text holds the words."""
+        query = (
+            "SELECT calls.id FROM texts JOIN calls ON calls.at = texts.rowid "
+            "WHERE texts MATCH ? AND calls.session_id = ? ORDER BY calls.id LIMIT ?"
+        )
+        with closing(self._connect()) as connection:
+            return [row[0] for row in connection.execute(query, [match_words(search), session_id, limit])]
+
+
+_KNOWN = "SELECT id FROM sessions UNION SELECT session_id FROM stale"
+
+
+def _layout(connection: sqlite3.Connection) -> str | None:
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        return None
+    found = connection.execute("SELECT value FROM meta WHERE name = 'layout'").fetchone()
+    return found[0] if found else None
+
+
+def _share(done: int, missing: int) -> float:
+    return done / (done + missing) if missing else 1.0
+
+
+def match_words(search: str) -> str:
+    """FTS5's form of a search: every word must occur; one that ends with * may go on."""
+    words = []
+    for word in search.split():
+        bare = word.rstrip("*").replace('"', '""')
+        if bare:
+            words.append(f'"{bare}"' + ("*" if word.endswith("*") else ""))
+    return " ".join(words) or '""'
+
+
+def _conditions(query: SessionQuery) -> tuple[str, list[Any]]:
+    clauses, values = ["1"], []
+    for condition in parse_conditions(query.where, FIELDS):
+        clause, more = _clause(condition)
+        clauses.append(clause)
+        values += more
+    if query.search.strip():
+        hits = "SELECT calls.session_id FROM texts JOIN calls ON calls.at = texts.rowid WHERE texts MATCH ?"
+        clauses.append(f"(id IN ({hits}) OR id = ? OR rollout_id = ? OR task_id = ?)")
+        word = query.search.strip()
+        values += [match_words(query.search), word, word, word]
+    return " AND ".join(clauses), values
+
+
+def _clause(condition: FilterCondition) -> tuple[str, list[Any]]:
+    """A field without a value satisfies only `!=`, as in exports."""
+    name, _, key = condition.field.partition(".")
+    compare, value = _compare(condition)
+    negated = condition.op == "!="
+    if name == "tag":
+        source = "SELECT value FROM json_each(group_tags)"
+        if key:
+            source = "SELECT value FROM json_each(tags) WHERE key = ?"
+        exists = f"EXISTS (SELECT 1 FROM ({source}) WHERE value {compare})"
+        return f"{'NOT ' if negated else ''}{exists}", [*([key] if key else []), *value]
+    if name in _LISTS:
+        exists = f"EXISTS (SELECT 1 FROM json_each({_LISTS[name]}) WHERE value {compare})"
+        return f"{'NOT ' if negated else ''}{exists}", value
+    column = _COLUMNS.get(name, name)
+    if name == "harness":
+        column = "nullif(harness, '')"
+    if name == "date" and isinstance(condition.value, str):
+        return _day(condition.op, condition.value)
+    if negated:
+        return f"({column} IS NULL OR NOT {column} {compare})", value
+    return f"{column} {compare}", value
+
+
+def _compare(condition: FilterCondition) -> tuple[str, list[Any]]:
+    """The comparison of a value, never negated."""
+    if condition.op == "~":
+        return "GLOB ?", [condition.value.replace("[!", "[^")]
+    op = "=" if condition.op == "!=" else condition.op
+    return f"{op} ?", [condition.value]
+
+
+def _day(op: str, day: str) -> tuple[str, list[Any]]:
+    """A date without a time stands for the whole day (UTC)."""
+    start = datetime.fromisoformat(day).replace(tzinfo=UTC)
+    first, after = start.timestamp(), (start + timedelta(days=1)).timestamp()
+    within = "(created_at >= ? AND created_at < ?)"
+    match op:
+        case "=":
+            return within, [first, after]
+        case "!=":
+            return f"NOT {within}", [first, after]
+        case "<" | ">=":
+            return f"created_at {op} ?", [first]
+        case _:
+            return f"created_at {'>=' if op == '>' else '<'} ?", [after]
+
+
+def _row(summary: SessionSummary, group_tags: Sequence[str]) -> list[Any]:
+    values = {name: getattr(summary, name) for name in _SUMMARY_COLUMNS} | {"group_tags": list(group_tags)}
+    return [json.dumps(value) if name in _JSON else value for name, value in values.items()]
+
+
+def _summary(row: Sequence[Any]) -> SessionSummary:
+    values = dict(zip(_SUMMARY_COLUMNS, row, strict=True))
+    for name in _JSON:
+        if name in values:
+            values[name] = json.loads(values[name])
+    for name in ("models", "dialects", "labels"):
+        values[name] = tuple(values[name])
+    return SessionSummary(**values)

@@ -1,0 +1,68 @@
+"""Opens a reader on a store, beside the server that writes it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rolltap.calllog.database import Database
+from rolltap.calllog.open import LogWithDatabase, open_call_log
+from rolltap.errors import ConfigError
+from rolltap.reading.index import SessionIndex
+from rolltap.reading.indexing import Indexer
+from rolltap.reading.reader import RecordReader, RulesOf, VocabularyOf
+from rolltap.reading.vocabulary import Vocabulary
+from rolltap.reconstructor.rules import Rules
+
+
+def index_path(database: Database) -> Path:
+    """Where a store's index is: beside a SQLite file, else in the user's cache."""
+    if database.dialect_name == "sqlite" and database.url.database:
+        beside = Path(database.url.database).absolute()
+        if os.access(beside.parent, os.W_OK):
+            return beside.with_name(f"{beside.name}.index")
+    name = hashlib.sha256(database.name.encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "rolltap" / f"{name}.index"
+
+
+def reader_on(
+    log: LogWithDatabase, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
+) -> RecordReader:
+    """A reader on a log that is started."""
+    indexer = Indexer(SessionIndex(index_path(log.database)), log.database)
+    return RecordReader(
+        log,
+        indexer,
+        rules=rules or (lambda session: Rules(policy=session.policy)),
+        vocabulary=vocabulary or (lambda policy: None),
+    )
+
+
+@asynccontextmanager
+async def opened_reader(
+    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None, writable: bool = False
+) -> AsyncIterator[RecordReader]:
+    """The record at `sqlite:///PATH` or `postgresql://...`. Only a `writable` one takes notes."""
+    log = open_call_log(store, writable=writable)
+    if not isinstance(log, LogWithDatabase):
+        raise ConfigError(f"{store} holds no record to read; want sqlite:///PATH or postgresql://...")
+    await log.start()
+    try:
+        reader = reader_on(log, rules=rules, vocabulary=vocabulary)
+        try:
+            yield reader
+        finally:
+            await reader.close()
+    finally:
+        await log.close()
+
+
+def folder_vocabulary(folder: Path) -> Vocabulary:
+    """The tokenizer of a model folder; `ConfigError` where it can't be read or the packages are missing."""
+    from rolltap.proxy.continuation.tokenizer import HubTokenizer
+
+    return Vocabulary(HubTokenizer(folder).decode)

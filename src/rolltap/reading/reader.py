@@ -1,0 +1,286 @@
+"""The reader: everything that is on record, for pages, notebooks and scripts.
+
+It stands on the call log, the ledger and the reconstructor, and writes nothing but notes. Several may read one store,
+beside the server that writes it. Every method answers from the record as it is now; the list of sessions stands on an
+index (`rolltap.reading.index`), which may be a moment behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cachetools import LRUCache
+
+from rolltap.calllog.notes import Note, append_note, notes_of
+from rolltap.calllog.one_session import Fingerprint, fetch_session, fingerprint, session_of_call
+from rolltap.calllog.open import LogWithDatabase
+from rolltap.calllog.outline import fetch_summarized
+from rolltap.contract.notes import NewNote
+from rolltap.errors import InvalidRequest, NotFound
+from rolltap.ledger import reading as ledger
+from rolltap.reading.conversations import common_prefix, parse_request, plain, refused_view, turns, view
+from rolltap.reading.decoded import DecodedSession
+from rolltap.reading.groups import common_tokens, group_line, run_line, run_point
+from rolltap.reading.indexing import Indexer
+from rolltap.reading.summaries import summary_of
+from rolltap.reading.tokens import both_sides, window
+from rolltap.reading.types import (
+    BreakView,
+    CallDetail,
+    CallTokens,
+    CallTurn,
+    GroupDetail,
+    GroupLine,
+    MessageView,
+    PolicyLine,
+    RolloutDetail,
+    RunLine,
+    RunPoint,
+    SessionDetail,
+    SessionPage,
+    SessionQuery,
+    SessionSummary,
+)
+from rolltap.reading.vocabulary import Vocabulary
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.reconstructor.report import report_of
+from rolltap.reconstructor.rules import Rules
+from rolltap.types import Session, Trajectory
+
+KEPT_SESSIONS = 4
+"""Sessions that are kept decoded for the next question about them."""
+
+NEWEST = SessionQuery()
+
+RulesOf = Callable[[Session], Rules]
+VocabularyOf = Callable[[str], Vocabulary | None]
+"""A policy's tokenizer, where one is known."""
+
+
+class RecordReader:
+    """See the module. `log` is started, and closed by whoever opened it."""
+
+    def __init__(
+        self,
+        log: LogWithDatabase,
+        indexer: Indexer,
+        *,
+        rules: RulesOf = lambda session: Rules(policy=session.policy),
+        vocabulary: VocabularyOf = lambda policy: None,
+    ) -> None:
+        self.log = log
+        self._indexer = indexer
+        self._rules = rules
+        self._vocabulary = vocabulary
+        self._query = log.database.query
+        self._decoded: LRUCache[str, tuple[Fingerprint, DecodedSession]] = LRUCache(KEPT_SESSIONS)
+
+    async def close(self) -> None:
+        await self._indexer.close()
+
+    # Sessions.
+
+    async def sessions(self, query: SessionQuery = NEWEST) -> SessionPage:
+        """A page of the sessions that the query wants. `DatasetError` names a condition that can't be read."""
+        indexed = await self._indexer.refresh(texts=bool(query.search.strip()))
+        found, total = await asyncio.to_thread(self._indexer.index.page, query)
+        return SessionPage(tuple(found), total, indexed)
+
+    async def settle(self, *, texts: bool = False, show: Callable[[float], None] = lambda share: None) -> None:
+        """Brings the index up to date, however long that takes; `show` is told the share that is done."""
+        while (share := await self._indexer.refresh(0.5, texts=texts)) < 1.0:
+            show(share)
+        show(1.0)
+
+    async def session(self, session_id: str) -> SessionDetail:
+        """The session with all its calls; `NotFound`."""
+        decoded = await self._decode(session_id)
+        (summary,) = (await self.summaries([session_id])).values()
+        notes = await self._notes(session_id)
+        lines = await asyncio.to_thread(lambda: tuple(decoded.line(call_id) for call_id in decoded.rows))
+        return SessionDetail(summary, lines, report_of(decoded.trajectory).to_dict(), tuple(notes))
+
+    async def summaries(self, session_ids: Sequence[str]) -> dict[str, SessionSummary]:
+        """The sessions' lines, from the record itself; unknown ids are left out."""
+        read = await self._query(lambda connection: fetch_summarized(connection, session_ids))
+        rollouts = [session.rollout_id for session, _ in read if session.rollout_id is not None]
+        origins = await self._query(lambda connection: ledger.origins(connection, rollouts))
+        noted = await self._query(lambda connection: notes_of(connection, session_ids))
+        return {
+            session.id: summary_of(session, calls, origins.get(session.rollout_id or ""), noted.get(session.id, ()))[0]
+            for session, calls in read
+        }
+
+    async def transcript(self, session_id: str) -> tuple[CallTurn, ...]:
+        """The session's text once: what each call added to it."""
+        await self._query(lambda connection: fingerprint(connection, session_id))
+        rows = await self.log.rows(session_id)
+        return await asyncio.to_thread(turns, rows)
+
+    async def trajectory(self, session_id: str) -> Trajectory:
+        return (await self._decode(session_id)).trajectory
+
+    async def report(self, session_id: str) -> dict[str, Any]:
+        """The report of the session's reconstruction."""
+        return report_of(await self.trajectory(session_id)).to_dict()
+
+    # Calls.
+
+    async def call(self, call_id: str) -> CallDetail:
+        """The call with its text; `NotFound`."""
+        decoded = await self._decode_of(call_id)
+        row = decoded.rows[call_id]
+        messages, tools, readable = await self._messages(decoded, call_id)
+        shared = 0
+        if (parent := row.intent.parent_id) is not None:
+            shared = common_prefix(messages, await self._conversation(decoded, parent))
+        notes = await self._notes(decoded.session.id)
+        return CallDetail(
+            line=decoded.line(call_id),
+            messages=tuple(messages),
+            reply=decoded.reply(call_id),
+            shared_messages=shared,
+            tools=tuple(tools),
+            sampling_asked=plain(row.intent.sampling_asked),
+            sampling_sent=plain(row.intent.sampling_sent),
+            usage=dict(row.completion.usage) if row.completion is not None else {},
+            hints=dict(row.intent.hints),
+            readable=readable,
+            notes=tuple(note for note in notes if note.call_id == call_id),
+        )
+
+    async def _conversation(self, decoded: DecodedSession, call_id: str) -> list[MessageView]:
+        """The call's messages and its reply."""
+        messages, _, _ = await self._messages(decoded, call_id)
+        reply = decoded.reply(call_id)
+        return [*messages, *([reply] if reply is not None else [])]
+
+    async def _messages(
+        self, decoded: DecodedSession, call_id: str
+    ) -> tuple[list[MessageView], list[dict[str, Any]], bool]:
+        """The call's messages and tools, and whether its request could be read."""
+        intent = decoded.rows[call_id].intent
+        request = await self.log.request(call_id)
+        chat = await asyncio.to_thread(parse_request, intent.dialect, request)
+        if chat is None:
+            refused = refused_view(request)
+            return ([refused] if refused is not None else []), [], False
+        messages = [view(message) for message in chat.messages]
+        if chat.previous and intent.parent_id is not None:  # the request holds only what follows a recorded reply
+            messages = [*await self._conversation(decoded, intent.parent_id), *messages]
+        tools = [
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "kind": tool.kind}
+            for tool in chat.tools
+        ]
+        return messages, tools, True
+
+    async def tokens(self, call_id: str, start: int = 0, end: int | None = None) -> CallTokens:
+        """Tokens `[start, end)` of the call's prompt and output."""
+        decoded = await self._decode_of(call_id)
+        context = decoded.context(call_id)
+        vocabulary = self._vocabulary(context.row.intent.policy)
+        return await asyncio.to_thread(window, context, start, end, vocabulary)
+
+    async def break_of(self, call_id: str, around: int = 60) -> BreakView | None:
+        """Where the call leaves its parent; None where it extends it."""
+        decoded = await self._decode_of(call_id)
+        found = decoded.breaks.get(call_id)
+        if found is None:
+            return None
+        parent = decoded.context(found.parent_id) if found.parent_id in decoded.rows else None
+        context = decoded.context(call_id)
+        vocabulary = self._vocabulary(context.row.intent.policy)
+        return await asyncio.to_thread(both_sides, found, context, parent, around, vocabulary)
+
+    # Notes.
+
+    async def note(self, note: NewNote) -> Note:
+        """Appends a score, label, comment or tag; `ConfigError` where the store was opened for reading only."""
+        return await append_note(self.log.database, note)
+
+    async def _notes(self, session_id: str) -> Sequence[Note]:
+        found = await self._query(lambda connection: notes_of(connection, [session_id]))
+        return found.get(session_id, ())
+
+    # Groups, rollouts, runs.
+
+    async def groups(
+        self, policy: str | None = None, limit: int = 50, before: str | None = None
+    ) -> tuple[GroupLine, ...]:
+        """The newest groups first; `before` is the last id of the former page."""
+        rows = await self._query(
+            lambda connection: ledger.group_rows(connection, policy=policy, limit=limit, before=before)
+        )
+        return tuple(group_line(row) for row in rows)
+
+    async def group(self, group_id: str) -> GroupDetail:
+        """The group with its rollouts side by side, the best reward first; `NotFound`."""
+        found, task = await self._query(lambda connection: ledger.group_row(connection, group_id))
+        rollouts = await self._rollouts([rollout.id for rollout in found.group.rollouts])
+        rollouts.sort(key=lambda each: (each.reward is None, -(each.reward or 0.0), each.rollout.index))
+        trajectories = await self._trajectories([each.session.id for each in rollouts if each.session is not None])
+        return GroupDetail(group_line(found), task, tuple(rollouts), common_tokens(trajectories))
+
+    async def rollout(self, rollout_id: str) -> RolloutDetail:
+        """`NotFound` for an unknown one."""
+        found = await self._rollouts([rollout_id])
+        if not found:
+            raise NotFound(f"no rollout {rollout_id!r}", param="rollout_id")
+        return found[0]
+
+    async def _rollouts(self, rollout_ids: Sequence[str]) -> list[RolloutDetail]:
+        origins = await self._query(lambda connection: ledger.origins(connection, rollout_ids))
+        if not origins:
+            return []
+        seen = await self._query(lambda connection: ledger.seen_by_evaluators(connection, rollout_ids))
+        attempts = await self._query(lambda connection: ledger.attempt_counts(connection, rollout_ids))
+        sessions = await self.summaries([o.rollout.session_id for o in origins.values() if o.rollout.session_id])
+        return [
+            RolloutDetail(
+                rollout=origin.rollout,
+                reward=origin.reward,
+                session=sessions.get(origin.rollout.session_id or ""),
+                evaluation=seen.get(origin.rollout.id, ""),
+                attempts=attempts.get(origin.rollout.id, 0),
+            )
+            for origin in origins.values()
+        ]
+
+    async def _trajectories(self, session_ids: Sequence[str]) -> list[Trajectory]:
+        found = await self.log.calls(session_ids)
+        return await asyncio.to_thread(
+            lambda: [reconstruct(calls, rules=self._rules(session)) for session, calls in found.values()]
+        )
+
+    async def policies(self) -> tuple[PolicyLine, ...]:
+        counts = await self._query(ledger.policy_counts)
+        return tuple(PolicyLine(each.name, each.version, each.paused, each.groups, each.rollouts) for each in counts)
+
+    async def runs(self) -> tuple[RunLine, ...]:
+        """One for each policy that groups were opened for."""
+        lines = [run_line(counts) for counts in await self._query(ledger.policy_counts)]
+        return tuple(line for line in lines if line is not None)
+
+    async def run(self, policy: str, limit: int = 2000) -> tuple[RunPoint, ...]:
+        """The policy's last `limit` completed groups, in the order in which they completed."""
+        if limit < 1:
+            raise InvalidRequest("limit is 1 or more", param="limit")
+        rows = await self._query(lambda connection: ledger.completed_groups(connection, policy, limit))
+        return tuple(run_point(row) for row in rows)
+
+    # What is kept.
+
+    async def _decode(self, session_id: str) -> DecodedSession:
+        state = await self._query(lambda connection: fingerprint(connection, session_id))
+        kept = self._decoded.get(session_id)
+        if kept is not None and kept[0] == state:
+            return kept[1]
+        stored = await self._query(lambda connection: fetch_session(connection, session_id))
+        decoded = await asyncio.to_thread(DecodedSession.of, stored, self._rules)
+        self._decoded[session_id] = (state, decoded)
+        return decoded
+
+    async def _decode_of(self, call_id: str) -> DecodedSession:
+        return await self._decode(await self._query(lambda connection: session_of_call(connection, call_id)))

@@ -1,0 +1,64 @@
+"""A session's line in the list, made of the outlines of its calls and of what the ledger and its notes say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rolltap.calllog.notes import Note, tags_after
+from rolltap.calllog.outline import CallOutline
+from rolltap.ledger.reading import SessionOrigin
+from rolltap.reading.types import SessionSummary
+from rolltap.types import Outcome, Session, Task
+
+
+def summary_of(
+    session: Session, calls: Sequence[CallOutline], origin: SessionOrigin | None, notes: Sequence[Note]
+) -> tuple[SessionSummary, tuple[str, ...]]:
+    """The summary, and the tags of the session's group and task.
+
+    A rollout's reward is that of its last attempt: the sessions of the earlier ones have none.
+    """
+    tags = tags_after(session.tags, notes)
+    last = origin is not None and origin.rollout.session_id in (None, session.id)
+    summary = SessionSummary(
+        id=session.id,
+        policy=session.policy,
+        created_at=session.created_at,
+        expires_at=session.expires_at,
+        closed_at=session.closed_at,
+        rollout_id=session.rollout_id,
+        group_id=origin.group.id if origin else None,
+        task_id=origin.task.id if origin else None,
+        status=origin.rollout.status.value if origin and last else None,
+        harness=harness_of(tags.get("harness"), origin.task if origin else None),
+        models=tuple(dict.fromkeys(call.model for call in calls if call.model)),
+        dialects=tuple(dict.fromkeys(call.dialect for call in calls)),
+        tags=tags,
+        calls=len(calls),
+        open_calls=sum(call.outcome is None for call in calls),
+        prompt_tokens=sum(call.prompt_tokens for call in calls),
+        output_tokens=sum(call.output_tokens for call in calls),
+        breaks=sum(call.broken for call in calls),
+        flaws=sum(call.flaw is not None for call in calls),
+        errors=sum(call.outcome not in (None, Outcome.COMPLETED) for call in calls),
+        agents=len({call.agent for call in calls}),
+        first_call_at=min((call.created_at for call in calls), default=None),
+        last_call_at=max((call.finished_at or call.created_at for call in calls), default=None),
+        reward=origin.reward if origin and last else None,
+        scores={note.name: float(note.value) for note in notes if note.kind == "score" and note.call_id is None},  # type: ignore[arg-type]
+        labels=_labels(notes),
+    )
+    group_tags = (*origin.group.tags, *origin.task.tags) if origin else ()
+    return summary, group_tags
+
+
+def harness_of(tag: str | None, task: Task | None) -> str:
+    """The harness that ran: as the session is tagged, else as the task asks."""
+    asked = task.spec.get("harness", "") if task is not None else ""
+    return tag or (asked if isinstance(asked, str) else "")
+
+
+def _labels(notes: Sequence[Note]) -> tuple[str, ...]:
+    """The labels of the whole session: `name`, or `name=value` where it has one."""
+    last = {note.name: note.value for note in notes if note.kind == "label" and note.call_id is None}
+    return tuple(f"{name}={value}" if value else name for name, value in last.items())

@@ -1,0 +1,124 @@
+"""Calls' tokens as the engine saw them, and where a call leaves its parent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rolltap.calllog.base import CallRow
+from rolltap.reading.types import BreakView, CallTokens, TokenView, TopToken
+from rolltap.reading.vocabulary import Vocabulary
+from rolltap.types import NO_VERSION, Break, Float32, Int32
+
+SPREAD = 8
+"""Tokens before a window that are decoded with it, so that its first character is whole."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """A call's prompt followed by its output. All arrays are [P + T]; `logprobs` is NaN where none is known."""
+
+    row: CallRow
+    ids: Int32
+    logprobs: Float32
+    versions: Int32
+    trained: bool
+
+    @classmethod
+    def of(cls, row: CallRow, *, trained: bool) -> Context:
+        done = row.completion
+        prompt, output = row.prompt_ids, done.output_ids if done is not None else np.empty(0, np.int32)
+        ids = np.concatenate([prompt, output])
+        logprobs = np.full(len(ids), np.nan, np.float32)
+        versions = np.full(len(ids), NO_VERSION, np.int32)
+        if done is not None:
+            if len(done.logprobs) == len(output):
+                logprobs[len(prompt) :] = done.logprobs
+            for span in done.versions:
+                versions[len(prompt) + span.start : len(prompt) + span.end] = span.version
+        return cls(row, ids, logprobs, versions, trained)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.row.prompt_ids)
+
+
+def views(context: Context, start: int, end: int, vocabulary: Vocabulary | None) -> tuple[TokenView, ...]:
+    """Tokens `[start, end)` of the context."""
+    texts = _texts(context.ids, start, end, vocabulary)
+    prompt = context.prompt_tokens
+    return tuple(
+        TokenView(
+            index=index,
+            id=int(context.ids[index]),
+            text=texts[index - start],
+            sampled=index >= prompt,
+            shared=index < context.row.intent.shared,
+            trained=context.trained and index >= prompt,
+            logprob=_number(context.logprobs[index]),
+            version=int(context.versions[index]) if context.versions[index] != NO_VERSION else None,
+            top=_top(context, index - prompt, vocabulary) if index >= prompt else (),
+        )
+        for index in range(start, end)
+    )
+
+
+def window(context: Context, start: int, end: int | None, vocabulary: Vocabulary | None) -> CallTokens:
+    """The tokens that were asked for, as far as there are any."""
+    total = len(context.ids)
+    first = min(max(start, 0), total)
+    last = total if end is None else min(max(end, first), total)
+    return CallTokens(
+        call_id=context.row.intent.id,
+        policy=context.row.intent.policy,
+        prompt_tokens=context.prompt_tokens,
+        total=total,
+        start=first,
+        tokens=views(context, first, last, vocabulary),
+        vocabulary=vocabulary is not None,
+    )
+
+
+def both_sides(
+    found: Break, call: Context, parent: Context | None, around: int, vocabulary: Vocabulary | None
+) -> BreakView:
+    """`around` tokens before the break, and as many of each side after it."""
+    at = found.token_index
+    expected: Sequence[TokenView] = ()
+    if parent is not None:
+        expected = views(parent, min(at, len(parent.ids)), min(at + around, len(parent.ids)), vocabulary)
+    end = min(at + around, len(call.ids))
+    return BreakView(
+        call_id=found.call_id,
+        parent_id=found.parent_id,
+        reason=found.reason.value,
+        token_index=at,
+        message_index=found.message_index,
+        before=views(call, max(0, min(at, len(call.ids)) - around), min(at, len(call.ids)), vocabulary),
+        expected=tuple(expected),
+        found=views(call, min(at, end), end, vocabulary),
+    )
+
+
+def _texts(ids: Int32, start: int, end: int, vocabulary: Vocabulary | None) -> list[str]:
+    if vocabulary is None:
+        return [""] * (end - start)
+    early = max(0, start - SPREAD)
+    return vocabulary.pieces(ids[early:end])[start - early :]
+
+
+def _top(context: Context, position: int, vocabulary: Vocabulary | None) -> tuple[TopToken, ...]:
+    """The candidates at a sampled position, the likeliest first; none where the engine gave none."""
+    done = context.row.completion
+    if done is None or "top_ids" not in done.extras or "top_logprobs" not in done.extras:
+        return ()
+    ids, logprobs = done.extras["top_ids"][position], done.extras["top_logprobs"][position]
+    texts = [vocabulary.piece(int(id)) or "" for id in ids] if vocabulary is not None else [""] * len(ids)
+    return tuple(TopToken(int(id), text, float(lp)) for id, text, lp in zip(ids, texts, logprobs, strict=True))
+
+
+def _number(value: np.float32) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return float(value) if np.isfinite(value) else None

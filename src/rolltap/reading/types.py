@@ -1,0 +1,305 @@
+"""What the reading layer gives: the record as frozen values that a page, a notebook or a JSON body can show.
+
+Nothing here is written back; what people and evaluators add to the record are notes (`rolltap.calllog.notes`).
+Times are seconds since the epoch. Token positions count from 0 over the prompt followed by the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rolltap.calllog.notes import Note
+from rolltap.types import Break, Rollout, Task, VersionSpan
+
+SessionOrder = Literal[
+    "created_at", "last_call_at", "calls", "prompt_tokens", "output_tokens", "breaks", "errors", "reward"
+]
+PartKind = Literal["text", "thinking", "tool_call", "image"]
+OPEN = "open"
+"""The outcome of a call that has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionQuery:
+    """Which sessions, in which order. `search` are words that a call's new text must hold, `where` is as in exports."""
+
+    search: str = ""
+    where: tuple[str, ...] = ()
+    sort: SessionOrder = "created_at"
+    descending: bool = True
+    limit: int = 50
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """A line of the list of sessions. `reward` is the sum of the rollout-scope rewards, None while there is none."""
+
+    id: str
+    policy: str
+    created_at: float
+    expires_at: float
+    closed_at: float | None = None
+    rollout_id: str | None = None
+    group_id: str | None = None
+    task_id: str | None = None
+    status: str | None = None
+    harness: str = ""
+    models: tuple[str, ...] = ()
+    dialects: tuple[str, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    calls: int = 0
+    open_calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    breaks: int = 0
+    flaws: int = 0
+    errors: int = 0
+    agents: int = 0
+    first_call_at: float | None = None
+    last_call_at: float | None = None
+    reward: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """A page of sessions. `total` counts what the query matches; `indexed` is the share of the record it has seen."""
+
+    sessions: tuple[SessionSummary, ...]
+    total: int
+    indexed: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallLine:
+    """A call without its text and tokens. `mask` says why it carries no loss ("" where it is trained).
+
+    `retry_of` is the earlier call with the same request body. `preview` are the first characters of the reply.
+    """
+
+    id: str
+    session_id: str
+    parent_id: str | None
+    policy: str
+    agent: str
+    kind: str
+    rule: str
+    mask: str
+    created_at: float
+    finished_at: float | None
+    dialect: str
+    model: str
+    engine: str
+    outcome: str
+    finish: str | None
+    flaw: str | None
+    error: str
+    prompt_tokens: int
+    output_tokens: int
+    shared: int
+    break_: Break | None
+    versions: tuple[VersionSpan, ...]
+    delivered: bool | None
+    retry_of: str | None
+    preview: str
+    tool_calls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDetail:
+    """A session with its calls in order, a parent before its children. `report` is that of the reconstruction."""
+
+    summary: SessionSummary
+    calls: tuple[CallLine, ...]
+    report: Mapping[str, Any]
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartView:
+    """A part of a message. A tool call's `text` are its arguments as sampled; an image has its `url`."""
+
+    kind: PartKind
+    text: str = ""
+    name: str = ""
+    id: str = ""
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """One message of a conversation. A tool's result is a message of role `tool`."""
+
+    role: str
+    parts: tuple[PartView, ...]
+    name: str = ""
+    tool_call_id: str = ""
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallDetail:
+    """A call as its harness saw it. The first `shared_messages` equal the parent's messages and its reply.
+
+    `readable` is False where the request can't be read any more as its dialect wrote it (refused bodies).
+    """
+
+    line: CallLine
+    messages: tuple[MessageView, ...]
+    reply: MessageView | None
+    shared_messages: int
+    tools: tuple[Mapping[str, Any], ...]
+    sampling_asked: Mapping[str, Any]
+    sampling_sent: Mapping[str, Any]
+    usage: Mapping[str, int]
+    hints: Mapping[str, str]
+    readable: bool
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallTurn:
+    """What a call added to its session's text: the messages that its parent's conversation does not hold, the reply."""
+
+    call_id: str
+    new: tuple[MessageView, ...]
+    reply: MessageView | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopToken:
+    """A candidate at a position, and its log-probability."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """One token as the engine saw it.
+
+    `text` is empty where no tokenizer is known, or where a character is spread over tokens (the last one has it).
+    `shared`: equal to the parent's context at this index. `trained`: carries loss in the trajectory.
+    """
+
+    index: int
+    id: int
+    text: str
+    sampled: bool
+    shared: bool
+    trained: bool
+    logprob: float | None = None
+    version: int | None = None
+    top: tuple[TopToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """Tokens `[start, start + len(tokens))` of a call's `total`. `vocabulary`: a tokenizer gave the texts."""
+
+    call_id: str
+    policy: str
+    prompt_tokens: int
+    total: int
+    start: int
+    tokens: tuple[TokenView, ...]
+    vocabulary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BreakView:
+    """Where a call leaves its parent: the tokens that the parent would go on with, and those that came instead."""
+
+    call_id: str
+    parent_id: str | None
+    reason: str
+    token_index: int
+    message_index: int | None
+    before: tuple[TokenView, ...]
+    expected: tuple[TokenView, ...]
+    found: tuple[TokenView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLine:
+    """A group without its rollouts. `rewards` are those of its rollouts, None for one that has none."""
+
+    id: str
+    task_id: str
+    policy: str
+    status: str
+    reason: str
+    created_at: float
+    completed_at: float | None
+    rewards: tuple[float | None, ...]
+    oldest_version: int | None
+    newest_version: int | None
+    step: int | None
+    failures: int
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDetail:
+    """A rollout with its reward, its session and what its evaluator saw."""
+
+    rollout: Rollout
+    reward: float | None
+    session: SessionSummary | None
+    evaluation: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDetail:
+    """A group, the best reward first. `common_tokens`: how many tokens all its rollouts begin with."""
+
+    line: GroupLine
+    task: Task
+    rollouts: tuple[RolloutDetail, ...]
+    common_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLine:
+    """A policy: the version that is sampled from, and its groups and rollouts by status."""
+
+    name: str
+    version: int
+    paused: str | None
+    groups: Mapping[str, int]
+    rollouts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """All that was rolled out for one policy. `reward` is the mean of its groups' means."""
+
+    policy: str
+    version: int
+    groups: int
+    rollouts: int
+    first_at: float
+    last_at: float
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPoint:
+    """A group on the curve of its run. `staleness`: updates between its oldest token and the newest at its end."""
+
+    group_id: str
+    at: float
+    status: str
+    rollouts: int
+    reward_mean: float | None
+    zero_variance: bool | None
+    oldest_version: int | None
+    newest_version: int | None
+    staleness: int | None
+    step: int | None

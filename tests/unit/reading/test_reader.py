@@ -1,0 +1,169 @@
+"""What the reader says of a session is what was asked, sampled and recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from rolltap.contract.notes import NewNote
+from rolltap.errors import DatasetError, InvalidRequest, NotFound
+from rolltap.reading.types import MessageView, PartView, SessionQuery
+
+from .conftest import QUESTION, SYSTEM, ReadHouse
+
+THOUGHTLESS = "<think>\n\n</think>\n\n"
+"""What the scripted model of this family writes before each reply."""
+
+
+def texts(message: MessageView) -> str:
+    return "".join(part.text for part in message.parts)
+
+
+async def test_a_session_with_its_calls_and_their_text(reading: ReadHouse):
+    talk = await reading.talk(harness="codex")
+    await talk.two_turns()
+    found = await reading.reader.session(talk.session_id)
+    first, second = found.calls
+    assert (second.parent_id, first.mask, second.break_, first.tool_calls) == (first.id, "", None, ("bash",))
+    assert (found.summary.calls, found.summary.harness, found.summary.models) == (2, "codex", ("tiny",))
+    assert found.summary.output_tokens == first.output_tokens + second.output_tokens > 0
+    assert found.summary.prompt_tokens == first.prompt_tokens + second.prompt_tokens
+    assert second.preview == "The file stripes.txt holds a zebra."
+    assert found.report["trained_calls"] == 2
+
+    call = await reading.reader.call(second.id)
+    assert [message.role for message in call.messages] == ["system", "user", "assistant", "tool"]
+    assert call.messages[2].parts[-1].kind == "tool_call"
+    assert call.shared_messages == 3
+    assert call.reply == MessageView("assistant", (PartView("text", "The file stripes.txt holds a zebra."),))
+    assert call.tools[0]["name"] == "bash"
+
+
+async def test_a_transcript_says_everything_once(reading: ReadHouse):
+    talk = await reading.talk()
+    await talk.two_turns()
+    first, second = await reading.reader.transcript(talk.session_id)
+    assert [texts(message) for message in first.new] == [SYSTEM["content"], QUESTION["content"]]
+    assert [(message.role, texts(message)) for message in second.new] == [("tool", "stripes.txt")]
+    assert second.reply is not None
+
+
+async def test_tokens_are_those_that_the_engine_saw_and_join_to_the_text(reading: ReadHouse):
+    talk = await reading.talk()
+    await talk.two_turns()
+    _, line = (await reading.reader.session(talk.session_id)).calls
+    (_, row) = await reading.home.app.call_log.rows(talk.session_id)
+    shown = await reading.reader.tokens(line.id)
+    assert row.completion is not None
+    assert [token.id for token in shown.tokens] == [*row.prompt_ids.tolist(), *row.completion.output_ids.tolist()]
+    sampled = [token for token in shown.tokens if token.sampled]
+    assert [token.logprob for token in sampled] == pytest.approx(row.completion.logprobs.tolist())
+    assert all(token.trained and token.version is not None for token in sampled)
+    assert all(token.logprob is None and not token.trained for token in shown.tokens if not token.sampled)
+    assert "".join(token.text for token in sampled) == f"{THOUGHTLESS}The file stripes.txt holds a zebra.<|im_end|>"
+    assert sum(token.shared for token in shown.tokens) == line.shared
+    part = await reading.reader.tokens(line.id, 5, 9)
+    assert part.tokens == shown.tokens[5:9]
+    assert (await reading.reader.tokens(line.id, 10**9)).tokens == ()
+
+
+async def test_both_sides_of_a_break(reading: ReadHouse):
+    talk = await reading.talk()
+    history = await talk.two_turns()
+    edited = {**history[2], "content": "I was never said."}
+    await talk.ask(SYSTEM, QUESTION, edited, history[3])
+    first, second, line = (await reading.reader.session(talk.session_id)).calls
+    assert line.break_ is not None
+    found = await reading.reader.break_of(line.id, around=12)
+    assert found is not None
+    assert found.reason == line.break_.reason
+    assert found.before[-1].index + 1 == found.token_index == found.found[0].index
+    assert found.parent_id in (first.id, second.id)
+    assert found.expected[0].id != found.found[0].id
+    assert "I was never said" in "".join(token.text for token in found.found)
+    assert await reading.reader.break_of(second.id) is None
+
+
+async def test_sessions_are_found_sorted_and_paged(reading: ReadHouse):
+    codex, claude = await reading.talk(harness="codex"), await reading.talk(harness="claude", team="a")
+    await codex.two_turns()
+    await claude.ask({"role": "user", "content": "Where does the giraffe sleep?"}, tools=False)
+    reader = reading.reader
+
+    async def ids(**query: object) -> list[str]:
+        return [found.id for found in (await reader.sessions(SessionQuery(**query))).sessions]  # type: ignore[arg-type]
+
+    assert await ids() == [claude.session_id, codex.session_id]
+    assert await ids(sort="calls") == [codex.session_id, claude.session_id]
+    assert await ids(descending=False, limit=1) == [codex.session_id]
+    assert await ids(limit=1, offset=1) == [codex.session_id]
+    assert await ids(where=("harness=codex and calls>=2",)) == [codex.session_id]
+    assert await ids(where=("tag.team=a",)) == await ids(where=("harness!=codex",)) == [claude.session_id]
+    assert await ids(where=("model~ti*", "reward!=1")) == [claude.session_id, codex.session_id]
+    assert await ids(where=("reward>=0",)) == await ids(where=("date<2020-01-01",)) == []
+    await reader.settle(texts=True)
+    assert await ids(search="giraffe") == [claude.session_id]
+    assert await ids(search="zebra stripes.txt") == [codex.session_id]
+    assert await ids(search="zeb*") == [codex.session_id]
+    assert await ids(search='" OR 1=1 --') == []
+    assert await ids(search=codex.session_id) == [codex.session_id]
+    with pytest.raises(DatasetError, match="no field 'length'"):
+        await ids(where=("length>3",))
+
+
+async def test_the_list_follows_the_record(reading: ReadHouse):
+    talk = await reading.talk()
+    history = await talk.two_turns()
+    reader = reading.reader
+    await reader.settle()
+    await talk.ask(*history, {"role": "user", "content": "And a gnu?"})
+    await reading.home.app.services.sessions.close(talk.session_id)
+    reader._indexer._looked_at = 0.0  # it does not look twice within half a second
+    await reader.settle()
+    (found,) = (await reader.sessions()).sessions
+    assert found == (await reader.summaries([talk.session_id]))[talk.session_id]
+    assert found.calls == 3
+    assert found.closed_at is not None
+
+
+async def test_notes_are_appended_and_change_what_is_shown(reading: ReadHouse):
+    talk = await reading.talk(team="a")
+    await talk.two_turns()
+    reader = reading.reader
+    call_id = (await reader.session(talk.session_id)).calls[0].id
+    await reader.note(NewNote("score", "quality", 0.25, session_id=talk.session_id))
+    await reader.note(NewNote("score", "quality", 0.75, session_id=talk.session_id, author="me"))
+    await reader.note(NewNote("label", "verdict", "good", session_id=talk.session_id))
+    await reader.note(NewNote("tag", "team", None, session_id=talk.session_id))
+    await reader.note(NewNote("tag", "round", "2", session_id=talk.session_id))
+    await reader.note(NewNote("comment", value="Look here.", call_id=call_id))
+    found = await reader.session(talk.session_id)
+    assert (found.summary.scores, found.summary.labels) == ({"quality": 0.75}, ("verdict=good",))
+    assert found.summary.tags == {"round": "2"}
+    assert [note.value for note in found.notes] == [0.25, 0.75, "good", None, "2", "Look here."]
+    assert [note.value for note in (await reader.call(call_id)).notes] == ["Look here."]
+    await reader.settle()
+    wanted = SessionQuery(where=("tag.round=2 and label~verdict*",))
+    assert [session.id for session in (await reader.sessions(wanted)).sessions] == [talk.session_id]
+    with pytest.raises(NotFound):
+        await reader.note(NewNote("label", "x", session_id="nobody"))
+
+
+def test_a_note_that_says_nothing_is_refused():
+    for bad in (
+        {"kind": "score", "name": "x", "value": float("nan"), "session_id": "s"},
+        {"kind": "score", "name": "x", "value": "high", "session_id": "s"},
+        {"kind": "score", "value": 1.0, "session_id": "s"},
+        {"kind": "comment", "session_id": "s"},
+        {"kind": "label", "name": "x"},
+        {"kind": "label", "name": "x", "session_id": "s", "call_id": "c"},
+        {"kind": "tag", "name": "x", "value": "y", "call_id": "c"},
+    ):
+        with pytest.raises(InvalidRequest):
+            NewNote(**bad)  # type: ignore[arg-type]
+
+
+async def test_what_is_not_there_is_not_found(reading: ReadHouse):
+    reader = reading.reader
+    for asked in (reader.session, reader.call, reader.tokens, reader.transcript, reader.group, reader.rollout):
+        with pytest.raises(NotFound):
+            await asked("nobody")
