@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from fastapi import FastAPI
 
 from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog
@@ -29,6 +29,9 @@ from rolltap.proxy.call.versions import OwnVersions, SharedVersions
 from rolltap.proxy.call.vocabularies import Vocabularies
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
+from rolltap.proxy.front.exposure import check_exposure
+from rolltap.proxy.front.gate import Gate
+from rolltap.proxy.front.hosts import is_loopback
 from rolltap.proxy.planes import admin_app, trainer_app
 from rolltap.proxy.routes.model import AgentPlane
 from rolltap.proxy.routes.services import CheckTask, Services
@@ -79,7 +82,7 @@ class Rolltap:
 
         `check_task` looks at what is submitted; `spool` is a file of this process's own (`<data>/spool`).
         """
-        _check_exposure(settings)
+        check_exposure(settings)
         settings = with_keys(settings)
         settings.data.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
@@ -126,25 +129,6 @@ class Rolltap:
         await self.services.recorder.drain()
         for engine in {id(runtime.engine): runtime.engine for runtime in self.policies}.values():
             await engine.close()
-
-
-def _check_exposure(settings: Settings) -> None:
-    """Loopback needs nothing; any other address only with keys that somebody chose."""
-    host = settings.listen.host
-    if not _is_loopback(host) and not (settings.keys.admin and settings.keys.trainer):
-        raise ConfigError(f"listening on {host} needs keys: set keys.admin and keys.trainer in the settings")
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 @asynccontextmanager
@@ -204,7 +188,7 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     capture = Capture(settings.keys.project, call_log, live, policies, settings.limits.session_ttl_s)
     responses = ResponseStore(call_log, handles, policies)
     keyring = Keyring(settings.keys)
-    passthrough = Vendors(vendors, unnamed=_is_loopback(settings.listen.host))
+    passthrough = Vendors(vendors, unnamed=is_loopback(settings.listen.host_of("agent")))
     admission = Admission(live, capture, policies, responses, keyring, passthrough)
     versions = OwnVersions() if alone else SharedVersions(policies, ledger.policies.list)
     path = CallPath(admission, live, recorder, handles, versions, settings.limits)
@@ -220,10 +204,17 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
             call_log, rules=lambda session: _rules(session, settings), vocabulary=Vocabularies(policies).of_policy
         ),
     )
+
+    async def knows(key: str) -> bool:
+        return keyring.role(key) is not None
+
+    def gated(app: FastAPI) -> Gate:
+        return Gate(app, knows, int(settings.limits.request_mb * 1_000_000), settings.limits.receipt_s)
+
     planes = {
         "agent": AgentPlane(known_dialects(), path, Queries(admission, policies, responses), settings.limits),
-        "trainer": trainer_app(services, keyring),
-        "admin": admin_app(services, keyring),
+        "trainer": gated(trainer_app(services, keyring)),
+        "admin": gated(admin_app(services, keyring)),
     }
     return Rolltap(settings, call_log, ledger, policies, live, services, planes)
 

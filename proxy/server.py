@@ -1,4 +1,4 @@
-"""Runs the three planes as uvicorn servers in one event loop."""
+"""Runs the three planes as uvicorn servers in one event loop, behind the limits of `rolltap.proxy.front`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import asyncio
 import ctypes
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 
 from rolltap.errors import ConfigError
 from rolltap.proxy.call.http_exchange import BrokenReply
+from rolltap.proxy.front.connections import ConnectionLimits, limited, sweep
+from rolltap.proxy.front.hosts import Hosts
+from rolltap.settings import LimitSettings, ListenSettings
 
 GRACE_S = 10
 """How long calls in flight may go on after the order to stop, in seconds."""
@@ -69,14 +74,29 @@ def settle_memory() -> None:
         trim(0)
 
 
-async def serve(planes: Mapping[str, tuple[Any, socket.socket]], stop: asyncio.Event) -> None:
-    """Serves each plane's application on its socket until `stop` is set or a signal comes."""
-    settle_memory()
-    logging.getLogger("uvicorn.error").addFilter(_QuietBrokenReplies())
-    servers = [
-        _Server(
+def allow_connections(count: int) -> None:
+    """Lets this process have so many open files, as far as the system does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """How the planes meet their clients."""
+
+    limits: LimitSettings
+    listen: ListenSettings
+
+    def server(self, app: Any, listener: socket.socket) -> _Server:
+        """A plane's server. A plane that listens on loopback answers this machine's own programs only."""
+        hosts = Hosts.of(self.listen, listener.getsockname()[0])
+        limits = ConnectionLimits(self.limits.connections, self.limits.receipt_s, hosts)
+        return _Server(
             uvicorn.Config(
                 app,
+                http=limited(limits),
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,  # nothing asks where a client is; one layer less around every message
@@ -86,10 +106,21 @@ async def serve(planes: Mapping[str, tuple[Any, socket.socket]], stop: asyncio.E
                 date_header=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=GRACE_S,
+                ssl_certfile=self.listen.tls_certificate or None,
+                ssl_keyfile=self.listen.tls_key or None,
             )
         )
-        for app, _ in planes.values()
-    ]
+
+
+async def serve(
+    planes: Mapping[str, tuple[Any, socket.socket]], stop: asyncio.Event, front: Front | None = None
+) -> None:
+    """Serves each plane's application on its socket until `stop` is set or a signal comes."""
+    front = front or Front(LimitSettings(), ListenSettings())
+    settle_memory()
+    allow_connections(len(planes) * front.limits.connections + 256)
+    logging.getLogger("uvicorn.error").addFilter(_QuietBrokenReplies())
+    servers = [front.server(app, listener) for app, listener in planes.values()]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(NotImplementedError, RuntimeError, ValueError):
@@ -98,9 +129,10 @@ async def serve(planes: Mapping[str, tuple[Any, socket.socket]], stop: asyncio.E
         asyncio.create_task(server.serve(sockets=[listener]))
         for server, (_, listener) in zip(servers, planes.values(), strict=True)
     ]
-    stopping = asyncio.create_task(stop.wait())
+    stopping, sweeping = asyncio.create_task(stop.wait()), asyncio.create_task(sweep(servers))
     await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    sweeping.cancel()
     for server in servers:
         server.should_exit = True
     await asyncio.gather(*tasks)

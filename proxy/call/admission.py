@@ -92,6 +92,11 @@ class Admission:
         if arrival.policy.name in self._vendors:
             raise self._vendors[arrival.policy.name].refusal()
 
+    async def enter(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
+        """The session of a request's head, which has no body yet; None where the body says it. No key: an error."""
+        relay = await self.relay(dialect, wire)
+        return relay.session if relay is not None else await self.session(dialect, wire)
+
     async def session(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
         """The session of the request's key; None for the project's key, whose sessions follow from the calls."""
         key = dialect.key(wire)

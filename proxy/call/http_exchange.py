@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from rolltap.errors import BodyTooLarge, RequestError
 from rolltap.proxy.dialects.base import WireReply
 
 WATCH_AFTER_S = 0.1
+
+DISCARDED_BYTES = 1 << 20
+DISCARDED_S = 1.0
+"""How much of a refused body is thrown away, and for how long."""
 
 
 class ClientGone(Exception):
@@ -34,6 +39,7 @@ class HttpExchange:
         self.scope = scope
         self._receive = receive
         self._send = send
+        self._received = False
         self.started = False
         self.gone = False
 
@@ -43,7 +49,7 @@ class HttpExchange:
         One that says itself that it is longer is refused before it comes.
         """
         too_large = BodyTooLarge(f"the request body is over {limit} bytes")
-        if self._announced() > limit:
+        if self.announced() > limit:
             raise too_large
         chunks: list[bytes] = []
         size = 0
@@ -59,19 +65,43 @@ class HttpExchange:
                     if size > limit:
                         raise too_large
                     if not message.get("more_body"):
+                        self._received = True
                         return b"".join(chunks)
         except TimeoutError:
             raise RequestTimeout(f"the request did not arrive within {deadline:g} s") from None
 
-    def _announced(self) -> int:
-        """The body's length as the request's head says it, which the server has checked; 0 where it does not."""
-        return next((int(value) for name, value in self.scope["headers"] if name == b"content-length"), 0)
+    def announced(self) -> int:
+        """The body's length as the request's head says it, which the server has checked; -1: it comes in chunks."""
+        for name, value in self.scope["headers"]:
+            if name == b"content-length":
+                return int(value)
+            if name == b"transfer-encoding":
+                return -1
+        return 0
 
     async def reply(self, reply: WireReply) -> None:
         """A whole answer."""
         length = {"content-length": str(len(reply.body))}
         await self.start(reply.status, {**reply.headers, **length})
         await self._send({"type": "http.response.body", "body": reply.body})
+
+    async def refuse(self, reply: WireReply) -> None:
+        """A whole answer to a request whose body may not have come: the rest of it is not taken.
+
+        A little of it is thrown away first, so that its sender gets to read the answer; then the connection ends.
+        """
+        if self._received or not self.announced():
+            await self.reply(reply)
+            return
+        length = {"content-length": str(len(reply.body)), "connection": "close"}
+        await self.start(reply.status, {**reply.headers, **length})
+        await self.write(reply.body)
+        left = DISCARDED_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARDED_S):
+                while left > 0 and (message := await self._receive()).get("more_body"):
+                    left -= len(message["body"])
+        await self.end(b"")
 
     async def start_stream(self, content_type: str) -> None:
         await self.start(200, {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no"})

@@ -32,7 +32,7 @@ from rolltap.proxy.call.turn_cap import check_turn
 from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
 from rolltap.proxy.dialects.base import Dialect, WireRequest
-from rolltap.proxy.sessions.session_cache import SessionCache
+from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
 from rolltap.settings import LimitSettings
 from rolltap.types import Outcome
 
@@ -71,6 +71,10 @@ class CallPath:
             if flight is None and arrival.has_session:
                 await self._recorder.refuse(arrival.session.session, dialect.name, wire.body, error)
             raise
+
+    async def enter(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
+        """The session of a request of which only the head is there; None if its body has to say which."""
+        return await self._admission.enter(dialect, wire)
 
     async def refuse(self, dialect: Dialect, wire: WireRequest, error: RequestError) -> None:
         """Records a model call whose body did not come, under its key's session. An unknown key is an error first."""

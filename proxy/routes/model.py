@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,6 +25,9 @@ from rolltap.proxy.dialects.probes import PROBES
 from rolltap.settings import LimitSettings
 
 log = logging.getLogger("rolltap.agent_plane")
+
+SHORT_BODY = 64 << 10
+"""Bytes that the server takes of a body before anybody asks for it."""
 
 SESSION_PREFIX = re.compile(r"/s/([^/]+)(/.*)")
 
@@ -99,7 +103,7 @@ class AgentPlane:
         except RolltapError as error:
             if http.started:
                 raise BrokenReply(str(error)) from error
-            await http.reply(dialect.error(error))
+            await http.refuse(dialect.error(error))
         except Exception as error:
             log.exception("%s %s failed inside rolltap", http.scope["method"], http.scope["path"])
             if http.started:
@@ -107,9 +111,17 @@ class AgentPlane:
             await http.reply(dialect.error(RolltapError("internal error; the server's log has it")))
 
     async def _body(self, route: DialectRoute, params: Mapping[str, str], http: HttpExchange) -> bytes:
-        """The whole body. A model call whose body is too large or too slow is recorded as refused."""
+        """The whole body. A model call whose body is too large or too slow is recorded as refused.
+
+        Who sends a long one needs a key that is known before it is taken, and has so many under way at most.
+        """
+        limit, deadline = int(self._limits.body_mb * 1_000_000), self._limits.receipt_s
         try:
-            return await http.body(int(self._limits.body_mb * 1_000_000), self._limits.receipt_s)
+            if 0 <= http.announced() <= SHORT_BODY:  # it is here already, or nearly
+                return await http.body(limit, deadline)
+            session = await self._path.enter(route.dialect, wire_request(http.scope, params, b"", route.pattern))
+            with session.slot(self._limits.calls_at_once) if session is not None else nullcontext():
+                return await http.body(limit, deadline)
         except RequestError as error:
             if route.action == "generate":
                 await self._path.refuse(route.dialect, wire_request(http.scope, params, b"", route.pattern), error)

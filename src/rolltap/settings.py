@@ -22,16 +22,39 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+PlaneName = Literal["agent", "trainer", "admin"]
+
+
 class ListenSettings(Section):
     """Where the three planes listen. Port 0 takes a free one."""
 
-    host: str = Field(default="127.0.0.1", description="address of all three planes; anything but loopback needs keys")
+    host: str = Field(default="127.0.0.1", description="address of the planes; anything but loopback needs keys")
     agent_port: int = Field(default=8710, description="model calls, by session key")
     trainer_port: int = Field(default=8711, description="leases and weights, by trainer key")
     admin_port: int = Field(default=8712, description="sessions, tasks, rewards, metrics, by admin key")
+    agent_host: str = Field(default="", description="address of the agent plane, if it is another")
+    trainer_host: str = Field(default="", description="address of the trainer plane, if it is another")
+    admin_host: str = Field(default="", description="address of the admin plane, if it is another")
     public_url: str = Field(
         default="", description="base URL of the agent plane as harnesses reach it; empty: host, port"
     )
+    names: tuple[str, ...] = Field(
+        default=(),
+        description="host names under which planes on loopback may be called, beside localhost: those that a proxy in "
+        "front passes on in `Host`",
+    )
+    tls_certificate: str = Field(default="", description="PEM file; with it the planes speak https only")
+    tls_key: str = Field(default="", description="PEM file of the certificate's key, if it is another")
+
+    def host_of(self, plane: PlaneName) -> str:
+        """The address that a plane listens on."""
+        return {"agent": self.agent_host, "trainer": self.trainer_host, "admin": self.admin_host}[plane] or self.host
+
+    def url_of(self, plane: PlaneName, port: int) -> str:
+        """A plane's base URL, as this machine reaches it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host_of(plane), self.host_of(plane))
+        scheme = "https" if self.tls_certificate else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class LimitSettings(Section):
@@ -39,7 +62,11 @@ class LimitSettings(Section):
 
     body_mb: float = Field(default=50, gt=0, description="largest request body, in MB")
     calls_at_once: int = Field(default=64, ge=1, description="calls in flight per session")
-    receipt_s: float = Field(default=30, gt=0, description="time to receive a whole request, in seconds")
+    receipt_s: float = Field(default=30, gt=0, description="time to receive a request's head, and its body, in seconds")
+    request_mb: float = Field(
+        default=64, gt=0, description="largest request body of the trainer and admin planes, in MB"
+    )
+    connections: int = Field(default=4096, ge=1, description="open connections per plane")
     session_ttl_s: float = Field(default=86_400, gt=0, description="life of a session key, in seconds")
     keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
 

@@ -14,9 +14,7 @@ from rolltap.cli.client import PlaneClient
 from rolltap.errors import ConfigError, RolltapError
 
 if TYPE_CHECKING:
-    from rolltap.settings import Settings
-
-Plane = Literal["agent", "trainer", "admin"]
+    from rolltap.settings import PlaneName, Settings
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML settings; default: rolltap.toml here, if there is one")
@@ -70,7 +68,7 @@ def connect(plane: Literal["trainer", "admin"], config: Path | None = None, url:
     return PlaneClient(plane, url or plane_url(settings, plane), key or getattr(settings.keys, plane), settings.data)
 
 
-def plane_url(settings: Settings, plane: Plane) -> str:
+def plane_url(settings: Settings, plane: PlaneName) -> str:
     """Where a server with these settings listens, as seen from this machine."""
     listen = settings.listen
     if plane == "agent" and listen.public_url:
@@ -78,5 +76,4 @@ def plane_url(settings: Settings, plane: Plane) -> str:
     port = getattr(listen, f"{plane}_port")
     if port == 0:
         raise ConfigError(f"listen.{plane}_port is 0, so the server took a free port: name its address with --url")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return listen.url_of(plane, port)

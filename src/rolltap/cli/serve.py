@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from socket import socket as Socket
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from rolltap.errors import ConfigError
-from rolltap.settings import Settings, hide_password, load_settings
+from rolltap.settings import PlaneName, Settings, hide_password, load_settings
 
 VENDORS: dict[str, dict[str, Any]] = {
     "anthropic": {"url": "https://api.anthropic.com", "dialects": ("anthropic",)},
@@ -69,27 +71,35 @@ async def run(settings: Settings, *, capture: bool, worker: int = 0, shared: boo
     from rolltap.cli.workers import spool_of
     from rolltap.harnesses.specs import check
     from rolltap.proxy.app import Rolltap
-    from rolltap.proxy.server import bind, serve
+    from rolltap.proxy.server import Front, bind, serve
 
     listen = settings.listen
     async with Rolltap.running(settings, check_task=check, spool=spool_of(settings.data, worker)) as app:
-        wanted = {"agent": listen.agent_port, "trainer": listen.trainer_port, "admin": listen.admin_port}
-        sockets = {plane: bind(listen.host, port, shared=shared) for plane, port in wanted.items()}
-        ports = {plane: socket.getsockname()[1] for plane, socket in sockets.items()}
-        app.set_base_url(listen.public_url or f"http://{listen.host}:{ports['agent']}")
+        wanted: dict[PlaneName, int] = {
+            "agent": listen.agent_port,
+            "trainer": listen.trainer_port,
+            "admin": listen.admin_port,
+        }
+        sockets: dict[PlaneName, Socket] = {
+            plane: bind(listen.host_of(plane), port, shared=shared) for plane, port in wanted.items()
+        }
+        urls: dict[PlaneName, str] = {
+            plane: listen.url_of(plane, socket.getsockname()[1]) for plane, socket in sockets.items()
+        }
+        app.set_base_url(listen.public_url or urls["agent"])
         console = Console(stderr=True, quiet=worker > 0)
-        console.print(_banner(app, listen.host, ports))
+        console.print(_banner(app, urls))
         if capture:  # outside of the table: a terminal must not cut what is to be copied
             for line in exports(app.settings, app.base_url):
                 console.print(line, soft_wrap=True, highlight=False, markup=False)
         planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
-        await serve(planes, asyncio.Event())
+        await serve(planes, asyncio.Event(), Front(settings.limits, listen))
 
 
-def _banner(app: Any, host: str, ports: dict[str, int]) -> Table:
+def _banner(app: Any, urls: Mapping[PlaneName, str]) -> Table:
     table = Table(title="rolltap is up", show_header=False, title_justify="left")
-    for plane, port in ports.items():
-        table.add_row(f"{plane} plane", f"http://{host}:{port}")
+    for plane, url in urls.items():
+        table.add_row(f"{plane} plane", url)
     table.add_row("record", hide_password(app.settings.store_url))
     table.add_row("keys", str(app.settings.data / "keys.toml"))
     for policy in app.policies:

@@ -39,7 +39,11 @@ def serve_with_workers(settings: Settings, count: int, serve: Serve) -> int:
         if (spool := spool_of(settings.data, number)).exists() and _holds_facts(spool):
             raise ConfigError(f"{spool} holds calls of worker {number}; start once with --workers {number + 1}")
     listen = settings.listen
-    reserved = [reserve(listen.host, port) for port in (listen.agent_port, listen.trainer_port, listen.admin_port)]
+    reserved = [
+        reserve(listen.host_of("agent"), listen.agent_port),
+        reserve(listen.host_of("trainer"), listen.trainer_port),
+        reserve(listen.host_of("admin"), listen.admin_port),
+    ]
     agent, trainer, admin = (each.getsockname()[1] for each in reserved)
     ports = listen.model_copy(update={"agent_port": agent, "trainer_port": trainer, "admin_port": admin})
     return Watch(settings.model_copy(update={"listen": ports}), serve).over(count)

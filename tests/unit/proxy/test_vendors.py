@@ -279,7 +279,7 @@ async def test_a_session_is_named_by_the_url_and_by_the_harness(tmp_path: Path) 
 
 
 async def test_away_from_loopback_a_vendors_key_needs_a_session(tmp_path: Path) -> None:
-    exposed = {"listen": {"host": "0.0.0.0"}, "keys": {"admin": "admin-key", "trainer": "trainer-key"}}
+    exposed = {"listen": {"host": "0.0.0.0"}, "keys": {"admin": "a" * 16, "trainer": "t" * 16}}
     async with staged(tmp_path, "anthropic", settings=exposed) as stage:
         assert (await stage.post()).status_code == 401
         opened, key = await stage.app.services.sessions.open()

@@ -1,0 +1,74 @@
+"""Stands before the trainer and admin planes' applications: no byte of a body is taken from who has no key.
+
+FastAPI reads and parses a body before it asks for the key. Here the head decides: who brings a body needs a key that is
+known, the body has a cap and a deadline, and only then does the application see the request, whole. What a key may do
+is the application's to decide, route by route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import RequestError, Unauthenticated
+from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
+from rolltap.proxy.dialects.base import WireReply
+
+KnowsKey = Callable[[str], Awaitable[bool]]
+"""Whether a key is one of any role."""
+
+
+class Gate:
+    """An ASGI application around a plane's. `body_bytes` and `receipt_s` bound what a keyed request brings."""
+
+    def __init__(self, app: Any, knows: KnowsKey, body_bytes: int, receipt_s: float) -> None:
+        self.app = app
+        self._knows = knows
+        self._body_bytes = body_bytes
+        self._receipt_s = receipt_s
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        http = HttpExchange(scope, receive, send)
+        if not http.announced():
+            await self.app(scope, receive, send)
+            return
+        try:
+            if not await self._knows(_key(scope["headers"])):
+                raise Unauthenticated("send a key of this plane as `Authorization: Bearer KEY`")
+            body = await http.body(self._body_bytes, self._receipt_s)
+        except ClientGone:
+            return
+        except RequestError as error:
+            await _refuse(http, error)
+            return
+        await self.app(scope, _Whole(body, receive), send)
+
+
+class _Whole:
+    """A `receive` that gives a body which has been read already, then what the connection says."""
+
+    def __init__(self, body: bytes, receive: Any) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Any:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _key(headers: Any) -> str:
+    """The bearer key of a request; empty if it has none."""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.decode("latin-1").partition(" ")
+            return key.strip() if scheme.lower() == "bearer" else ""
+    return ""
+
+
+async def _refuse(http: HttpExchange, error: RequestError) -> None:
+    body = msgspec.json.encode({"error": {"code": error.code, "message": error.message, "param": error.param}})
+    await http.refuse(WireReply(error.status, body, {"content-type": "application/json"}))

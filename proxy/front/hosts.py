@@ -1,0 +1,73 @@
+"""Who may call a plane that listens on loopback: this machine's own programs, not a web page in its browser.
+
+A page reaches loopback by its own requests, which carry its `Origin`, or under a name of its own that it has made lead
+to 127.0.0.1 (DNS rebinding), which stands in `Host`. Both are refused. Behind a proxy of one's own, name the hosts that
+it passes on in `listen.names`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Sequence
+from urllib.parse import urlsplit
+
+from rolltap.settings import ListenSettings
+
+CONTAINER_NAMES = ("host.docker.internal", "host.containers.internal")
+"""How containers call the machine that they run on."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address or name."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class Hosts:
+    """The names under which a plane on loopback may be called."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(name.lower() for name in (*names, *CONTAINER_NAMES))
+        self._seen: set[bytes] = set()  # values of Host that are allowed: few, and looked up in every request
+
+    @classmethod
+    def of(cls, listen: ListenSettings, host: str) -> Hosts | None:
+        """The check for a plane that listens on `host`; None where others are to reach it."""
+        if not is_loopback(host):
+            return None
+        return cls((*listen.names, urlsplit(listen.public_url).hostname or ""))
+
+    def refusal(self, headers: Headers) -> str:
+        """Why a request with these headers is refused; empty if it is not."""
+        host, origin, count = b"", None, 0
+        for name, value in headers:
+            if name == b"host":
+                host, count = value, count + 1
+            elif name == b"origin":
+                origin = value
+        if count != 1:
+            return "send one Host header"
+        if host not in self._seen and not self._learn(host):
+            return f"no plane is called {host[:80].decode('latin-1')!r} here; name it in listen.names"
+        if origin is not None and origin.lower() not in (b"http://" + host.lower(), b"https://" + host.lower()):
+            return f"a page of {origin[:80].decode('latin-1')!r} may not call this plane"
+        return ""
+
+    def _learn(self, host: bytes) -> bool:
+        try:
+            name = urlsplit(f"//{host.decode('ascii')}").hostname or ""
+        except ValueError:
+            return False
+        allowed = name.lower() in self._names or is_loopback(name)
+        if allowed and len(self._seen) < 64:
+            self._seen.add(host)
+        return allowed

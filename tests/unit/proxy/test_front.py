@@ -1,0 +1,237 @@
+"""The front of all planes: what it takes from whom, for how long, before there is a request."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolltap.errors import ConfigError
+from rolltap.proxy.app import Rolltap
+from rolltap.proxy.front import connections
+from rolltap.proxy.front.exposure import check_exposure
+from rolltap.proxy.front.hosts import Hosts
+from rolltap.proxy.server import Front, bind, serve
+from rolltap.settings import ListenSettings, Settings
+
+PLANES = ("agent", "trainer", "admin")
+ROUTES = {"agent": "/v1/chat/completions", "trainer": "/leases", "admin": "/rewards"}
+every_plane = pytest.mark.parametrize("plane", PLANES)
+
+
+class Served:
+    """The proxy's three planes on ports of their own."""
+
+    def __init__(self, app: Rolltap, ports: dict[str, int]) -> None:
+        self.app, self.ports = app, ports
+
+    async def open(self, plane: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.ports[plane])
+
+    async def exchange(self, plane: str, head: str, body: bytes = b"", *, whole: bool = True) -> tuple[int, bytes]:
+        """The status of the answer to these very bytes, and the answer. 0: the connection ended without one."""
+        reader, writer = await self.open(plane)
+        writer.write(head.replace("\n", "\r\n").encode() + body)
+        with suppress(ConnectionError):
+            await writer.drain()
+        answer = b""
+        with suppress(ConnectionError):
+            answer = await asyncio.wait_for(reader.read(100_000), 5)
+            while whole and (more := await asyncio.wait_for(reader.read(100_000), 5)):
+                answer += more
+        writer.close()
+        return int(answer.split(b" ", 2)[1]) if answer else 0, answer
+
+
+@asynccontextmanager
+async def served(folder: Path, **limits: Any) -> AsyncIterator[Served]:
+    settings = Settings.model_validate(
+        {
+            "data": folder,
+            "limits": {"receipt_s": 0.3, "request_mb": 0.5, "body_mb": 0.5, **limits},
+            "engines": {"up": {"kind": "openai_compatible", "url": "http://127.0.0.1:9"}},
+            "policies": {"p": {"engine": "up"}},
+        }
+    )
+    async with Rolltap.running(settings) as app:
+        sockets, stop = {plane: bind("127.0.0.1", 0) for plane in PLANES}, asyncio.Event()
+        planes = {plane: (app.planes[plane], sockets[plane]) for plane in PLANES}
+        serving = asyncio.create_task(serve(planes, stop, Front(settings.limits, settings.listen)))
+        try:
+            yield Served(app, {plane: each.getsockname()[1] for plane, each in sockets.items()})
+        finally:
+            stop.set()
+            await serving
+
+
+@pytest.fixture(autouse=True)
+def sweeps_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SWEEP_S", 0.05)
+
+
+def head(plane: str, *more: str, host: str = "127.0.0.1", method: str = "POST") -> str:
+    return "\n".join([f"{method} {ROUTES[plane]} HTTP/1.1", f"Host: {host}", *more, "", ""])
+
+
+@every_plane
+async def test_a_body_is_not_taken_from_who_has_no_key(tmp_path: Path, plane: str) -> None:
+    """The answer comes although the body never does."""
+    keys = ([], ["Authorization: Bearer rt-junk"], ["Authorization: Basic YTpi"])
+    lengths = ("Content-Length: 300000000", "Transfer-Encoding: chunked")
+    async with served(tmp_path, receipt_s=30) as there:
+        for key, length in itertools.product(keys, lengths):
+            reader, writer = await there.open(plane)
+            writer.write(head(plane, *key, length).replace("\n", "\r\n").encode())
+            assert (await asyncio.wait_for(reader.readline(), 3)).split()[1] == b"401"
+            writer.close()
+
+
+@every_plane
+async def test_a_body_over_the_cap_is_refused_before_it_comes(tmp_path: Path, plane: str) -> None:
+    async with served(tmp_path, receipt_s=30) as there:
+        _, key = await there.app.services.sessions.open()
+        keys = there.app.settings.keys.model_dump() | {"agent": key}
+        for length in ("Content-Length: 500001", "Transfer-Encoding: chunked"):
+            body = b"" if "Content" in length else b"80000\r\n" + b"x" * 0x80000 + b"\r\n"
+            request = head(plane, f"Authorization: Bearer {keys[plane]}", length)
+            assert (await there.exchange(plane, request, body))[0] == 413
+
+
+@every_plane
+async def test_a_refusal_is_read_by_who_sends_a_body_on(tmp_path: Path, plane: str) -> None:
+    async with served(tmp_path) as there:
+        status, answer = await there.exchange(plane, head(plane, "Content-Length: 400000"), b"x" * 400_000)
+    assert status == 401
+    assert b"connection: close" in answer
+    assert "key" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"].lower()
+
+
+@every_plane
+async def test_a_slow_head_a_slow_body_and_silence_end(tmp_path: Path, plane: str) -> None:
+    async with served(tmp_path) as there:
+        _, key = await there.app.services.sessions.open()
+        key = {**there.app.settings.keys.model_dump(), "agent": key}[plane]
+        starts = {
+            "nothing": b"",
+            "a head": f"POST {ROUTES[plane]} HTTP/1.1\r\nHost: 127.".encode(),
+            "blank lines": b"\r\n\r\n",
+            "a body": head(plane, f"Authorization: Bearer {key}", "Content-Length: 90000")
+            .replace("\n", "\r\n")
+            .encode(),
+        }
+
+        async def ends(start: bytes, dripped: bytes) -> bytes:
+            reader, writer = await there.open(plane)
+            writer.write(start)
+            answer = asyncio.create_task(reader.read())
+            with suppress(ConnectionError):
+                while not answer.done():
+                    await writer.drain()
+                    writer.write(dripped)
+                    await asyncio.wait([answer], timeout=0.05)
+            writer.close()
+            with suppress(ConnectionError):
+                return await answer
+            return b""
+
+        async with asyncio.timeout(5):
+            answers = await asyncio.gather(
+                *(
+                    ends(start, b"" if name == "nothing" else b"\r\n" if name == "blank lines" else b"x")
+                    for name, start in starts.items()
+                )
+            )
+    assert all(answer == b"" or b" 408 " in answer for answer in answers), answers
+
+
+@every_plane
+async def test_a_head_has_a_largest_size_and_number_of_lines(tmp_path: Path, plane: str) -> None:
+    async with served(tmp_path) as there:
+        endless = f"GET / HTTP/1.1\nHost: 127.0.0.1\nx: {'a' * 1_000_000}"
+        assert (await there.exchange(plane, endless))[0] in (0, 431)
+        lines = [f"x-{number}: 1" for number in range(connections.HEADERS)]
+        assert (await there.exchange(plane, head(plane, *lines, method="GET")))[0] == 431
+
+
+@every_plane
+async def test_connections_beyond_the_limit_are_refused(tmp_path: Path, plane: str) -> None:
+    async with served(tmp_path, connections=3, receipt_s=30) as there:
+        held = [await there.open(plane) for _ in range(3)]
+        assert (await there.exchange(plane, head(plane, method="GET")))[0] == 503
+        held[0][1].close()
+        async with asyncio.timeout(5):
+            while (await there.exchange(plane, head(plane, "Connection: close", method="GET")))[0] == 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        for _, writer in held[1:]:
+            writer.close()
+
+
+FOREIGN = [
+    ["Host: evil.example"],
+    ["Host: 127.0.0.1.evil.example:80"],
+    ["Host: localhost", "Host: evil.example"],
+    ["Host: 127.0.0.1", "Origin: https://evil.example"],
+    ["Host: 127.0.0.1", "Origin: null"],
+    ["Host: localhost:8712", "Origin: http://localhost:3000"],
+    [],
+]
+
+
+@every_plane
+async def test_a_web_page_does_not_reach_a_plane_on_loopback(tmp_path: Path, plane: str) -> None:
+    async with served(tmp_path) as there:
+        for lines in FOREIGN:
+            request = "\n".join([f"GET {ROUTES[plane]} HTTP/1.1", *lines, "", ""])
+            assert (await there.exchange(plane, request))[0] in (400, 403), lines
+
+
+@pytest.mark.parametrize(
+    ("lines", "allowed"),
+    [
+        ([(b"host", b"localhost:8710")], True),
+        ([(b"host", b"[::1]:8710")], True),
+        ([(b"host", b"127.0.0.1:8712"), (b"origin", b"http://127.0.0.1:8712")], True),
+        ([(b"host", b"host.docker.internal:8710")], True),
+        ([(b"host", b"rolltap.example")], True),
+        ([(b"host", b"proxy.example:443")], True),
+        ([(b"host", b"user@localhost")], True),
+        ([(b"host", b"10.0.0.1")], False),
+        ([(b"host", b"[::1")], False),
+        ([(b"host", b"")], False),
+        ([(b"host", "lôcalhost".encode())], False),
+    ],
+)
+def test_names_of_loopback(lines: list[tuple[bytes, bytes]], allowed: bool) -> None:
+    listen = ListenSettings(names=("proxy.example",), public_url="https://rolltap.example/agent")
+    hosts = Hosts.of(listen, "127.0.0.1")
+    assert hosts is not None
+    assert (hosts.refusal(lines) == "") is allowed
+    assert Hosts.of(listen, "0.0.0.0") is None
+
+
+@pytest.mark.parametrize(
+    ("listen", "keys", "told"),
+    [
+        ({"host": "0.0.0.0"}, {}, "needs keys"),
+        ({"admin_host": "0.0.0.0"}, {}, "needs keys"),
+        ({"host": "127.1"}, {}, "needs keys"),
+        ({"host": "0.0.0.0"}, {"admin": "a", "trainer": "b"}, "16"),
+        ({"host": "0.0.0.0"}, {"admin": "a" * 16, "trainer": "b" * 16, "project": "p"}, "keys.project"),
+    ],
+)
+def test_away_from_loopback_keys_are_chosen_and_long(listen: Any, keys: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_exposure(Settings.model_validate({"listen": listen, "keys": keys}))
+
+
+@pytest.mark.parametrize(("more", "warned"), [({}, True), ({"tls_certificate": "cert.pem"}, False)])
+def test_keys_in_clear_are_warned_of(caplog: pytest.LogCaptureFixture, more: Any, warned: bool) -> None:
+    settings = {"listen": {"admin_host": "0.0.0.0", **more}, "keys": {"admin": "a" * 16, "trainer": "b" * 16}}
+    check_exposure(Settings.model_validate(settings))
+    assert ("keys and prompts go in clear to the admin plane" in caplog.text) is warned
