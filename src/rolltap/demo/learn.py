@@ -57,7 +57,7 @@ class Recipe:
     lr: float = 2e-4
     lr_end: float = 0.2
     epochs: int = 2
-    advantage: str = "grpo"
+    recipe: str = "grpo"
     clip_high: float = 0.6
     clip_dual: float = 3.0
     held_out: int = 64
@@ -173,7 +173,7 @@ class SeedRunner:
             "groups": recipe.groups,
             "lr": recipe.lr,
             "epochs": recipe.epochs,
-            "advantage": recipe.advantage,
+            "recipe": recipe.recipe,
             "max-staleness": recipe.max_staleness,
             "seed": self._seed,
             "threads": 1,
