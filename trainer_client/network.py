@@ -82,7 +82,7 @@ class PolicyNetwork(nn.Module):
     def _value(self, name: str, hidden_ME: Tensor) -> Tensor:
         head = self.heads[name]
         seen_ME = hidden_ME.detach() if name in self._detached else hidden_ME
-        return head(seen_ME.to(head.weight.dtype)).squeeze(-1).float()
+        return head(seen_ME.to(next(head.parameters()).dtype)).squeeze(-1).float()
 
     def _read(self, hidden_ME: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logits_MV = self.model.get_output_embeddings()(hidden_ME).float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -176,3 +177,9 @@ def test_the_suite_takes_up_a_recipe_from_outside_the_tree(tmp_path: Path, sourc
     install_distribution(tmp_path, ENTRY_POINTS, "outside", source)
     printed = run_suite(Path(__file__), tmp_path, "without_groups and outside")
     assert outcome in printed, printed
+
+
+def test_the_page_is_what_the_recipes_say() -> None:
+    root = Path(__file__).parents[3]
+    made = runpy.run_path(str(root / "scripts" / "recipes_page.py"))
+    assert (root / "docs" / "recipes.md").read_text(encoding="utf-8") == made["page"]()
