@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import attention
 from rolltap.trainer_client.collate import Batch
-from rolltap.trainer_client.recipe import Head
+from rolltap.trainer_client.recipe import ValueHead
 
 PIECE_BYTES = 256 << 20
 """How large one piece of float32 logits may be."""
@@ -48,7 +48,7 @@ class PolicyNetwork(nn.Module):
         model: Any,
         *,
         temperature: float = 1.0,
-        heads: Mapping[str, Head] | None = None,
+        heads: Mapping[str, ValueHead] | None = None,
         entropy_moves: bool = False,
     ) -> None:
         super().__init__()

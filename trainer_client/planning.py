@@ -16,7 +16,7 @@ from rolltap.trainer_client.packing import Pack, PackedRow, Packer
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.scoring import Overlong, token_weights, trained_tokens
 from rolltap.trainer_client.settings import LossSettings, OptimiserSettings, TrainerSettings
-from rolltap.trainer_client.step import Credit, Reading, RowArrays, Step, check_credit, view
+from rolltap.trainer_client.step import Credit, PolicyReading, RowArrays, Step, check_credit, view
 from rolltap.types import Float32
 
 NO_EXTRA: Mapping[str, Float32] = {}
@@ -60,7 +60,7 @@ def all_rows(step: Step) -> list[PackedRow]:
     return [PackedRow.uniform(row.segment, row.rollout, number) for number, row in enumerate(step.rows)]
 
 
-def read_rows(step: Step, packs: Sequence[Pack], readouts: Sequence[Readout]) -> Reading:
+def read_rows(step: Step, packs: Sequence[Pack], readouts: Sequence[Readout]) -> PolicyReading:
     """What a network said of the packs of `all_rows`, as arrays over the step's rows."""
     masks = [row.segment.loss_mask for row in step.rows]
     names = readouts[0].values if readouts else ()
@@ -75,7 +75,7 @@ def read_rows(step: Step, packs: Sequence[Pack], readouts: Sequence[Readout]) ->
                 start += count
         return arrays
 
-    return Reading(
+    return PolicyReading(
         placed(lambda readout: readout.logprobs),
         placed(lambda readout: readout.entropy),
         {name: placed(lambda readout, name=name: readout.values[name]) for name in names},

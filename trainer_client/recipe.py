@@ -39,7 +39,7 @@ MISSING: Mapping[Need, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ValueHead:
     """A linear map of the policy's last hidden state to one number, read where each trained token is predicted.
 
     Its loss does not reach the policy unless `moves_policy`. It starts at 0 and is clipped and stepped by itself.
@@ -58,7 +58,7 @@ class Recipe:
     needs: ClassVar[tuple[Need, ...]] = ()
     reads_policy: ClassVar[bool] = False
     """Whether `credit` wants `step.readings["policy"]`: log-probs, entropy and heads of the weights before the step."""
-    heads: ClassVar[Mapping[str, Head]] = {}
+    heads: ClassVar[Mapping[str, ValueHead]] = {}
     entropy_moves: ClassVar[bool] = False
     """Whether `predicted.entropy_M` has a gradient."""
     whole: ClassVar[bool] = False

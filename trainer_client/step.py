@@ -70,7 +70,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class PolicyReading:
     """What one network says of the rows' trained tokens, before the step; 0 elsewhere. `values` are those of heads."""
 
     logprobs: RowArrays
@@ -109,7 +109,7 @@ class Step:
     rollouts: tuple[StepRollout, ...]
     turns: tuple[StepTurn, ...]
     rows: tuple[StepRow, ...]
-    readings: Mapping[str, Reading] = field(default_factory=dict)
+    readings: Mapping[str, PolicyReading] = field(default_factory=dict)
 
     @cached_property
     def rewards(self) -> Numbers:

@@ -100,10 +100,10 @@ def demo(
     report: Annotated[Path | None, typer.Option(help="file of the figures; default report.json in --out")] = None,
 ) -> None:
     """Trains an unmodified agent on this machine and shows how its success grows."""
-    from rolltap.cli.demo import Recipe, run
+    from rolltap.cli.demo import DemoRecipe, run
 
     sizes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("held_out", held_out)) if value}
-    run(seeds=seed or [0], out=out, recipe=Recipe(**sizes), shuffle_rewards=shuffle_rewards, report=report)
+    run(seeds=seed or [0], out=out, recipe=DemoRecipe(**sizes), shuffle_rewards=shuffle_rewards, report=report)
 
 
 app.add_typer(sessions.app, name="sessions")

@@ -25,7 +25,7 @@ from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import MISSING, Recipe
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
-from rolltap.trainer_client.step import POLICY, Reading, Step, view
+from rolltap.trainer_client.step import POLICY, PolicyReading, Step, view
 
 from .acting import acted_group
 from .making import config, model_folder, random_group
@@ -96,7 +96,7 @@ class Plain:
         joined = {name: torch.cat(found) for name, found in values.items()}
         return Predictions(torch.cat(logprobs), torch.cat(entropies), joined)
 
-    def reading(self, step: Step) -> Reading:
+    def reading(self, step: Step) -> PolicyReading:
         found: list[Readout] = []
         with torch.no_grad():
             for row in step.rows:
@@ -116,7 +116,7 @@ class Plain:
             return arrays
 
         values = {name: placed([one.values[name] for one in found]) for name in self.heads}
-        return Reading(placed([one.logprobs for one in found]), placed([one.entropy for one in found]), values)
+        return PolicyReading(placed([one.logprobs for one in found]), placed([one.entropy for one in found]), values)
 
     def gradient(self, learner: Learner, losses: Sequence[Tensor]) -> Tensor:
         self.model.zero_grad()
