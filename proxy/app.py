@@ -27,6 +27,7 @@ from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import OwnVersions, SharedVersions
 from rolltap.proxy.call.vocabularies import Vocabularies
+from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.front.exposure import check_exposure
@@ -166,7 +167,8 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     handles = Handles(settings.keys.secret.encode())
     policies, vendors = open_policies(settings, handles, http)
     alone = call_log.database.dialect_name == "sqlite"  # which takes one writing process
-    live = SessionCache(call_log, alone=alone)
+    digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
+    live = SessionCache(call_log, digests, alone=alone)
     recorder = Recorder(call_log)
     sessions = SessionService(call_log, policies.names, settings.limits, closed=live.forget)
 
