@@ -41,6 +41,9 @@ from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import SessionCache
+from rolltap.proxy.viewer.access import Access
+from rolltap.proxy.viewer.app import MayView, mount
+from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import reader_on
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
@@ -63,6 +66,7 @@ class Rolltap:
     sessions: SessionCache
     services: Services
     planes: dict[str, Any]
+    view_access: Access
     base_url: str = ""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -218,7 +222,16 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
         "trainer": gated(trainer_app(services, keyring)),
         "admin": gated(admin_app(services, keyring)),
     }
-    return Rolltap(settings, call_log, ledger, policies, live, services, planes)
+    view_access = Access(settings.keys.secret + settings.keys.admin)
+    mount(planes["admin"], Pages(services.reader, call_log.database.name), view_access, _may_view(keyring))
+    return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access)
+
+
+def _may_view(keyring: Keyring) -> MayView:
+    async def may_view(key: str) -> bool:
+        return keyring.role(key) == "admin"
+
+    return may_view
 
 
 def _rules(session: Session | None, settings: Settings) -> Rules:

@@ -1,11 +1,12 @@
 """The viewer as an application, mounted at `/view` of the admin plane or served by itself over a store.
 
-Every page needs a cookie of `Access` or a key of the plane; only a key makes links. Nothing on these pages writes. Answers carry
-a content policy that lets no recorded text run: scripts and styles come from this server's files only.
+Every page needs a cookie of `Access` or a key of the plane; only a key makes links. Nothing on these pages writes.
+Answers carry a content policy that lets no recorded text run: scripts and styles come from this server's files only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from rolltap.errors import RolltapError
 from rolltap.proxy.viewer.access import COOKIE_S, Access
+from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.templating import ASSETS, ASSETS_HASH, render
 
@@ -51,7 +53,24 @@ def viewer_app(pages: Pages, access: Access, bearer: MayView = no_key) -> FastAP
     _add_entrance(app, access)
     _add_session_pages(app, pages)
     _add_group_pages(app, pages)
+    _add_files(app, pages)
     return app
+
+
+def mount(plane: FastAPI, pages: Pages, access: Access, bearer: MayView = no_key) -> FastAPI:
+    """Puts the pages at `/view` of a plane, and leads there from its root."""
+
+    @plane.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return RedirectResponse("/view/", 303)
+
+    plane.mount("/view", viewer_app(pages, access, bearer))
+    return plane
+
+
+def alone(pages: Pages, access: Access) -> FastAPI:
+    """The pages without a plane."""
+    return mount(FastAPI(docs_url=None, redoc_url=None, openapi_url=None), pages, access)
 
 
 def _guard(
@@ -138,6 +157,20 @@ def _add_session_pages(app: FastAPI, pages: Pages) -> None:
     @app.get("/calls/{call_id}/tokens")
     async def tokens(call_id: str, start: Position = 0, end: Position = 0) -> JSONResponse:
         return JSONResponse(await pages.tokens(call_id, start, end))
+
+
+def _add_files(app: FastAPI, pages: Pages) -> None:
+    async def saved(what: str) -> Response:
+        headers = {"content-disposition": f'attachment; filename="{re.sub(r"[^A-Za-z0-9_-]", "_", what)}.html"'}
+        return HTMLResponse(await one_file(pages.reader, what), headers=headers)
+
+    @app.get("/sessions/{what}/file")
+    async def session_file(what: str) -> Response:
+        return await saved(what)
+
+    @app.get("/groups/{what}/file")
+    async def group_file(what: str) -> Response:
+        return await saved(what)
 
 
 def _add_group_pages(app: FastAPI, pages: Pages) -> None:

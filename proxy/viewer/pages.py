@@ -17,10 +17,9 @@ from rolltap.proxy.viewer.curves import Curve, Sample, curve_of
 from rolltap.proxy.viewer.group import lanes_of, spread
 from rolltap.proxy.viewer.session import BREAKS, TURNS, Entry, Turn, entries_of, timeline_of, turns_of
 from rolltap.proxy.viewer.templating import render
-from rolltap.proxy.viewer.tokens import CHUNK, TokenRun, chunk_json, runs_of, sides_of
+from rolltap.proxy.viewer.tokens import CHUNK, call_json, chunk_json, sides_of
 from rolltap.reading import RecordReader
 from rolltap.reading.types import (
-    BreakView,
     CallTokens,
     CallTurn,
     GroupDetail,
@@ -58,7 +57,8 @@ class Pages:
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
     def _render(self, template: str, section: str, **values: Any) -> str:
-        return render(template, section=section, store=self.store, spread=spread, breaks=BREAKS, **values)
+        shared = {"store": self.store, "spread": spread, "breaks": BREAKS, "calls": "/view/calls/", "offline": False}
+        return render(template, section=section, **shared, **values)
 
     async def sessions(self, search: str, where: str, sort: str, offset: int) -> str:
         order: SessionOrder = next((name for name in get_args(SessionOrder) if name == sort), "created_at")
@@ -139,14 +139,13 @@ class Pages:
     async def call(self, call_id: str) -> str:
         call = await self.reader.call(call_id)
         detail = await self.reader.session(call.line.session_id)
-        values = await self.call_values(detail, call_id)
+        values = await self._call_values(detail, call_id)
         sampling = {
             name.replace("_", " "): value for name, value in call.sampling_sent.items() if value and name in SAMPLING
         }
         return self._session_page("call.html", "Tokens", detail, sampling=sampling, **values)
 
-    async def call_values(self, detail: SessionDetail, call_id: str, *, whole: bool = False) -> dict[str, Any]:
-        """What the template of a call's tokens takes; with `whole` all its tokens, else its own first ones."""
+    async def _call_values(self, detail: SessionDetail, call_id: str) -> dict[str, Any]:
         entries = entries_of(detail)
         numbers = {entry.line.id: entry.number for entry in entries}
         lines = {line.id: line for line in detail.calls}
@@ -155,10 +154,9 @@ class Pages:
         entry = entries[numbers[call_id] - 1]
         line = entry.line
         total = line.prompt_tokens + line.output_tokens
-        starts = [0] if whole else [line.shared, line.prompt_tokens]
-        ends = [total] if whole else [min(line.prompt_tokens, line.shared + CHUNK), min(total, line.prompt_tokens + CHUNK)]
+        first = ((line.shared, line.prompt_tokens), (line.prompt_tokens, total))
         chunks = [
-            await self.reader.tokens(call_id, start, end) for start, end in zip(starts, ends, strict=True) if start < end
+            await self.reader.tokens(call_id, start, min(end, start + CHUNK)) for start, end in first if start < end
         ]
         view = await self.reader.break_of(call_id) if line.break_ else None
         return {
@@ -174,10 +172,9 @@ class Pages:
             "vocabulary": all(chunk.vocabulary for chunk in chunks),
             "data": {
                 "chunk": CHUNK,
-                "total": total,
                 "vocabulary": all(chunk.vocabulary for chunk in chunks),
-                "break_at": _break_at(view),
-                "runs": [_run_json(run) for run in runs_of(call_id, lines, numbers)],
+                "first": call_id,
+                "calls": {call_id: call_json(call_id, lines, numbers, view)},
                 "chunks": [chunk_json(chunk) for chunk in chunks],
             },
         }
@@ -237,15 +234,6 @@ def _turn_link(here: str, entry: Entry, start: int, shown: int) -> str:
     if start <= position < shown:
         return f"#call-{entry.number}"
     return f"{here}?from={position // TURNS * TURNS}#call-{entry.number}"
-
-
-def _break_at(view: BreakView | None) -> int | None:
-    return view.token_index if view is not None and view.parent_id is not None else None
-
-
-def _run_json(run: TokenRun) -> dict[str, Any]:
-    names = ("start", "end", "number", "sampled", "own", "mask")
-    return {"call": run.call_id, **{name: getattr(run, name) for name in names}}
 
 
 def _figures(chunks: Sequence[CallTokens]) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ BREAKS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A call in the outline. `depth` is 0 for the main agent; `branch`: an earlier call goes on from the same parent."""
+    """A call in the outline. `depth` is 0 for the main agent; `branch`: an earlier call continues the same parent."""
 
     number: int
     line: CallLine
@@ -130,7 +130,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`engine_s` and `harness_s` are what the main agent's lane waited for the engine, and what lay between its calls."""
+    """`engine_s` is what the main agent waited for the engine, `harness_s` what lay between its calls."""
 
     lanes: Sequence[Lane]
     seconds: float

@@ -1,7 +1,7 @@
 """Pages from templates. Whatever a template prints is escaped, and its control characters are made visible.
 
-Recorded text is hostile: it holds markup, terminal escapes and characters that reorder what is read. `visible` runs over
-every printed value (jinja's `finalize`), so that no template can forget it; markup is only what `highlight` makes.
+Recorded text is hostile: it holds markup, terminal escapes and characters that reorder what is read. `visible` runs
+over every printed value (jinja's `finalize`), so that no template can forget it; markup is only what `highlight` makes.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+\Z"
 
 
 def safe_image(url: str) -> bool:
-    """Whether an image may be shown: pixels in the record itself. Other addresses would tell their host of the reader."""
+    """Whether an image may be shown: pixels in the record itself. Another address would tell its host of the reader."""
     return _IMAGE.match(url) is not None
 
 

@@ -51,6 +51,23 @@ def runs_of(call_id: str, lines: Mapping[str, CallLine], numbers: Mapping[str, i
     return runs[::-1]
 
 
+def call_json(
+    call_id: str, lines: Mapping[str, CallLine], numbers: Mapping[str, int], view: BreakView | None
+) -> dict[str, Any]:
+    """A call for `tokens.js`, without its tokens."""
+    line = lines[call_id]
+    names = ("start", "end", "number", "sampled", "own", "mask")
+    return {
+        "title": f"Tokens of call {numbers[call_id]}",
+        "total": line.prompt_tokens + line.output_tokens,
+        "break_at": view.token_index if view is not None and view.parent_id is not None else None,
+        "runs": [
+            {"call": run.call_id, **{name: getattr(run, name) for name in names}}
+            for run in runs_of(call_id, lines, numbers)
+        ],
+    }
+
+
 def chunk_json(tokens: CallTokens) -> dict[str, Any]:
     """A chunk for `tokens.js`: one row a token, its texts already made visible."""
     return {"call": tokens.call_id, "start": tokens.start, "rows": [_row(token) for token in tokens.tokens]}

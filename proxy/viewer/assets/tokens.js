@@ -6,6 +6,7 @@ const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 const flow = $("#flow"), map = $("#map"), tip = $("#tip"), legend = $("#legend");
 const data = JSON.parse($("#token-data").textContent);
 const CHUNK = data.chunk;
+let call = data.calls[data.first] ?? null; // the one that is shown: total, break_at, runs
 const pieces = new Map(); // call → index → [id, text, flags, logprob, version, top]; a run is read from the call that made it
 const SAMPLED = 1, TRAINED = 2;
 const number = (value) => value.toLocaleString("en").replaceAll(",", "\u202f");
@@ -112,7 +113,7 @@ function drawToken(index, [id, text, flags, logprob, version], run) {
   if (flags & SAMPLED) classes.push(flags & TRAINED ? "tr" : "mk");
   if (logprob !== null) classes.push(`l${level(logprob)}`);
   if (version !== null) classes.push(`v${((version % 8) + 8) % 8}`);
-  if (index === data.break_at) classes.push("at");
+  if (index === call.break_at) classes.push("at");
   token.dataset.i = index;
   if (!data.vocabulary) token.textContent = `${id} `;
   else if (text === "") { token.textContent = "‥"; classes.push("part"); }
@@ -127,7 +128,7 @@ function drawToken(index, [id, text, flags, logprob, version], run) {
 function show(token) {
   const index = Number(token.dataset.i), run = token.closest(".chunk").run;
   const [id, text, flags, logprob, version, top] = rowsOf(run.call).get(index);
-  const facts = [["id", String(id)], ["position", `${number(index)} of ${number(data.total)}`]];
+  const facts = [["id", String(id)], ["position", `${number(index)} of ${number(call.total)}`]];
   if (logprob !== null) facts.push(["log-prob", `${logprob.toFixed(4)} · ${percent(logprob)} %`]);
   if (version !== null) facts.push(["version", String(version)]);
   facts.push(["by", `${run.own ? "this call" : `call ${run.number}`}, ${flags & SAMPLED ? "sampled" : "rendered"}`]);
@@ -195,7 +196,7 @@ const LEGENDS = {
   mask: () => [["tr", "carries loss"], ["mk", "sampled, masked"], ["rendered", "context"]],
   version: () => [...new Set([...pieces.values()].flatMap((rows) => [...rows.values()]).map((row) => row[4]).filter((version) => version !== null))].sort((a, b) => a - b)
     .slice(0, 12).map((version) => [`v${((version % 8) + 8) % 8}`, `version ${version}`]),
-  call: () => data.runs.filter((run) => run.sampled).slice(-6).map((run) => [`c${run.number % 6}`, run.own ? "this call" : `call ${run.number}`]),
+  call: () => call.runs.filter((run) => run.sampled).slice(-6).map((run) => [`c${run.number % 6}`, run.own ? "this call" : `call ${run.number}`]),
 };
 const MODES = Object.keys(LEGENDS);
 let mode = MODES.includes(localStorage.getItem("rolltap.mode")) ? localStorage.getItem("rolltap.mode") : "logprob";
@@ -220,30 +221,31 @@ document.addEventListener("keydown", (event) => {
 
 // The map: the whole context in one strip; ticks stand for unlikely tokens that are loaded.
 function drawMap() {
+  if (!call) return;
   const wide = map.clientWidth, high = map.clientHeight, scale = devicePixelRatio;
   map.width = wide * scale;
   map.height = high * scale;
   const pen = map.getContext("2d"), style = getComputedStyle(document.documentElement);
   const paint = (name) => style.getPropertyValue(name).trim();
   pen.scale(scale, scale);
-  const x = (index) => (index / Math.max(1, data.total)) * wide;
-  for (const run of data.runs) {
+  const x = (index) => (index / Math.max(1, call.total)) * wide;
+  for (const run of call.runs) {
     pen.fillStyle = run.sampled ? paint("--sampled") : run.own ? paint("--new") : paint("--prompt");
     pen.globalAlpha = run.own ? 1 : 0.55;
     pen.fillRect(x(run.start), high - 10, Math.max(1, x(run.end) - x(run.start) - 0.5), 10);
   }
   pen.globalAlpha = 1;
   pen.fillStyle = `rgb(${paint("--surprise")})`;
-  for (const run of data.runs.filter((one) => one.sampled)) {
+  for (const run of call.runs.filter((one) => one.sampled)) {
     const rows = rowsOf(run.call);
     for (let index = run.start; index < run.end; index++) {
       const logprob = rows.get(index)?.[3] ?? 0;
       if (logprob > -0.1) continue;
       const tall = Math.max(0.08, Math.min(1, -logprob / 5)) * (high - 13);
-      pen.fillRect(x(index), high - 11 - tall, Math.max(1, wide / data.total), tall);
+      pen.fillRect(x(index), high - 11 - tall, Math.max(1, wide / call.total), tall);
     }
   }
-  if (data.break_at !== null) { pen.fillStyle = paint("--warn"); pen.fillRect(x(data.break_at) - 1, 0, 2, high); }
+  if (call.break_at !== null) { pen.fillStyle = paint("--warn"); pen.fillRect(x(call.break_at) - 1, 0, 2, high); }
 }
 let waiting = false;
 function scheduleMap() {
@@ -252,8 +254,8 @@ function scheduleMap() {
   requestAnimationFrame(() => { waiting = false; drawMap(); });
 }
 map.addEventListener("click", async (event) => {
-  const index = Math.floor((event.offsetX / map.clientWidth) * data.total);
-  const run = data.runs.find((one) => one.start <= index && index < one.end);
+  const index = Math.floor((event.offsetX / map.clientWidth) * call.total);
+  const run = call.runs.find((one) => one.start <= index && index < one.end);
   if (!run) return;
   run.toggle(true);
   const chunk = $$(".chunk", flow).find((one) => Number(one.dataset.start) <= index && index < Number(one.dataset.end));
@@ -265,8 +267,27 @@ map.addEventListener("click", async (event) => {
 addEventListener("resize", scheduleMap);
 document.addEventListener("themechange", scheduleMap);
 
-$("#unfold").addEventListener("click", () => data.runs.forEach((run) => run.toggle(true)));
-flow.append(...data.runs.map((run) => drawRun(run, run.own)));
-if (!data.runs.length) flow.textContent = "This call has no tokens on record.";
-colour(mode);
-drawMap();
+$("#unfold").addEventListener("click", () => call?.runs.forEach((run) => run.toggle(true)));
+
+function drawCall() {
+  cursor = null;
+  flow.replaceChildren(...call.runs.map((run) => drawRun(run, run.own)));
+  if (!call.runs.length) flow.textContent = "This call has no tokens on record.";
+  colour(mode);
+  drawMap();
+}
+
+// In a file, `#tokens-CALL` shows that call; a page shows its own.
+function followHash() {
+  const wanted = decodeURIComponent(location.hash).replace("#tokens-", "");
+  const title = $("#tokens-title");
+  if (!title || !data.calls[wanted]) return;
+  call = data.calls[wanted];
+  title.textContent = call.title;
+  $("#tokens").hidden = false;
+  drawCall();
+  $("#tokens").scrollIntoView();
+}
+addEventListener("hashchange", followHash);
+if (call) drawCall();
+else followHash();

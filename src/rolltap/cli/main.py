@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rolltap import __version__
-from rolltap.cli import dead_letters, export, harness, importing, log, node, rollouts, run, sessions, tasks, train
+from rolltap.cli import dead_letters, export, harness, importing, log, node, rollouts, run, sessions, tasks, train, view
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 
 app = typer.Typer(
@@ -110,7 +110,17 @@ app.add_typer(sessions.app, name="sessions")
 app.add_typer(harness.app, name="harness")
 app.add_typer(log.app, name="log")
 app.add_typer(dead_letters.app, name="dead-letters")
-for command in (train.train, run.run, tasks.status, tasks.cancel, rollouts.rollout, export.export, node.node, node.up):
+for command in (
+    train.train,
+    run.run,
+    tasks.status,
+    tasks.cancel,
+    rollouts.rollout,
+    export.export,
+    node.node,
+    node.up,
+    view.view,
+):
     app.command()(one_line_errors(command))
 app.command("import")(importing.import_)
 

@@ -43,8 +43,11 @@ def view(
     if html is not None:
         if what is None:
             raise ConfigError("--html: name the session or group to write")
+        if html.exists():
+            raise ConfigError(f"--html: {html} exists; choose another name")
         settings = load_settings(config_path(config))
-        asyncio.run(_write(store or settings.store_url, tokenizer or (), settings, what, html))
+        page = asyncio.run(_page(store or settings.store_url, tokenizer or (), settings, what))
+        html.write_text(page, encoding="utf-8")
         typer.echo(f"{html} ({html.stat().st_size / 1e6:.1f} MB)")
     elif what is not None:
         asyncio.run(_serve(store_of(what), tokenizer or (), load_settings(config_path(config)), port, browser))
@@ -100,6 +103,7 @@ async def _serve(store: str, named: Sequence[str], settings: Settings, port: int
     from rolltap.proxy.server import bind, serve
     from rolltap.proxy.viewer.access import Access
     from rolltap.proxy.viewer.app import alone
+    from rolltap.proxy.viewer.pages import Pages
     from rolltap.reading import opened_reader
 
     vocabularies = Vocabularies(named, settings)
@@ -109,19 +113,17 @@ async def _serve(store: str, named: Sequence[str], settings: Settings, port: int
         socket = bind("127.0.0.1", port)
         link = f"http://127.0.0.1:{socket.getsockname()[1]}/view/open?token={access.new_link()}"
         asyncio.get_running_loop().call_later(0.3, _show, link, browser)
-        await serve({"viewer": (alone(reader, _name_of(reader), access), socket)}, asyncio.Event())
+        await serve({"viewer": (alone(Pages(reader, _name_of(reader)), access), socket)}, asyncio.Event())
 
 
-async def _write(store: str, named: Sequence[str], settings: Settings, what: str, out: Path) -> None:
+async def _page(store: str, named: Sequence[str], settings: Settings, what: str) -> str:
     from rolltap.cli.export import policy_rules
     from rolltap.proxy.viewer.one_file import one_file
     from rolltap.reading import opened_reader
 
     vocabularies = Vocabularies(named, settings)
-    async with opened_reader(
-        store, rules=policy_rules(settings, ()), vocabulary=vocabularies.of_policy
-    ) as reader:
-        out.write_text(await one_file(reader, what), encoding="utf-8")
+    async with opened_reader(store, rules=policy_rules(settings, ()), vocabulary=vocabularies.of_policy) as reader:
+        return await one_file(reader, what)
 
 
 def _name_of(reader: RecordReader) -> str:
