@@ -217,13 +217,13 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     def gated(app: FastAPI) -> Gate:
         return Gate(app, knows, int(settings.limits.request_mb * 1_000_000), settings.limits.receipt_s)
 
+    view_access = Access(settings.keys.secret + settings.keys.admin)
+    pages = Pages(services.reader, call_log.database.name)
     planes = {
         "agent": AgentPlane(known_dialects(), path, Queries(admission, policies, responses), settings.limits),
         "trainer": gated(trainer_app(services, keyring)),
-        "admin": gated(admin_app(services, keyring)),
+        "admin": gated(mount(admin_app(services, keyring), pages, view_access, _may_view(keyring))),
     }
-    view_access = Access(settings.keys.secret + settings.keys.admin)
-    mount(planes["admin"], Pages(services.reader, call_log.database.name), view_access, _may_view(keyring))
     return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access)
 
 

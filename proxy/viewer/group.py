@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rolltap.proxy.viewer.session import Turn
+from rolltap.proxy.viewer.session import ShownTurn
 from rolltap.reading.types import GroupDetail, MessageView, RolloutDetail
 
 SHOWN = 30
@@ -17,12 +17,12 @@ class RolloutLane:
     """A rollout's turns. `parts_at` is the first one whose text differs from another lane's; `more` are not shown."""
 
     detail: RolloutDetail
-    turns: Sequence[Turn]
+    turns: Sequence[ShownTurn]
     parts_at: int
     more: int
 
 
-def lanes_of(group: GroupDetail, turns: Sequence[Sequence[Turn]]) -> list[RolloutLane]:
+def lanes_of(group: GroupDetail, turns: Sequence[Sequence[ShownTurn]]) -> list[RolloutLane]:
     """The lanes in the group's order. The first turns' requests are the task, which all have in common."""
     told = [members for members in turns if members]
     depth = 0
@@ -35,7 +35,7 @@ def lanes_of(group: GroupDetail, turns: Sequence[Sequence[Turn]]) -> list[Rollou
     ]
 
 
-def _said(turn: Turn) -> tuple[object, ...]:
+def _said(turn: ShownTurn) -> tuple[object, ...]:
     messages: tuple[MessageView | None, ...] = (*(turn.new if turn.entry.number > 1 else ()), turn.reply)
     return tuple(
         (message.role, tuple((part.kind, part.name, part.text) for part in message.parts))

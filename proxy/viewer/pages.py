@@ -15,7 +15,7 @@ from cachetools import LRUCache
 from rolltap.errors import NotFound, RolltapError
 from rolltap.proxy.viewer.curves import Curve, Sample, curve_of
 from rolltap.proxy.viewer.group import lanes_of, spread
-from rolltap.proxy.viewer.session import BREAKS, TURNS, Entry, Turn, entries_of, timeline_of, turns_of
+from rolltap.proxy.viewer.session import BREAKS, TURNS, OutlineEntry, ShownTurn, entries_of, timeline_of, turns_of
 from rolltap.proxy.viewer.templating import render
 from rolltap.proxy.viewer.tokens import CHUNK, call_json, chunk_json, sides_of
 from rolltap.reading import RecordReader
@@ -199,7 +199,7 @@ class Pages:
 
     async def group_values(self, group: GroupDetail) -> dict[str, Any]:
         """What the template of a group takes."""
-        turns: list[Sequence[Turn]] = []
+        turns: list[Sequence[ShownTurn]] = []
         for rollout in group.rollouts:
             if rollout.session is None:
                 turns.append([])
@@ -229,7 +229,7 @@ class Pages:
         )
 
 
-def _turn_link(here: str, entry: Entry, start: int, shown: int) -> str:
+def _turn_link(here: str, entry: OutlineEntry, start: int, shown: int) -> str:
     position = entry.number - 1
     if start <= position < shown:
         return f"#call-{entry.number}"

@@ -39,7 +39,7 @@ BREAKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OutlineEntry:
     """A call in the outline. `depth` is 0 for the main agent; `branch`: an earlier call continues the same parent."""
 
     number: int
@@ -52,17 +52,17 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ShownTurn:
     """What a call added to the transcript. `tools_of` names the tool of each result in `new`."""
 
-    entry: Entry
+    entry: OutlineEntry
     new: Sequence[MessageView]
     reply: MessageView | None
     tools_of: Mapping[str, str]
 
 
-def entries_of(detail: SessionDetail) -> list[Entry]:
-    entries: list[Entry] = []
+def entries_of(detail: SessionDetail) -> list[OutlineEntry]:
+    entries: list[OutlineEntry] = []
     followed: set[str] = set()
     for number, line in enumerate(detail.calls, 1):
         side = line.kind != CallKind.MAIN
@@ -70,7 +70,9 @@ def entries_of(detail: SessionDetail) -> list[Entry]:
         branch = line.parent_id is not None and line.parent_id in followed and line.outcome != Outcome.REFUSED
         if line.parent_id and not side:
             followed.add(line.parent_id)
-        entries.append(Entry(number, line, depth, branch, _look(line), label_of(line), WHY.get(line.rule, line.rule)))
+        entries.append(
+            OutlineEntry(number, line, depth, branch, _look(line), label_of(line), WHY.get(line.rule, line.rule))
+        )
     return entries
 
 
@@ -93,7 +95,9 @@ def label_of(line: CallLine) -> str:
     return f"{tools}: {said}" if tools and said else tools or said or ("…" if line.outcome == "open" else "no text")
 
 
-def turns_of(entries: Sequence[Entry], transcript: Sequence[CallTurn], start: int, limit: int = TURNS) -> list[Turn]:
+def turns_of(
+    entries: Sequence[OutlineEntry], transcript: Sequence[CallTurn], start: int, limit: int = TURNS
+) -> list[ShownTurn]:
     """The turns of calls `start` to `start + limit`, counted from 0."""
     by_call = {turn.call_id: turn for turn in transcript}
     names = {
@@ -107,7 +111,7 @@ def turns_of(entries: Sequence[Entry], transcript: Sequence[CallTurn], start: in
     turns = []
     for entry in entries[start : start + limit]:
         turn = by_call.get(entry.line.id)
-        turns.append(Turn(entry, turn.new if turn else (), turn.reply if turn else None, names))
+        turns.append(ShownTurn(entry, turn.new if turn else (), turn.reply if turn else None, names))
     return turns
 
 
@@ -136,24 +140,24 @@ class Timeline:
     seconds: float
     engine_s: float
     harness_s: float
-    slowest: Sequence[Entry]
+    slowest: Sequence[OutlineEntry]
 
 
-def timeline_of(entries: Sequence[Entry], now: float) -> Timeline | None:
+def timeline_of(entries: Sequence[OutlineEntry], now: float) -> Timeline | None:
     """Bars for the engine's time and the harness's between its calls, a lane for each agent. None without calls."""
     if not entries:
         return None
     ends = {entry.line.id: entry.line.finished_at or now for entry in entries}
     first, last = min(entry.line.created_at for entry in entries), max(ends.values())
     whole = max(last - first, 1e-3)
-    by_lane: defaultdict[str, list[Entry]] = defaultdict(list)
+    by_lane: defaultdict[str, list[OutlineEntry]] = defaultdict(list)
     for entry in entries:
         by_lane[_lane(entry.line)].append(entry)
     lanes, waited, between = [], 0.0, 0.0
     for name, members in by_lane.items():
         bars: list[Bar] = []
         free = 0.0
-        previous: Entry | None = None
+        previous: OutlineEntry | None = None
         for entry in members:
             line = entry.line
             end = ends[line.id]

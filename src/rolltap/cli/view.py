@@ -74,7 +74,7 @@ def _show(link: str, browser: bool) -> None:
         webbrowser.open(link)
 
 
-class Vocabularies:
+class TokenizerFolders:
     """The tokenizers by policy: those that the command names, else those of the settings. Read when first asked for."""
 
     def __init__(self, named: Sequence[str], settings: Settings) -> None:
@@ -106,7 +106,7 @@ async def _serve(store: str, named: Sequence[str], settings: Settings, port: int
     from rolltap.proxy.viewer.pages import Pages
     from rolltap.reading import opened_reader
 
-    vocabularies = Vocabularies(named, settings)
+    vocabularies = TokenizerFolders(named, settings)
     rules = policy_rules(settings, ())
     async with opened_reader(store, rules=rules, vocabulary=vocabularies.of_policy) as reader:
         access = Access(secrets.token_hex(16))
@@ -121,7 +121,7 @@ async def _page(store: str, named: Sequence[str], settings: Settings, what: str)
     from rolltap.proxy.viewer.one_file import one_file
     from rolltap.reading import opened_reader
 
-    vocabularies = Vocabularies(named, settings)
+    vocabularies = TokenizerFolders(named, settings)
     async with opened_reader(store, rules=policy_rules(settings, ()), vocabulary=vocabularies.of_policy) as reader:
         return await one_file(reader, what)
 
