@@ -37,10 +37,10 @@ LEAVE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RaySettings:
-    """`cpus` are declared for each node's actor, `slots` are what it runs at once."""
+    """`key` is a runner's. `cpus` are declared for each node's actor, `slots` are what it runs at once."""
 
     admin_url: str
-    admin_key: str
+    key: str
     address: str | None = None
     cpus: float = 1.0
     slots: Slots = DEFAULT_SLOTS
@@ -58,7 +58,7 @@ class NodeActor:
 
     async def run(self) -> None:
         """Until `stop`."""
-        async with AdminClient(self._settings.admin_url, self._settings.admin_key) as client:
+        async with AdminClient(self._settings.admin_url, self._settings.key) as client:
             node = NodeSettings(self._name, self._settings.slots, self._settings.ttl)
             await NodeAgent(client, node, self._settings.defaults).run(self._stop)
 

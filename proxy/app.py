@@ -27,7 +27,6 @@ from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import OwnVersions, SharedVersions
 from rolltap.proxy.call.vocabularies import Vocabularies
-from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.front.exposure import check_exposure
@@ -41,9 +40,6 @@ from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import SessionCache
-from rolltap.proxy.viewer.access import Access
-from rolltap.proxy.viewer.app import MayView, mount
-from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import reader_on
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
@@ -66,7 +62,6 @@ class Rolltap:
     sessions: SessionCache
     services: Services
     planes: dict[str, Any]
-    view_access: Access
     base_url: str = ""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -171,8 +166,7 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     handles = Handles(settings.keys.secret.encode())
     policies, vendors = open_policies(settings, handles, http)
     alone = call_log.database.dialect_name == "sqlite"  # which takes one writing process
-    digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
-    live = SessionCache(call_log, digests, alone=alone)
+    live = SessionCache(call_log, alone=alone)
     recorder = Recorder(call_log)
     sessions = SessionService(call_log, policies.names, settings.limits, closed=live.forget)
 
@@ -191,9 +185,9 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
         close_session=sessions.close,
         settings=LedgerSettings(trainer_silence=settings.queue.trainer_silence_s),
     )
+    keyring = Keyring(settings.keys, ledger.keys, alone=alone)
     capture = Capture(settings.keys.project, call_log, live, policies, settings.limits.session_ttl_s)
     responses = ResponseStore(call_log, handles, policies)
-    keyring = Keyring(settings.keys)
     passthrough = Vendors(vendors, unnamed=is_loopback(settings.listen.host_of("agent")))
     admission = Admission(live, capture, policies, responses, keyring, passthrough)
     versions = OwnVersions() if alone else SharedVersions(policies, ledger.policies.list)
@@ -212,26 +206,17 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     )
 
     async def knows(key: str) -> bool:
-        return keyring.role(key) is not None
+        return await keyring.caller(key) is not None
 
     def gated(app: FastAPI) -> Gate:
         return Gate(app, knows, int(settings.limits.request_mb * 1_000_000), settings.limits.receipt_s)
 
-    view_access = Access(settings.keys.secret + settings.keys.admin)
-    pages = Pages(services.reader, call_log.database.name)
     planes = {
         "agent": AgentPlane(known_dialects(), path, Queries(admission, policies, responses), settings.limits),
         "trainer": gated(trainer_app(services, keyring)),
-        "admin": gated(mount(admin_app(services, keyring), pages, view_access, _may_view(keyring))),
+        "admin": gated(admin_app(services, keyring)),
     }
-    return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access)
-
-
-def _may_view(keyring: Keyring) -> MayView:
-    async def may_view(key: str) -> bool:
-        return keyring.role(key) == "admin"
-
-    return may_view
+    return Rolltap(settings, call_log, ledger, policies, live, services, planes)
 
 
 def _rules(session: Session | None, settings: Settings) -> Rules:

@@ -11,9 +11,13 @@ from starlette.exceptions import HTTPException
 
 from rolltap import __version__
 from rolltap.errors import RolltapError
+from rolltap.proxy import access
+from rolltap.proxy.access import guard
+from rolltap.proxy.policy_limits import limit_to_policies
 from rolltap.proxy.routes import (
     events,
     health,
+    keys,
     leases,
     metrics,
     nodes,
@@ -29,24 +33,24 @@ from rolltap.proxy.sessions.keys import Keyring
 
 
 def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
-    """Leases, trajectories and weights, by trainer key."""
+    """Leases, trajectories and weights."""
     app = _app("trainer plane")
-    guard = [Depends(keyring.require("trainer", "admin")), Depends(check_values)]
+    own = Depends(limit_to_policies(services))
+    guards = [Depends(guard(keyring, access.TRAINER_PLANE)), own, Depends(check_values)]
     for routes in (leases.router(services), policies.trainer_router(services), transfers.router(services)):
-        app.include_router(routes, dependencies=guard)
+        app.include_router(routes, dependencies=guards)
     app.include_router(health.router(services))
     return app
 
 
 def admin_app(services: Services, keyring: Keyring) -> FastAPI:
-    """Sessions, tasks and rewards, by admin key; evaluator keys may append rewards only."""
+    """Sessions, tasks, rollouts, rewards and keys."""
     app = _app("admin plane")
-    guard = [Depends(keyring.require("admin")), Depends(check_values)]
+    guards = [Depends(guard(keyring, access.ADMIN_PLANE)), Depends(check_values)]
     for part in (sessions, tasks, rollouts, nodes, events, metrics):
-        app.include_router(part.router(services), dependencies=guard)
-    app.include_router(policies.admin_router(services), dependencies=guard)
-    rewarding = [Depends(keyring.require("evaluator", "admin")), Depends(check_values)]
-    app.include_router(rollouts.reward_router(services), dependencies=rewarding)
+        app.include_router(part.router(services), dependencies=guards)
+    app.include_router(policies.admin_router(services), dependencies=guards)
+    app.include_router(keys.router(services, keyring), dependencies=guards)
     app.include_router(health.router(services))
     return app
 

@@ -1,6 +1,6 @@
 """Who a request of the agent plane is from, and which policy answers it.
 
-A session's key names the session. The project's key opens sessions by itself, by the conversation. A key that is not
+A session's key names the session. A project's key opens sessions by itself, by the conversation. A key that is not
 rolltap's is the user's own: its request goes to the vendor of its protocol, under the session that a URL prefix names,
 else under that of its conversation. Where a vendor's settings hold a key, that one is used, and a key of rolltap's says
 who may. A key of rolltap's never reaches a vendor, and a vendor's key never the store, not even as a hash.
@@ -9,7 +9,7 @@ who may. A key of rolltap's never reaches a vendor, and a vendor's key never the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -37,6 +37,7 @@ class VendorRoute:
     policy: str
     vendor: PassthroughSource
     session: LiveSession | None = None
+    project: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,15 +78,15 @@ class Admission:
             request = read_request(arrival.dialect, arrival.wire)
             arrival.policy = self._policies[relay.policy]
             relay.vendor.check_model(request.model, arrival.policy.settings.aliases)
-            arrival.take_session(relay.session or await self._capture.session(request, relay.policy))
+            arrival.take_session(relay.session or await self._capture.session(request, relay.project, relay.policy))
             arrival.request = request
             return
-        session = await self.session(arrival.dialect, arrival.wire)
-        if session is not None:
-            arrival.take_session(session)
+        admitted = await self.session(arrival.dialect, arrival.wire)
+        if not isinstance(admitted, str):
+            arrival.take_session(admitted)
         request = arrival.dialect.parse(arrival.wire)
-        if session is None:
-            session = await self._captured(request)
+        session = await self._captured(request, admitted) if isinstance(admitted, str) else admitted
+        if session is not admitted:
             arrival.take_session(session)
         arrival.request = in_role(session.session, await self._responses.fill(arrival.dialect, session, request))
         arrival.policy = self._policies.of_session(session.session, arrival.request.model)
@@ -95,20 +96,28 @@ class Admission:
     async def enter(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
         """The session of a request's head, which has no body yet; None where the body says it. No key: an error."""
         relay = await self.relay(dialect, wire)
-        return relay.session if relay is not None else await self.session(dialect, wire)
+        admitted = relay.session if relay is not None else await self.session(dialect, wire)
+        return None if isinstance(admitted, str) else admitted
 
-    async def session(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
-        """The session of the request's key; None for the project's key, whose sessions follow from the calls."""
+    async def session(self, dialect: Dialect, wire: WireRequest) -> LiveSession | str:
+        """The session of the request's key; for a project's key its `project`: sessions follow from the calls."""
         key = dialect.key(wire)
-        return None if self._capture.owns(key) else await self._sessions.enter(key, wire.path_params.get("session"))
+        project = await self._project(key)
+        return project if project is not None else await self._sessions.enter(key, wire.path_params.get("session"))
 
-    async def maker(self, reply: str) -> LiveSession | None:
-        """The captured session that made the reply which a handle names; None if there is none."""
-        return await self._capture.maker(self._responses.call_of(reply))
+    async def maker(self, reply: str, project: str) -> LiveSession | None:
+        """The project's captured session that made the reply which a handle names; None if there is none."""
+        return await self._capture.maker(self._responses.call_of(reply), project)
 
-    async def _captured(self, request: ChatRequest) -> LiveSession:
-        """The session of a call under the project's key: of the reply that it names, else of its conversation."""
-        return await self._capture.maker(self._responses.named(request)) or await self._capture.session(request)
+    async def _project(self, key: str | None) -> str | None:
+        """The project of a project's key, "" for that of the settings; None for any other key."""
+        caller = await self._keyring.project(key)
+        return None if caller is None else "" if caller.is_root else caller.id
+
+    async def _captured(self, request: ChatRequest, project: str) -> LiveSession:
+        """The session of a call under a project's key: of the reply that it names, else of its conversation."""
+        maker = await self._capture.maker(self._responses.named(request), project)
+        return maker or await self._capture.session(request, project)
 
     async def relay(self, dialect: Dialect, wire: WireRequest) -> VendorRoute | None:
         """The vendor that the request goes to; None if it is not one for a vendor."""
@@ -125,11 +134,12 @@ class Admission:
         return self._first(protocol, keyed=False) if self._unnamed else None
 
     async def _under_our_key(self, key: str, named: str | None, protocol: str) -> VendorRoute | None:
-        """Under the project's key vendors are reached where nothing else is served."""
-        if self._capture.owns(key):
+        """Under a project's key vendors are reached where nothing else is served."""
+        if (project := await self._project(key)) is not None:
             if len(self._vendors) < len(self._policies.names):
                 return None
             policy, relay = next(iter(self._vendors)), self._first(protocol, keyed=True)
+            relay = None if relay is None else replace(relay, project=project)
         else:
             session = await self._sessions.enter(key, named)
             policy = session.session.policy
@@ -149,7 +159,7 @@ class Admission:
         return VendorRoute(policy, vendor, session)
 
     def _is_ours(self, key: str) -> bool:
-        return key.startswith(OUR_PREFIX) or self._capture.owns(key) or self._keyring.role(key) is not None
+        return key.startswith(OUR_PREFIX) or self._keyring.root(key) is not None
 
 
 def protocol_of(dialect: str, headers: Mapping[str, str]) -> str:

@@ -36,7 +36,7 @@ class Queries:
         if await self._forwarded(dialect, wire, http):
             return
         names = self._policies.names
-        if (live := await self._admission.session(dialect, wire)) is not None:
+        if not isinstance(live := await self._admission.session(dialect, wire), str):
             names = [*roles_of(live.session), *self._policies.served(live.session.policy)]
         await http.reply(WireReply(200, dialect.models(names, wire.path_params.get("model")), JSON))
 
@@ -51,7 +51,9 @@ class Queries:
         for name in wire.query:
             raise InvalidRequest(f"{name}: a recorded reply is given whole, as it was delivered", param=name)
         reply = wire.path_params["reply"]
-        live = await self._admission.session(dialect, wire) or await self._admission.maker(reply)
+        live = await self._admission.session(dialect, wire)
+        if isinstance(live, str):
+            live = await self._admission.maker(reply, live)
         if live is None:
             raise NotFound(f"no completed reply {reply!r} is on record")
         request, started, ended = await self._responses.reply(dialect, live, reply)

@@ -12,7 +12,8 @@ from rolltap.settings import PlaneName, Settings
 log = logging.getLogger("rolltap.front")
 
 MIN_KEY = 16
-"""Characters of a key that nobody guesses. Those that rolltap makes have 43 and more."""
+MIN_KINDS = 8
+"""Characters, and different ones, of a key that nobody guesses. Those that rolltap makes have 43 and more."""
 
 
 def check_exposure(settings: Settings) -> None:
@@ -24,9 +25,15 @@ def check_exposure(settings: Settings) -> None:
     host = next(iter(exposed.values()))
     if not (keys.admin and keys.trainer):
         raise ConfigError(f"listening on {host} needs keys: set keys.admin and keys.trainer in the settings")
-    for name in ("admin", "trainer", "evaluator", "project"):
-        if (key := getattr(keys, name)) and len(key) < MIN_KEY:
-            raise ConfigError(f"keys.{name} has {len(key)} characters: on {host} a key needs {MIN_KEY} or more")
+    chosen = {name: key for name, key in keys.model_dump().items() if key}
+    for name, key in chosen.items():
+        if len(key) < MIN_KEY or len(set(key)) < MIN_KINDS:
+            raise ConfigError(
+                f"keys.{name} is weak: on {host} a key needs {MIN_KEY} characters or more, e.g. those of "
+                "`openssl rand -base64 32`"
+            )
+    if len(set(chosen.values())) < len(chosen):
+        raise ConfigError("two of [keys] are the same: give each role a key of its own")
     if not listen.tls_certificate:
         planes = " and ".join(exposed)
         log.warning(

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rolltap.errors import RequestError, Unauthenticated
+from rolltap.errors import RolltapError, Unauthenticated
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.dialects.base import WireReply
 
@@ -40,7 +40,7 @@ class Gate:
             body = await http.body(self._body_bytes, self._receipt_s)
         except ClientGone:
             return
-        except RequestError as error:
+        except RolltapError as error:
             await _refuse(http, error)
             return
         await self.app(scope, _Whole(body, receive), send)
@@ -69,6 +69,6 @@ def _key(headers: Any) -> str:
     return ""
 
 
-async def _refuse(http: HttpExchange, error: RequestError) -> None:
+async def _refuse(http: HttpExchange, error: RolltapError) -> None:
     body = msgspec.json.encode({"error": {"code": error.code, "message": error.message, "param": error.param}})
     await http.refuse(WireReply(error.status, body, {"content-type": "application/json"}))

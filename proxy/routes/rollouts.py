@@ -8,8 +8,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from rolltap.contract.admin import CapTurns, FinishRollout, NewReward, OpenGroup, StartRollout
-from rolltap.errors import LedgerError
+from rolltap.contract.keys import Caller
+from rolltap.errors import Forbidden, LedgerError
 from rolltap.ledger.groups import GroupSpec
+from rolltap.proxy.access import By
 from rolltap.proxy.call.turn_cap import TAG
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
@@ -18,7 +20,7 @@ from rolltap.types import GroupStatus
 
 
 def router(services: Services) -> APIRouter:
-    """Groups and rollouts. Rewards have their own router, since evaluators may append them too."""
+    """Groups, rollouts and rewards."""
     routes = APIRouter(tags=["rollouts"])
     _serve_groups(routes, services)
     _serve_rollouts(routes, services)
@@ -28,6 +30,11 @@ def router(services: Services) -> APIRouter:
         """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
         await services.ledger.turn_caps.set(name, body.turns)
         return {"policy": name, "turns": body.turns}
+
+    @routes.post("/rewards")
+    async def append_reward(body: NewReward, by: By) -> dict[str, Any]:
+        """Appends a reward; the same `id` with the same content again changes nothing."""
+        return asdict(await services.ledger.rewards.append(body, by))
 
     return routes
 
@@ -66,36 +73,40 @@ def _serve_rollouts(routes: APIRouter, services: Services) -> None:
     rollouts = services.ledger.rollouts
 
     @routes.get("/rollouts/{rollout_id}")
-    async def show_rollout(rollout_id: str) -> dict[str, Any]:
+    async def show_rollout(rollout_id: str, by: By) -> dict[str, Any]:
         """The rollout with its rewards, and what its evaluator saw."""
+        await rollouts.check_own(rollout_id, by)
         rollout = asdict(await rollouts.get(rollout_id))
         return {**rollout, "evaluation": await rollouts.evaluation(rollout_id)}
 
     @routes.post("/rollouts/{rollout_id}/start")
-    async def start_rollout(rollout_id: str, body: StartRollout) -> dict[str, Any]:
+    async def start_rollout(rollout_id: str, body: StartRollout, by: By) -> dict[str, Any]:
         """A new attempt with a session and a key of its own; the key of the attempt before it dies.
 
         `turns` is the task's cap (0: none); the answer's is the lower of that and the policy's, and the proxy holds
         the session to it. `model` is the name that the harness asks for: the policy's, or that of its main role.
         """
-        return await _start(services, rollout_id, body)
+        return await _start(services, rollout_id, body, by)
 
     @routes.post("/rollouts/{rollout_id}/finish")
-    async def finish_rollout(rollout_id: str, body: FinishRollout) -> dict[str, Any]:
+    async def finish_rollout(rollout_id: str, body: FinishRollout, by: By) -> dict[str, Any]:
         """The one terminal state; closes the session."""
-        return asdict(await rollouts.finish(rollout_id, body))
+        return asdict(await rollouts.finish(rollout_id, body, by))
 
 
-async def _start(services: Services, rollout_id: str, body: StartRollout) -> dict[str, Any]:
+async def _start(services: Services, rollout_id: str, body: StartRollout, by: Caller) -> dict[str, Any]:
     ledger = services.ledger
+    await ledger.rollouts.check_own(rollout_id, by)
     group = await ledger.rollouts.group_of(rollout_id)
     policy, roles = group.policy, group.roles
     turns = await ledger.turn_caps.of(policy, body.turns)
     tags = ({TAG: str(turns)} if turns else {}) | role_tags(roles)
     session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags)
     try:
-        started = await ledger.rollouts.start(rollout_id, session.id, runner=body.runner, node_token=body.node_token)
-    except LedgerError:
+        started = await ledger.rollouts.start(
+            rollout_id, session.id, runner=body.runner, node_token=body.node_token, by=by
+        )
+    except (LedgerError, Forbidden):
         await services.sessions.close(session.id)
         raise
     return {
@@ -109,15 +120,3 @@ async def _start(services: Services, rollout_id: str, body: StartRollout) -> dic
         "roles": roles,
         "turns": turns,
     }
-
-
-def reward_router(services: Services) -> APIRouter:
-    """The one route that an evaluator's key opens."""
-    routes = APIRouter(tags=["rewards"])
-
-    @routes.post("/rewards")
-    async def append_reward(body: NewReward) -> dict[str, Any]:
-        """Appends a reward; the same `id` with the same content again changes nothing."""
-        return asdict(await services.ledger.rewards.append(body))
-
-    return routes

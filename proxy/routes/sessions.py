@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from rolltap.calllog.base import CallRow
 from rolltap.contract.admin import OpenSession
 from rolltap.errors import NotFound
+from rolltap.proxy.access import By
 from rolltap.proxy.call.turn_cap import REACHED, cap_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
@@ -55,8 +56,9 @@ def router(services: Services) -> APIRouter:
         return report_of(trajectory).to_dict()
 
     @routes.post("/sessions/{session_id}/close")
-    async def close_session(session_id: str) -> dict[str, Any]:
+    async def close_session(session_id: str, by: By) -> dict[str, Any]:
         """Later calls are refused. `capped` says whether some were before, for the session's cap of turns."""
+        await services.ledger.rollouts.check_own_session(session_id, by)
         await services.sessions.close(session_id)
         session = await _found(services, session_id)
         rows = await services.call_log.rows(session_id) if cap_of(session) else ()

@@ -1,4 +1,4 @@
-"""Capture without configuration: with the project's key, sessions open by themselves.
+"""Capture without configuration: with a project's key, sessions open by themselves.
 
 A call belongs to the session of its conversation: by the harness's own conversation header where there is one, else by
 the recent captured session whose recorded calls the request continues, else to a new session. Headers are hints of
@@ -8,17 +8,17 @@ which conversation a call belongs to *within one project*; they never lead to an
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from itertools import count
 from typing import TYPE_CHECKING
 
 from rolltap.calllog.base import CallLog
+from rolltap.contract.keys import key_hash
 from rolltap.ids import new_id
 from rolltap.proxy.conversation.chat import ChatRequest
-from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache, key_hash
+from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
 from rolltap.types import Session
 
 if TYPE_CHECKING:
@@ -27,63 +27,74 @@ if TYPE_CHECKING:
 RECENT = 64
 CAPTURED = "captured"
 """The tag of a session that opened by itself; its value is the dialect of the first call."""
+PROJECT = "project"
+"""The tag that names the minted project key of a captured session. Those of the settings' key have none."""
 
 
 class Capture:
-    """The sessions of one project key."""
+    """The sessions of the projects: each key's are its own. `secret` keeps their conversations' hashes unknown."""
 
-    def __init__(self, project_key: str, call_log: CallLog, live: SessionCache, policies: Policies, ttl: float) -> None:
-        self._key = project_key
+    def __init__(self, secret: str, call_log: CallLog, live: SessionCache, policies: Policies, ttl: float) -> None:
+        self._secret = secret
         self._log = call_log
         self._live = live
         self._policies = policies
         self._ttl = ttl
-        self._recent: OrderedDict[str, LiveSession] = OrderedDict()
+        self._recent: defaultdict[str, OrderedDict[str, LiveSession]] = defaultdict(OrderedDict)  # by project
 
-    def owns(self, key: str | None) -> bool:
-        """Whether `key` is the project's."""
-        return bool(key and self._key) and hmac.compare_digest(key.encode(), self._key.encode())  # type: ignore[union-attr]
-
-    async def session(self, chat: ChatRequest, policy: str | None = None) -> LiveSession:
-        """The session of the request's conversation, opened if it is new.
+    async def session(self, chat: ChatRequest, project: str = "", policy: str | None = None) -> LiveSession:
+        """The session of the request's conversation in the project ("": the settings' own), opened if it is new.
 
         With `policy` it is one of that policy; else of the one that the first call's model leads to.
         """
         conversation = chat.hints.conversation
-        live = await self._named(chat, conversation, policy) if conversation else self._continued(chat, policy)
+        if conversation:
+            live = await self._named(chat, conversation, project, policy)
+        else:
+            live = self._continued(chat, project, policy)
         if live is None:
-            session = self._new(chat, key_hash(f"{self._key}\0{secrets.token_hex(16)}"), policy)
+            session = self._new(chat, key_hash(f"{self._secret}\0{secrets.token_hex(16)}"), project, policy)
             await self._log.open_session(session)
             live = await self._live.adopt(session)
-        self._recent[live.session.id] = live
-        self._recent.move_to_end(live.session.id)
-        if len(self._recent) > RECENT:
-            self._recent.popitem(last=False)
+        recent = self._recent[project]
+        recent[live.session.id] = live
+        recent.move_to_end(live.session.id)
+        if len(recent) > RECENT:
+            recent.popitem(last=False)
         return live
 
-    async def maker(self, call_id: str | None) -> LiveSession | None:
-        """The captured session that made a call; None if there is none, or if it has ended."""
+    async def maker(self, call_id: str | None, project: str = "") -> LiveSession | None:
+        """The project's captured session that made a call; None if there is none, or if it has ended."""
         session = await self._log.session_of(call_id) if call_id is not None else None
         if session is None or CAPTURED not in session.tags or not _is_open(session):
             return None
+        if session.tags.get(PROJECT, "") != project:
+            return None
         return await self._live.adopt(session)
 
-    async def _named(self, chat: ChatRequest, conversation: str, policy: str | None) -> LiveSession:
+    async def _named(self, chat: ChatRequest, conversation: str, project: str, policy: str | None) -> LiveSession:
         """The session of a conversation that the harness names; a new one where the former has ended."""
         for turn in count():
-            identity = (self._key, chat.dialect, policy or "", conversation, str(turn))
+            identity = (
+                self._secret,
+                *([project] if project else []),
+                chat.dialect,
+                policy or "",
+                conversation,
+                str(turn),
+            )
             hashed = hashlib.sha256("\0".join(identity).encode()).hexdigest()
             known = await self._log.session_by_key(hashed)
             if known is None:  # a harness's first calls come together, perhaps to several proxies
-                known = await self._log.claim_session(self._new(chat, hashed, policy))
+                known = await self._log.claim_session(self._new(chat, hashed, project, policy))
             if _is_open(known):
                 return await self._live.adopt(known)
         raise AssertionError("unreachable")
 
-    def _continued(self, chat: ChatRequest, policy: str | None) -> LiveSession | None:
+    def _continued(self, chat: ChatRequest, project: str, policy: str | None) -> LiveSession | None:
         """The recent session that holds the longest beginning of this conversation, if any holds a turn of it."""
         best: tuple[int, LiveSession] | None = None
-        for live in reversed(self._recent.values()):
+        for live in reversed(self._recent[project].values()):
             if not _is_open(live.session) or (policy is not None and live.session.policy != policy):
                 continue
             outline = live.forest.outline(live.session.policy, chat)
@@ -92,9 +103,9 @@ class Capture:
                 best = (match.covered, live)
         return best[1] if best else None
 
-    def _new(self, chat: ChatRequest, hashed: str, policy: str | None) -> Session:
+    def _new(self, chat: ChatRequest, hashed: str, project: str, policy: str | None) -> Session:
         now = time.time()
-        tags = {CAPTURED: chat.dialect, "model": chat.model}
+        tags = {CAPTURED: chat.dialect, "model": chat.model} | ({PROJECT: project} if project else {})
         bound = policy or self._policies.for_model(chat.model)
         return Session(new_id(), bound, hashed, now, now + self._ttl, tags=tags)
 

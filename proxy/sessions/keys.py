@@ -1,53 +1,92 @@
-"""Keys of the trainer and admin planes. (The agent plane's keys are sessions: `rolltap.proxy.sessions.session_cache`.)
+"""Who makes a request of any plane, by its key. (Sessions' keys: `rolltap.proxy.sessions.session_cache`.)
 
-Deny by default: a plane's application takes a dependency that names the roles it serves, and a request whose bearer
-key is of none of them gets 401. Keys are compared in constant time.
+The settings hold one key of each role; admin keys mint others, of which the store has the hashes. This process keeps
+the minted keys that work in memory and reads them again after `TRUST_S` seconds, so a key that another proxy minted,
+rotated or revoked is known here that soon, and what this one did is known at once. A proxy that is alone on its store
+reads them once. While the store is away the known keys go on working: nobody can revoke one then.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
-from typing import Literal
+import math
+import time
 
-from fastapi import Request
-
-from rolltap.errors import Forbidden, Unauthenticated
+from rolltap.contract.keys import MINTED, ROLES, Caller, key_hash
+from rolltap.errors import StoreUnavailable
+from rolltap.ledger.keys import Keys
+from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, TRUST_S
 from rolltap.settings import KeySettings
 
-Role = Literal["admin", "trainer", "evaluator"]
+AGAIN_S = 0.1
+"""An unknown key has the store asked again, but not sooner than so many seconds after the last time."""
+
+Working = dict[str, tuple[Caller, float]]
+"""By the hash of a secret: whose it is, and until when on the monotonic clock."""
 
 
 class Keyring:
-    """Which role a key has."""
+    """The keys of the settings and the minted ones. `alone`: no other process mints or revokes keys."""
 
-    def __init__(self, keys: KeySettings) -> None:
-        self._roles: list[tuple[Role, bytes]] = [
-            ("admin", keys.admin.encode()),
-            ("trainer", keys.trainer.encode()),
-            ("evaluator", keys.evaluator.encode()),
-        ]
+    def __init__(self, settings: KeySettings, minted: Keys | None = None, *, alone: bool = False) -> None:
+        self._roots = [(Caller(role, role), getattr(settings, role).encode()) for role in ROLES]
+        self._minted = minted
+        self._alone = alone
+        self._working: Working = {}
+        self._asked_at = self._trusted_until = -math.inf
+        self._reading = asyncio.Lock()
 
-    def role(self, key: str) -> Role | None:
-        """The role of `key`; every known key is compared, so the time taken tells nothing."""
-        found: Role | None = None
-        for role, known in self._roles:
+    def root(self, key: str) -> Caller | None:
+        """The holder of a key of the settings; every one is compared, so the time taken tells nothing."""
+        found: Caller | None = None
+        for caller, known in self._roots:
             if known and hmac.compare_digest(known, key.encode()):
-                found = role
+                found = caller
         return found
 
-    def require(self, *roles: Role) -> Callable[[Request], Awaitable[Role]]:
-        """A FastAPI dependency that lets only `roles` pass."""
+    async def caller(self, key: str) -> Caller | None:
+        """Who holds `key`; None if it is not known, or not any more."""
+        if (root := self.root(key)) is not None:
+            return root
+        return await self._minted_caller(key_hash(key)) if key.startswith(MINTED) else None
 
-        async def dependency(request: Request) -> Role:
-            scheme, _, key = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not key:
-                raise Unauthenticated("send the plane's key as `Authorization: Bearer KEY`")
-            role = self.role(key.strip())
-            if role is None:
-                raise Unauthenticated("the key is not known")
-            if role not in roles:
-                raise Forbidden(f"this needs a key of role {' or '.join(roles)}, not {role}")
-            return role
+    async def project(self, key: str | None) -> Caller | None:
+        """The project whose key it is, if it is one's."""
+        found = await self.caller(key) if key else None
+        return found if found is not None and found.role == "project" else None
 
-        return dependency
+    async def changed(self) -> None:
+        """The minted keys were changed through this process: they are read again."""
+        self._asked_at = self._trusted_until = -math.inf
+        await self._read(time.monotonic())
+
+    async def _minted_caller(self, hashed: str) -> Caller | None:
+        now = time.monotonic()
+        if now >= self._trusted_until or (hashed not in self._working and now >= self._asked_at + AGAIN_S):
+            await self._read(now)
+        caller, ends_at = self._working.get(hashed, (None, 0.0))
+        return caller if time.monotonic() < ends_at else None
+
+    async def _read(self, since: float) -> None:
+        if self._minted is None:
+            return
+        async with self._reading:
+            if self._asked_at > since:
+                return  # another request has read them meanwhile
+            self._asked_at = asked_at = time.monotonic()
+            try:
+                async with asyncio.timeout(ANSWERS_WITHIN_S if self._working else None):
+                    found = await self._minted.working()
+            except (StoreUnavailable, TimeoutError):
+                if not self._working:
+                    raise
+                self._trusted_until = asked_at + TRUST_S
+                return
+            if self._asked_at != asked_at:
+                return  # they were changed meanwhile: what was read may be older
+            self._working = {
+                hashed: (caller, math.inf if left is None else asked_at + left)
+                for hashed, (caller, left) in found.items()
+            }
+            self._trusted_until = math.inf if self._alone else asked_at + TRUST_S

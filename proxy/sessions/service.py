@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rolltap.calllog.base import CallLog
+from rolltap.contract.keys import key_hash
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ids import new_id
-from rolltap.proxy.sessions.session_cache import key_hash
 from rolltap.settings import LimitSettings
 from rolltap.types import Session
 

@@ -8,7 +8,6 @@ store asks once. A session in use does not wait longer than `ANSWERS_WITHIN_S` f
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import time
 from collections import OrderedDict
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from rolltap.calllog.base import CallLog
+from rolltap.contract.keys import key_hash
 from rolltap.errors import RateLimited, SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 UNDELIVERED_KEPT = 8
 TRUST_S = 1.0
 ANSWERS_WITHIN_S = 2.0
-
-
-def key_hash(key: str) -> str:
-    """How a key is stored: hexadecimal SHA-256 (keys are 256 random bits, so no salt is needed)."""
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -80,15 +75,13 @@ class SessionCache:
     There is one `LiveSession` of a session at a time: one that is let go while somebody holds it is taken up again.
     """
 
-    def __init__(
-        self, log: CallLog, digests: DigestCache | None = None, *, alone: bool = False, capacity: int = 4096
-    ) -> None:
+    def __init__(self, log: CallLog, *, alone: bool = False, capacity: int = 4096) -> None:
         """`alone`: no other process opens sessions, closes them or records their calls."""
         self._log = log
         self._alone = alone
         self._closed = 0
         self._capacity = capacity
-        self._digests = digests or DigestCache()
+        self._digests = DigestCache()
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
         self._held: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also let go ones that are in use
         self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key, while one is held

@@ -98,7 +98,8 @@ async def service(folder: Path, script: Path | None = None) -> AsyncIterator[Ser
             await _until_up(f"http://127.0.0.1:{port}", process)
         url = f"http://127.0.0.1:{admin_port}"
         keys = tomllib.loads((folder / "data" / "keys.toml").read_text())
-        env = {"ROLLTAP_ADMIN_URL": url, "ROLLTAP_ADMIN_KEY": keys["admin"], "ROLLTAP_TRAINER_KEY": keys["trainer"]}
+        env = {f"ROLLTAP_{role.upper()}_KEY": keys[role] for role in ("admin", "trainer", "runner")}
+        env["ROLLTAP_ADMIN_URL"] = url
         yield Service(folder, url, f"http://127.0.0.1:{trainer_port}", {**env, "COLUMNS": "160"})
     finally:
         await asyncio.gather(end(server), end(engine))

@@ -16,22 +16,21 @@ DEFAULT_URLS = {"admin": "http://127.0.0.1:8712", "trainer": "http://127.0.0.1:8
 class PlaneClient(HttpClient):
     """JSON over HTTP to one plane. A call is made once: the user is there to repeat it."""
 
-    def __init__(self, plane: str, url: str | None = None, key: str | None = None, data: Path | None = None) -> None:
-        super().__init__(
-            url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL") or DEFAULT_URLS[plane],
-            key or os.environ.get(f"ROLLTAP_{plane.upper()}_KEY") or kept_key(plane, data),
-        )
+    def __init__(self, plane: str, url: str | None = None, key: str | None = None) -> None:
+        url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL") or DEFAULT_URLS[plane]
+        super().__init__(url, key or os.environ.get(f"ROLLTAP_{plane.upper()}_KEY") or kept_key(plane, None))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded reply."""
         return self.send(Request(method, path, body, once=True))
 
 
-def kept_key(plane: str, data: Path | None) -> str:
+def kept_key(role: str, data: Path | None) -> str:
     path = (data or Path(os.environ.get("ROLLTAP_DATA", "rolltap-data"))) / "keys.toml"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))[plane]
+        return tomllib.loads(path.read_text(encoding="utf-8"))[role]
     except (OSError, KeyError, tomllib.TOMLDecodeError):
         raise ConfigError(
-            f"no {plane} key: set ROLLTAP_{plane.upper()}_KEY, or run this beside the server's {path}"
+            f"no {role} key: set ROLLTAP_{role.upper()}_KEY (`rolltap keys mint {role}` makes one), "
+            f"or run this beside the server's {path}"
         ) from None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rolltap.cli.client import PlaneClient
+from rolltap.cli.client import PlaneClient, kept_key
+from rolltap.contract.keys import Role
 from rolltap.errors import ConfigError, RolltapError
 
 if TYPE_CHECKING:
@@ -52,20 +53,24 @@ def config_path(option: Path | None) -> Path | None:
     return option if option is not None else default if default.exists() else None
 
 
-def connect(plane: Literal["trainer", "admin"], config: Path | None = None, url: str | None = None) -> PlaneClient:
-    """A client of a running server.
+def connect(
+    plane: Literal["trainer", "admin"], config: Path | None = None, url: str | None = None, *, role: Role | None = None
+) -> PlaneClient:
+    """A client of a running server, with the key of `role`, which is the plane's own by default.
 
     The address is `url`, else ROLLTAP_<PLANE>_URL, else that of the settings which `rolltap serve` reads here. The key
-    is ROLLTAP_<PLANE>_KEY, else the settings', else the one that `serve` keeps in its data folder.
+    is ROLLTAP_<ROLE>_KEY, else the settings', else the one that `serve` keeps in its data folder.
     """
+    role = role or plane
     url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL")
-    key = os.environ.get(f"ROLLTAP_{plane.upper()}_KEY")
+    key = os.environ.get(f"ROLLTAP_{role.upper()}_KEY")
     if url and key:
         return PlaneClient(plane, url, key)
     from rolltap.settings import load_settings
 
     settings = load_settings(config_path(config))
-    return PlaneClient(plane, url or plane_url(settings, plane), key or getattr(settings.keys, plane), settings.data)
+    key = key or getattr(settings.keys, role) or kept_key(role, settings.data)
+    return PlaneClient(plane, url or plane_url(settings, plane), key)
 
 
 def plane_url(settings: Settings, plane: PlaneName) -> str:

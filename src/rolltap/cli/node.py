@@ -41,8 +41,11 @@ def node(
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Leases rollouts from the server and runs them on this machine, until stopped."""
-    plane = connect("admin", config, url)
+    """Leases rollouts from the server and runs them on this machine, until stopped.
+
+    The key is ROLLTAP_RUNNER_KEY, which reaches only what this node claimed; beside the server, the server's own.
+    """
+    plane = connect("admin", config, url, role="runner")
     settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))
     defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
     asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
@@ -76,10 +79,10 @@ def up(
         from rolltap.harnesses.ray_runner import RayRunner, RaySettings
     except ImportError as error:
         raise ConfigError("Ray is not installed; pip install 'rolltap[ray]'") from error
-    plane = connect("admin", config, url)
+    plane = connect("admin", config, url, role="runner")
     settings = RaySettings(
         admin_url=plane.url,
-        admin_key=plane.key,
+        key=plane.key,
         address=None if address == "local" else address,
         cpus=cpus,
         slots=slots_of(slots),

@@ -8,6 +8,7 @@
 * `trainers`: leases on whole groups (`rolltap.ledger.claims`, `rolltap.ledger.leases`, `rolltap.ledger.replay`).
 * `policies`: weight versions and backpressure.
 * `events`: what happened.
+* `keys`: who may do what.
 
 It knows neither the proxy nor the reconstructor: it is given a function that maps sessions to their trajectories, and
 one that closes a session.
@@ -26,6 +27,7 @@ from rolltap.ledger.base import CloseSession, LedgerSettings, TrajectoriesOf
 from rolltap.ledger.claims import expire
 from rolltap.ledger.events import Events
 from rolltap.ledger.groups import Groups
+from rolltap.ledger.keys import Keys
 from rolltap.ledger.nodes import Nodes
 from rolltap.ledger.policies import PolicyVersions
 from rolltap.ledger.rewards import Rewards
@@ -65,6 +67,7 @@ class Ledger:
         self.trainers = Trainers(self._uow)
         self.policies = PolicyVersions(self._uow)
         self.events = Events(self._uow)
+        self.keys = Keys(self._uow)
 
     async def sweep(self) -> None:
         """Does what time brings: ends leases and claims that have run out, settles groups past their deadline."""

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from rolltap.contract.admin import AssignedRollout, LeaseRollouts
 from rolltap.contract.base import check_ttl
+from rolltap.contract.keys import SERVER, Caller
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.completion import settle
@@ -26,41 +27,41 @@ from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
 from rolltap.ledger.waiting import note_node
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
 
-FREE = {"node": None, "node_token": None, "node_expires_at": None}
+FREE = {"node": None, "node_token": None, "node_expires_at": None, "node_key": None}
 
 
 class Nodes:
     def __init__(self, uow: UnitOfWork) -> None:
         self._uow = uow
 
-    async def lease(self, node: str, request: LeaseRollouts) -> Sequence[AssignedRollout]:
+    async def lease(self, node: str, request: LeaseRollouts, by: Caller = SERVER) -> Sequence[AssignedRollout]:
         """Rollouts for the node, highest priority first, then the longest waiting."""
         silence = self._uow.settings.trainer_silence
         deadline = time.monotonic() + request.wait
         ticket = self._uow.changed.ticket()
-        assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence))
+        assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence, by))
         while not assigned and (left := deadline - time.monotonic()) > 0:
             await wait_for(ticket, min(left, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
             if await self._uow.query(lambda tx: _anything(tx, request.submission)):
-                assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence))
+                assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence, by))
         return assigned
 
     async def anything_waits(self, submission: str | None = None) -> bool:
         """True while unclaimed work exists, including work blocked by backpressure."""
         return await self._uow.query(lambda tx: _anything(tx, submission))
 
-    async def heartbeat(self, tokens: Collection[str], ttl: float) -> Sequence[str]:
+    async def heartbeat(self, tokens: Collection[str], ttl: float, by: Caller = SERVER) -> Sequence[str]:
         """The claims of `tokens` hold for `ttl` seconds from now; the rollouts that are still theirs."""
         check_ttl(ttl)
-        return await self._uow.transact(lambda tx: _heartbeat(tx, tokens, ttl))
+        return await self._uow.transact(lambda tx: _heartbeat(tx, tokens, ttl, by))
 
-    async def release(self, node: str) -> int:
+    async def release(self, node: str, by: Caller = SERVER) -> int:
         """Everything the node holds is to be run by others at once, and no failure is counted. Returns how many."""
 
         def work(tx: Tx) -> int:
             tx.run(sa.delete(nodes).where(nodes.c.name == node))
-            return _give_back(tx, rollouts.c.node == node, None)
+            return _give_back(tx, sa.and_(rollouts.c.node == node, claimed_by(by)), None)
 
         return await self._uow.transact(work)
 
@@ -73,6 +74,11 @@ class Nodes:
         if not await self._uow.query(lambda tx: tx.scalar(sa.select(sa.exists().where(over(tx))))):
             return 0
         return await self._uow.transact(lambda tx: _give_back(tx, over(tx), self._uow.settings))
+
+
+def claimed_by(by: Caller) -> sa.ColumnElement[bool]:
+    """Rollouts whose claims `by` may extend and give back."""
+    return rollouts.c.node_key == by.id if by.only_own else sa.true()
 
 
 def _waiting(submission: str | None) -> sa.ColumnElement[bool]:
@@ -90,7 +96,7 @@ def _anything(tx: Tx, submission: str | None) -> bool:
     return tx.first(waiting) is not None or queue_head(tx, submission) is not None
 
 
-def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float) -> Sequence[AssignedRollout]:
+def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float, by: Caller) -> Sequence[AssignedRollout]:
     note_node(tx, node, request.submission)
     _open_what_is_due(tx, request, silence)
     chosen = (
@@ -107,7 +113,7 @@ def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float) -> Sequenc
     if not waiting:
         return ()
     token = new_id()
-    claim = {"node": node, "node_token": token, "node_expires_at": tx.now + request.ttl}
+    claim = {"node": node, "node_token": token, "node_expires_at": tx.now + request.ttl, "node_key": by.id}
     tx.run(sa.update(rollouts).where(rollouts.c.id.in_([row.id for row in waiting])).values(claim))
     tasks = load_tasks(tx, list({row.group_id for row in waiting}))
     return [AssignedRollout(row.id, token, policies[row.group_id], tasks[row.group_id]) for row in waiting]
@@ -123,8 +129,8 @@ def _open_what_is_due(tx: Tx, request: LeaseRollouts, silence: float) -> None:
             return
 
 
-def _heartbeat(tx: Tx, tokens: Collection[str], ttl: float) -> list[str]:
-    claimed = sa.and_(rollouts.c.node_token.in_(tokens), rollouts.c.node_expires_at > tx.now)
+def _heartbeat(tx: Tx, tokens: Collection[str], ttl: float, by: Caller) -> list[str]:
+    claimed = sa.and_(rollouts.c.node_token.in_(tokens), rollouts.c.node_expires_at > tx.now, claimed_by(by))
     own = [row.id for row in tx.all(sa.select(rollouts.c.id).where(claimed))]
     # What another transaction changes just now is left to the next heartbeat.
     lockable = sa.select(rollouts.c.id).where(claimed).order_by(rollouts.c.id).with_for_update(skip_locked=True)

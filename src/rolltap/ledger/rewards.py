@@ -8,9 +8,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.contract.admin import NewReward
+from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import LedgerError
 from rolltap.ids import new_id
 from rolltap.ledger.completion import settle
+from rolltap.ledger.rollouts import check_own
 from rolltap.ledger.rows import locked_group, reward_of
 from rolltap.ledger.schema import rewards
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
@@ -21,7 +23,7 @@ class Rewards:
     def __init__(self, uow: UnitOfWork) -> None:
         self._uow = uow
 
-    async def append(self, reward: NewReward) -> Reward:
+    async def append(self, reward: NewReward, by: Caller = SERVER) -> Reward:
         """Appends; the same `id` with the same content again changes nothing, with another is refused.
 
         May come after the rollout has ended, and completes its group if that was all it waited for. A reward for an
@@ -31,6 +33,7 @@ class Rewards:
 
         def work(tx: Tx) -> Reward:
             rollout, group = locked_group(tx, reward.rollout_id)
+            check_own(tx, rollout.id, by)
             known = tx.first(sa.select(rewards).where(rewards.c.id == id))
             if known is not None:
                 _check_same(known, reward)

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from rolltap.calllog.codec import pack_bytes, unpack_bytes
 from rolltap.contract.admin import FinishRollout
-from rolltap.errors import AlignmentError, LeaseLost, LedgerError, NotFound, RecordCorrupt
+from rolltap.contract.keys import SERVER, Caller
+from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
 from rolltap.ledger.base import StartedRollout, TrainedVersions
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rows import load_group, locked_group
@@ -48,8 +49,19 @@ class Rollouts:
 
         return await self._uow.query(work)
 
+    async def check_own(self, rollout_id: str, by: Caller) -> None:
+        """`Forbidden` unless `by` may touch the rollout: a runner what it claimed, or what it began last."""
+        if by.only_own:
+            await self._uow.query(lambda tx: check_own(tx, rollout_id, by))
+
+    async def check_own_session(self, session_id: str, by: Caller) -> None:
+        """`Forbidden` unless `by` may close the session: a runner those of the attempts that it began."""
+        own = sa.select(attempts.c.key_id).where(attempts.c.session_id == session_id)
+        if by.only_own and await self._uow.query(lambda tx: tx.scalar(own)) != by.id:
+            raise Forbidden("a runner's key closes the sessions of the attempts that it began, no others")
+
     async def start(
-        self, rollout_id: str, session_id: str, *, runner: str = "", node_token: str = ""
+        self, rollout_id: str, session_id: str, *, runner: str = "", node_token: str = "", by: Caller = SERVER
     ) -> StartedRollout:
         """A new attempt on `session_id`; the session of the attempt before it is closed.
 
@@ -61,24 +73,26 @@ class Rollouts:
             if RolloutStatus(rollout.status).terminal:
                 raise LedgerError(f"rollout {rollout_id} has ended as {rollout.status}; it can't be started again")
             _check_claim(rollout, node_token)
+            check_own(tx, rollout_id, by)
             attempt = rollout.attempt + 1
             tx.end_session(rollout.session_id)
             values = {"status": RolloutStatus.RUNNING, "attempt": attempt, "session_id": session_id}
             tx.run(sa.update(rollouts).where(rollouts.c.id == rollout_id).values(values))
             row = {"rollout_id": rollout_id, "attempt": attempt, "session_id": session_id, "runner": runner}
-            tx.run(attempts.insert().values(**row, started_at=tx.now))
+            tx.run(attempts.insert().values(**row, started_at=tx.now, key_id=by.id))
             tx.note("rollout_started", rollout_id, group_id=group.id, attempt=attempt, session_id=session_id)
             started = next(item for item in load_group(tx, group.id).rollouts if item.id == rollout_id)
             return StartedRollout(started, group.policy)
 
         return await self._uow.transact(work)
 
-    async def finish(self, rollout_id: str, ending: FinishRollout) -> Rollout:
+    async def finish(self, rollout_id: str, ending: FinishRollout, by: Caller = SERVER) -> Rollout:
         """The one terminal state; the session is closed. The same ending again changes nothing.
 
         `LedgerError` if the rollout has ended in another way, or the attempt is not the last one; `LeaseLost` if it is
         another node's. A scored rollout whose calls can't be reconstructed becomes unscorable, and its reason says why.
         """
+        await self.check_own(rollout_id, by)
         rollout = await self.get(rollout_id)
         if not _check_ending(rollout, ending):
             return rollout
@@ -90,6 +104,7 @@ class Rollouts:
             row, group = locked_group(tx, rollout_id)
             if _check_ending(row, ending):
                 _check_claim(row, ending.node_token)
+                check_own(tx, rollout_id, by)
                 _end(tx, row, ending, trained)
                 settle(tx, group, self._uow.settings)
 
@@ -132,6 +147,18 @@ def _check_claim(row: Any, node_token: str) -> None:
         raise LeaseLost(f"rollout {row.id} is not this node's any more; its claim ran out or was given to another")
 
 
+def check_own(tx: Tx, rollout_id: str, by: Caller) -> None:
+    """`Forbidden` for a runner that neither claims the rollout nor, if nobody does, began its current attempt."""
+    if not by.only_own:
+        return
+    began = sa.and_(attempts.c.rollout_id == rollouts.c.id, attempts.c.attempt == rollouts.c.attempt)
+    statement = sa.select(sa.func.coalesce(rollouts.c.node_key, attempts.c.key_id)).select_from(
+        rollouts.outerjoin(attempts, began)
+    )
+    if tx.scalar(statement.where(rollouts.c.id == rollout_id)) != by.id:
+        raise Forbidden(f"rollout {rollout_id} is not of this key: it was claimed with another one, or with none")
+
+
 def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> None:
     tx.run(
         sa.update(rollouts)
@@ -148,6 +175,7 @@ def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> N
             node=None,
             node_token=None,
             node_expires_at=None,
+            node_key=None,
         )
     )
     if ending.evaluation:

@@ -140,6 +140,7 @@ rollouts = Table(
     Column("node", String),
     Column("node_token", String),
     Column("node_expires_at", Double),
+    Column("node_key", String),  # id of the key that claimed it
     Index("rollouts_by_group", "group_id", "position", unique=True),
     Index("rollouts_by_status", "status", "node_expires_at"),
     Index("rollouts_by_claim", "node_expires_at"),
@@ -153,6 +154,7 @@ attempts = Table(
     Column("session_id", String, nullable=False),
     Column("runner", String, nullable=False),
     Column("started_at", Double, nullable=False),
+    Column("key_id", String, index=True),  # of the key that began it
 )
 
 evaluations = Table(
@@ -223,6 +225,27 @@ lease_groups = Table(
     Column("token", ForeignKey("leases.token"), primary_key=True),
     Column("group_id", ForeignKey("groups.id"), primary_key=True),
     Column("position", Integer, nullable=False),
+)
+
+keys = Table(
+    "keys",  # minted ones; those of the settings are in no table
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("role", String, nullable=False),
+    Column("policies", JSON(none_as_null=True)),  # None: all
+    Column("minted_by", String, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+)
+
+key_secrets = Table(
+    "key_secrets",
+    metadata,
+    Column("hash", String, primary_key=True),  # SHA-256 of the key as it is sent
+    Column("key_id", ForeignKey("keys.id"), nullable=False, index=True),
+    Column("expires_at", Double),
 )
 
 events = Table(

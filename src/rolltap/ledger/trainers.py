@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence, Set
 
+import sqlalchemy as sa
+
 from rolltap.contract.base import check_ttl
 from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
 from rolltap.contract.trainer import LeaseRequest, Rewound
@@ -14,7 +16,8 @@ from rolltap.ledger.base import DeadLetter, TrainedVersions
 from rolltap.ledger.claims import ClaimedGroups, claim, count_ready, return_group
 from rolltap.ledger.replay import claim_replay
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
-from rolltap.ledger.unit_of_work import UnitOfWork, wait_for
+from rolltap.ledger.schema import leases as lease_rows
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
 from rolltap.types import NO_VERSION, Group, Scoring, Task, Trajectory
 
 GROUPS_AT_ONCE = 16
@@ -75,6 +78,14 @@ class Trainers:
         """After a checkpoint of `step` was restored, of `versions` by policy: what came after it comes back."""
         return await self._uow.transact(lambda tx: leases.rewind(tx, trainer, step, versions))
 
+    async def policies_of_lease(self, lease_id: str) -> Set[str]:
+        """The policy of a lease's groups; none if there is no such lease."""
+        return await self._uow.query(lambda tx: _policies_where(tx, lease_rows.c.id == lease_id))
+
+    async def policies_of_trainer(self, trainer: str) -> Set[str]:
+        """The policies that the trainer has ever leased groups of."""
+        return await self._uow.query(lambda tx: _policies_where(tx, lease_rows.c.trainer == trainer))
+
     async def dead_letters(self, policy: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
         return await self._uow.query(lambda tx: dead_letters.listed(tx, policy, limit))
 
@@ -124,6 +135,10 @@ class Trainers:
     async def _return(self, group_id: str, claimed: ClaimedGroups, reason: str) -> None:
         settings = self._uow.settings
         await self._uow.transact(lambda tx: return_group(tx, group_id, claimed.token, reason, settings))
+
+
+def _policies_where(tx: Tx, which: sa.ColumnElement[bool]) -> set[str]:
+    return {row.policy for row in tx.all(sa.select(lease_rows.c.policy).where(which).distinct())}
 
 
 def _sessions(group: Group) -> list[str]:

@@ -34,7 +34,7 @@ def test_the_kubernetes_job_runs_nodes_until_nothing_is_left() -> None:
     assert (given["until_idle"], given["slots"], given["runtime"]) == (True, 8, "bubblewrap")
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert str(given["workspaces"]) == container["volumeMounts"][0]["mountPath"]
-    assert [variable["name"] for variable in container["env"]] == ["ROLLTAP_ADMIN_URL", "ROLLTAP_ADMIN_KEY"]
+    assert [variable["name"] for variable in container["env"]] == ["ROLLTAP_ADMIN_URL", "ROLLTAP_RUNNER_KEY"]
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -69,7 +69,7 @@ def test_the_slurm_array_runs_a_node_a_task(tmp_path: Path) -> None:
     command.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     command.chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
-    keys = {"ROLLTAP_ADMIN_URL": "http://10.0.0.1:8712", "ROLLTAP_ADMIN_KEY": "k", "SLURM_CPUS_PER_TASK": "8"}
+    keys = {"ROLLTAP_ADMIN_URL": "http://10.0.0.1:8712", "ROLLTAP_RUNNER_KEY": "k", "SLURM_CPUS_PER_TASK": "8"}
     done = subprocess.run(["bash", script], env={**env, **keys}, capture_output=True, text=True, check=True)
     given = parsed(json.loads(done.stdout))
     assert (given["name"], given["slots"], given["until_idle"]) == ("slurm-7-3", 8, True)

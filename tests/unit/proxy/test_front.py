@@ -215,6 +215,9 @@ def test_names_of_loopback(lines: list[tuple[bytes, bytes]], allowed: bool) -> N
     assert Hosts.of(listen, "0.0.0.0") is None
 
 
+STRONG = {"admin": "rt-admin-0123456789", "trainer": "rt-trainer-0123456789"}
+
+
 @pytest.mark.parametrize(
     ("listen", "keys", "told"),
     [
@@ -222,7 +225,9 @@ def test_names_of_loopback(lines: list[tuple[bytes, bytes]], allowed: bool) -> N
         ({"admin_host": "0.0.0.0"}, {}, "needs keys"),
         ({"host": "127.1"}, {}, "needs keys"),
         ({"host": "0.0.0.0"}, {"admin": "a", "trainer": "b"}, "16"),
-        ({"host": "0.0.0.0"}, {"admin": "a" * 16, "trainer": "b" * 16, "project": "p"}, "keys.project"),
+        ({"host": "0.0.0.0"}, {**STRONG, "project": "p"}, "keys.project is weak"),
+        ({"host": "0.0.0.0"}, {**STRONG, "admin": "a" * 64}, "keys.admin is weak"),
+        ({"host": "0.0.0.0"}, {**STRONG, "trainer": STRONG["admin"]}, "the same"),
     ],
 )
 def test_away_from_loopback_keys_are_chosen_and_long(listen: Any, keys: Any, told: str) -> None:
@@ -232,6 +237,6 @@ def test_away_from_loopback_keys_are_chosen_and_long(listen: Any, keys: Any, tol
 
 @pytest.mark.parametrize(("more", "warned"), [({}, True), ({"tls_certificate": "cert.pem"}, False)])
 def test_keys_in_clear_are_warned_of(caplog: pytest.LogCaptureFixture, more: Any, warned: bool) -> None:
-    settings = {"listen": {"admin_host": "0.0.0.0", **more}, "keys": {"admin": "a" * 16, "trainer": "b" * 16}}
+    settings = {"listen": {"admin_host": "0.0.0.0", **more}, "keys": STRONG}
     check_exposure(Settings.model_validate(settings))
     assert ("keys and prompts go in clear to the admin plane" in caplog.text) is warned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -279,7 +280,10 @@ async def test_a_session_is_named_by_the_url_and_by_the_harness(tmp_path: Path) 
 
 
 async def test_away_from_loopback_a_vendors_key_needs_a_session(tmp_path: Path) -> None:
-    exposed = {"listen": {"host": "0.0.0.0"}, "keys": {"admin": "a" * 16, "trainer": "t" * 16}}
+    exposed = {
+        "listen": {"host": "0.0.0.0"},
+        "keys": {role: f"rt-{role}-{secrets.token_hex(16)}" for role in ("admin", "trainer")},
+    }
     async with staged(tmp_path, "anthropic", settings=exposed) as stage:
         assert (await stage.post()).status_code == 401
         opened, key = await stage.app.services.sessions.open()

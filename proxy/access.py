@@ -1,0 +1,108 @@
+"""Who may call which route of the trainer and admin planes: one table, deny by default.
+
+A route that is not in its plane's table answers nobody, and a test fails (`tests/unit/proxy/test_access.py`, which
+tries every route with every kind of key). The agent plane's keys are the sessions' and the projects'
+(`rolltap.proxy.call.admission`); `/health` and `/ready` take no key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from rolltap.contract.keys import Caller, Role
+from rolltap.errors import Forbidden, Unauthenticated
+from rolltap.proxy.sessions.keys import Keyring
+
+Roles = tuple[Role, ...]
+Table = Mapping[str, Roles]
+
+ADMIN: Roles = ("admin",)
+READ: Roles = ("admin", "viewer")
+RUN: Roles = ("admin", "runner")
+TRAIN: Roles = ("admin", "trainer")
+LOOK_AT_TRAINING: Roles = ("admin", "trainer", "viewer")
+
+ADMIN_PLANE: Table = {
+    "POST /sessions": ADMIN,
+    "GET /sessions": READ,
+    "GET /sessions/{session_id}": READ,
+    "GET /sessions/{session_id}/trajectory": READ,
+    "POST /sessions/{session_id}/close": RUN,
+    "POST /tasks": ADMIN,
+    "GET /tasks": READ,
+    "GET /tasks/{id}": READ,
+    "GET /tasks/{id}/groups": READ,
+    "GET /tasks/{id}/events": READ,
+    "POST /tasks/{id}/cancel": ADMIN,
+    "POST /groups": ADMIN,
+    "GET /groups": READ,
+    "GET /groups/{group_id}": READ,
+    "POST /groups/{group_id}/cancel": ADMIN,
+    "GET /rollouts/{rollout_id}": ("admin", "viewer", "runner"),
+    "POST /rollouts/{rollout_id}/start": RUN,
+    "POST /rollouts/{rollout_id}/finish": RUN,
+    "POST /rewards": ("admin", "evaluator", "runner"),
+    "GET /nodes/waiting": ("admin", "viewer", "runner"),
+    "POST /nodes/{node}/lease": RUN,
+    "POST /nodes/{node}/heartbeat": RUN,
+    "POST /nodes/{node}/release": RUN,
+    "GET /policies": READ,
+    "GET /policies/{name}": READ,
+    "POST /policies/{name}/turns": ADMIN,
+    "GET /events": READ,
+    "GET /metrics": READ,
+    "GET /keys": ADMIN,
+    "POST /keys": ADMIN,
+    "POST /keys/{key_id}/rotate": ADMIN,
+    "POST /keys/{key_id}/revoke": ADMIN,
+}
+
+TRAINER_PLANE: Table = {
+    "POST /leases": TRAIN,
+    "POST /leases/{lease_id}/extend": TRAIN,
+    "POST /leases/{lease_id}/ack": TRAIN,
+    "POST /leases/{lease_id}/nack": TRAIN,
+    "POST /leases/{lease_id}/release": TRAIN,
+    "POST /trainers/{name}/rewind": TRAIN,
+    "GET /dead-letters": LOOK_AT_TRAINING,
+    "POST /dead-letters/{group_id}/revive": TRAIN,
+    "GET /policies/{name}": LOOK_AT_TRAINING,
+    "POST /policies/{name}/begin_update": TRAIN,
+    "POST /policies/{name}/push": TRAIN,
+    "POST /policies/{name}/finish_update": TRAIN,
+    "GET /policies/{name}/ranks": LOOK_AT_TRAINING,
+    "POST /policies/{name}/receive": TRAIN,
+}
+
+_bearer = HTTPBearer(auto_error=False, description="a key whose role may call the route")
+
+
+def guard(keyring: Keyring, table: Table) -> Callable[..., Awaitable[None]]:
+    """A FastAPI dependency: lets the roles of the route's row pass, and keeps the caller for the route."""
+
+    async def dependency(
+        request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+    ) -> None:
+        if credentials is None or not credentials.credentials:
+            raise Unauthenticated("send the plane's key as `Authorization: Bearer KEY`")
+        caller = await keyring.caller(credentials.credentials.strip())
+        if caller is None:
+            raise Unauthenticated("the key is not known, or it is over")
+        roles = table.get(f"{request.method} {request.scope['route'].path}", ())
+        if caller.role not in roles:
+            raise Forbidden(f"this needs a key of role {' or '.join(roles) or 'none'}, not {caller.role}")
+        request.state.caller = caller
+
+    return dependency
+
+
+async def _caller(request: Request) -> Caller:
+    return request.state.caller
+
+
+By = Annotated[Caller, Depends(_caller)]
+"""A route's parameter: who calls."""

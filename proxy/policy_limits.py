@@ -1,0 +1,55 @@
+"""Keys for named policies on the trainer plane: what a request is about must be of a policy of its key."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+from fastapi import Request
+
+from rolltap.errors import InvalidRequest
+from rolltap.proxy.access import By
+from rolltap.proxy.routes.services import Services
+
+
+def limit_to_policies(services: Services) -> Callable[..., Awaitable[None]]:
+    """A dependency that refuses requests about other policies than the key's. Keys without a limit cost nothing."""
+
+    async def dependency(request: Request, by: By) -> None:
+        if by.policies is not None:
+            by.check_policies(sorted(await _concerned(services, request)))
+
+    return dependency
+
+
+async def _concerned(services: Services, request: Request) -> Collection[str]:
+    """The policies that the request reads or changes."""
+    trainers = services.ledger.trainers
+    match request.scope["route"].path.split("/")[1:], request.path_params:
+        case ["policies", *_], {"name": name}:
+            return {name}
+        case ["leases"], _:
+            return {str((await _body(request)).get("policy"))}
+        case ["leases", *_], {"lease_id": lease_id}:
+            return await trainers.policies_of_lease(lease_id)
+        case ["trainers", *_], {"name": name}:
+            versions = (await _body(request)).get("versions")
+            named = versions if isinstance(versions, dict) else ()
+            return {*named, *await trainers.policies_of_trainer(name)}
+        case ["dead-letters"], _ if (policy := request.query_params.get("policy")) is not None:
+            return {policy}
+        case ["dead-letters"], _:
+            raise InvalidRequest("policy: this key is for named policies; name one", param="policy")
+        case ["dead-letters", *_], {"group_id": group_id}:
+            return {(await services.ledger.groups.get(group_id)).policy}
+        case path, _:
+            raise AssertionError(f"say which policies {path} concerns")
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The body as far as it is an object; whether it is sound is the route's to say."""
+    try:
+        body = await request.json()
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}

@@ -1,0 +1,117 @@
+"""`rolltap keys`: mint, list, rotate and revoke keys of a running server."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
+from rolltap.contract.keys import ROLES
+from rolltap.errors import ConfigError
+
+app = typer.Typer(help="Mint, list, rotate and revoke keys of a running server.", no_args_is_help=True)
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+TTL_HELP = "its life: 90s, 15m, 12h, 30d; default: no end (or that of the key you mint with)"
+ROLE_HELP = "; ".join(f"{role}: {right}" for role, right in ROLES.items())
+
+
+@app.command()
+@one_line_errors
+def mint(
+    role: Annotated[str, typer.Argument(help=ROLE_HELP)],
+    name: Annotated[str, typer.Option(help="whose key it is, for the list and the audit log")],
+    ttl: Annotated[str, typer.Option(help=TTL_HELP)] = "",
+    policy: Annotated[list[str] | None, typer.Option(help="trainer: only these policies; several times")] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Makes a key and prints it, which happens only now."""
+    if role not in ROLES:
+        raise ConfigError(f"no role {role!r}; known: {', '.join(ROLES)}")
+    body = {"role": role, "name": name}
+    limits = ({"ttl": seconds_of(ttl, "--ttl")} if ttl else {}) | ({"policies": policy} if policy else {})
+    _print(connect("admin", config, url).call("POST", "/keys", body | limits), as_json)
+
+
+@app.command("list")
+@one_line_errors
+def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None) -> None:
+    """The minted keys, the newest first. Those of the settings (keys.toml) are not among them."""
+    keys = connect("admin", config, url).call("GET", "/keys")["keys"]
+    if as_json:
+        typer.echo(json.dumps(keys))
+        return
+    table = Table("key", "name", "role", "policies", "minted by", "state")
+    for key in keys:
+        policies = "" if key["policies"] is None else " ".join(key["policies"])
+        row = (key["id"], key["name"], key["role"], policies, key["minted_by"], _state(key))
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+@app.command()
+@one_line_errors
+def rotate(
+    key: Annotated[str, typer.Argument(help="the key's id")],
+    overlap: Annotated[str, typer.Option(help="how long the former secret goes on: 90s, 15m, 12h, 30d")] = "1h",
+    ttl: Annotated[str, typer.Option(help="a new end of the key: 90s, 15m, 12h, 30d; default: as it was")] = "",
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Gives a key another secret and prints it; the former one works for a while longer."""
+    body = {"overlap": seconds_of(overlap, "--overlap")} | ({"ttl": seconds_of(ttl, "--ttl")} if ttl else {})
+    _print(connect("admin", config, url).call("POST", f"/keys/{quote(key, safe='')}/rotate", body), as_json)
+
+
+@app.command()
+@one_line_errors
+def revoke(
+    key: Annotated[str, typer.Argument(help="the key's id")], url: UrlOption = None, config: ConfigOption = None
+) -> None:
+    """Ends a key and every key that was minted with it."""
+    revoked = connect("admin", config, url).call("POST", f"/keys/{quote(key, safe='')}/revoke")["revoked"]
+    for id in revoked:
+        typer.echo(f"key {id} is revoked")
+    if not revoked:
+        typer.echo(f"key {key} was revoked before")
+
+
+def seconds_of(text: str, option: str) -> float:
+    """`15m` in seconds; `ConfigError` names the option where it is no duration."""
+    matched = DURATION.fullmatch(text)
+    if matched is None:
+        raise ConfigError(f"{option}: {text!r} is no duration; write 90s, 15m, 12h or 30d")
+    return float(matched[1]) * UNITS[matched[2]]
+
+
+def _print(minted: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(minted))
+        return
+    typer.echo(f"# {minted['role']} key {minted['id']} ({minted['name']}), {_state(minted)}; it is shown only now")
+    typer.echo(f"export ROLLTAP_{minted['role'].upper()}_KEY={minted['key']}")
+
+
+def _state(key: dict[str, Any]) -> str:
+    now = time.time()
+    if key["revoked_at"] is not None:
+        return "revoked"
+    if key["expires_at"] is None:
+        state = "no end"
+    elif key["expires_at"] <= now:
+        return "expired"
+    else:
+        state = f"ends {time.strftime('%Y-%m-%d %H:%M', time.localtime(key['expires_at']))}"
+    return f"{state}, rotating" if key["secrets"] > 1 else state

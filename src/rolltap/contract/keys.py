@@ -1,0 +1,117 @@
+"""Keys of the planes: what each role may do, and the bodies that mint and rotate keys."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rolltap.contract.base import RequestBody
+from rolltap.errors import Forbidden, InvalidRequest
+
+Role = Literal["admin", "trainer", "evaluator", "runner", "viewer", "project"]
+
+ROLES: dict[Role, str] = {
+    "admin": "everything",
+    "trainer": "leases, trajectories and weights, of named policies or of all",
+    "evaluator": "appends rewards",
+    "runner": "claims rollouts; starts, ends and rewards what it claimed itself",
+    "viewer": "reads what the admin and trainer planes show",
+    "project": "model calls, in sessions that open by themselves",
+}
+
+MINTED = "rt-key."
+"""How minted keys begin. No session's key does: its random part has no dot."""
+
+KEY_NAME = re.compile(r"[\w.:@/-]{1,64}")
+MAX_OVERLAP_S = 30 * 86_400
+
+
+def key_hash(key: str) -> str:
+    """How a key is stored: hexadecimal SHA-256 (keys are 256 random bits, so no salt is needed)."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a request: the id and the rights of its key. `policies` None stands for all of them.
+
+    `expires_at` is in seconds since the epoch, None for a key that does not expire.
+    """
+
+    id: str
+    role: Role
+    policies: frozenset[str] | None = None
+    expires_at: float | None = None
+
+    @property
+    def is_root(self) -> bool:
+        """Whether its key is one of the settings, whose ids are their roles."""
+        return self.id == self.role
+
+    @property
+    def only_own(self) -> bool:
+        """Whether it may touch only what it claimed itself."""
+        return self.role == "runner"
+
+    def check_policies(self, policies: Sequence[str]) -> None:
+        """`Forbidden` if one of `policies` is not this key's."""
+        for policy in policies:
+            if self.policies is not None and policy not in self.policies:
+                own = ", ".join(sorted(self.policies))
+                raise Forbidden(f"this key is not for policy {policy!r}; it is for {own}")
+
+
+SERVER = Caller("server", "admin")
+"""The server itself, for what no request asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MintKey(RequestBody):
+    """A new key. `ttl` is its life in seconds, None for no end; `policies` limit a trainer's key."""
+
+    role: Role
+    name: str
+    ttl: Annotated[float, Field(gt=0)] | None = None
+    policies: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not KEY_NAME.fullmatch(self.name):
+            raise InvalidRequest("name: 1 to 64 letters, digits, . : @ / - _", param="name")
+        if self.policies is not None and (self.role != "trainer" or not self.policies):
+            raise InvalidRequest("policies: one or more, and for keys of role trainer only", param="policies")
+
+
+@dataclass(frozen=True, slots=True)
+class RotateKey(RequestBody):
+    """A new secret for a key; the old ones work for `overlap` seconds more. `ttl` gives the key a new end."""
+
+    overlap: Annotated[float, Field(ge=0, le=MAX_OVERLAP_S)] = 3600.0
+    ttl: Annotated[float, Field(gt=0)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A key as it is listed. `minted_by` is the id of the key that made it; times as in `Caller`."""
+
+    id: str
+    name: str
+    role: Role
+    policies: tuple[str, ...] | None
+    minted_by: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    secrets: int = field(default=1)  # that work: 2 while a rotation overlaps
+
+
+@dataclass(frozen=True, slots=True)
+class MintedKey:
+    """`key` is in this answer and nowhere else."""
+
+    record: KeyRecord
+    key: str

@@ -1,0 +1,179 @@
+"""Minted keys: who holds one, what it may do, and how long.
+
+A key is a record with one or more secrets, of which the store has the hashes only. Rotation gives it another secret and
+an end to the former ones, so its id (which claims, rewards and the audit log name) stays. No key grants more than it
+has: only admin keys mint, and what they mint ends no later than they do. Revoking a key also revokes all that was
+minted with it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.contract.keys import MINTED, Caller, KeyRecord, MintedKey, MintKey, RotateKey, key_hash
+from rolltap.errors import Forbidden, InvalidRequest, LedgerError, NotFound
+from rolltap.ids import new_id
+from rolltap.ledger.schema import key_secrets, keys
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork
+
+SECRET_BYTES = 32
+
+
+class Keys:
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    async def mint(self, body: MintKey, by: Caller) -> MintedKey:
+        """A new key; its secret is in this answer only."""
+
+        def work(tx: Tx) -> MintedKey:
+            _check_may_grant(tx, by)
+            id = new_id()
+            values = {
+                "id": id,
+                "name": body.name,
+                "role": body.role,
+                "policies": None if body.policies is None else sorted(set(body.policies)),
+                "minted_by": by.id,
+                "created_at": tx.now,
+                "expires_at": _end(tx, by.expires_at if body.ttl is None else tx.now + body.ttl, by),
+            }
+            tx.run(keys.insert().values(values))
+            tx.note("key_minted", id, name=body.name, role=body.role, by=by.id)
+            return MintedKey(_record(tx, id), _add_secret(tx, id, body.role))
+
+        return await self._uow.transact(work)
+
+    async def rotate(self, key_id: str, body: RotateKey, by: Caller) -> MintedKey:
+        """Another secret for the key; the former ones end after `body.overlap` seconds."""
+
+        def work(tx: Tx) -> MintedKey:
+            _check_may_grant(tx, by)
+            row = _locked(tx, key_id)
+            _check_descends(tx, row, by)
+            if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= tx.now):
+                raise LedgerError(f"key {key_id} is over; mint a new one")
+            end = _end(tx, row.expires_at if body.ttl is None else tx.now + body.ttl, by)
+            tx.run(sa.update(keys).where(keys.c.id == key_id).values(expires_at=end))
+            last = tx.now + body.overlap
+            longer = sa.or_(key_secrets.c.expires_at.is_(None), key_secrets.c.expires_at > last)
+            tx.run(sa.update(key_secrets).where(key_secrets.c.key_id == key_id, longer).values(expires_at=last))
+            tx.note("key_rotated", key_id, overlap=body.overlap, by=by.id)
+            key = _add_secret(tx, key_id, row.role)
+            return MintedKey(_record(tx, key_id), key)
+
+        return await self._uow.transact(work)
+
+    async def revoke(self, key_id: str, by: Caller) -> Sequence[str]:
+        """Ends the key and every key that was minted with it; their ids. Revoking a revoked one changes nothing."""
+
+        def work(tx: Tx) -> Sequence[str]:
+            _locked(tx, key_id)
+            ended, level = [], [key_id]
+            while level:
+                ended += level
+                minted = sa.select(keys.c.id).where(keys.c.minted_by.in_(level), keys.c.id.not_in(ended))
+                level = [row.id for row in tx.all(minted.order_by(keys.c.id))]
+            live = sa.and_(keys.c.id.in_(ended), keys.c.revoked_at.is_(None))
+            ids = [row.id for row in tx.all(sa.select(keys.c.id).where(live).order_by(keys.c.id))]
+            tx.run(sa.update(keys).where(keys.c.id.in_(ids)).values(revoked_at=tx.now))
+            for id in ids:
+                tx.note("key_revoked", id, by=by.id)
+            return ids
+
+        return await self._uow.transact(work)
+
+    async def list(self) -> Sequence[KeyRecord]:
+        """Every minted key, also those that are over, the newest first."""
+        return await self._uow.query(lambda tx: _records(tx, sa.select(keys).order_by(keys.c.id.desc())))
+
+    async def working(self) -> dict[str, tuple[Caller, float | None]]:
+        """By the hash of a secret: whose it is, and in how many seconds it ends."""
+        return await self._uow.query(_working)
+
+
+def _check_may_grant(tx: Tx, by: Caller) -> None:
+    """`by` is an admin key that goes on; it can't be revoked before this transaction's end."""
+    if by.role != "admin":
+        raise Forbidden("only admin keys make keys")
+    row = tx.first(sa.select(keys).where(keys.c.id == by.id).with_for_update())
+    if row is not None and row.revoked_at is not None:
+        raise Forbidden("this key was revoked")
+
+
+def _check_descends(tx: Tx, row: Any, by: Caller) -> None:
+    """A minted key hands out secrets of itself and of what was minted with it; a key of the settings, of any."""
+    if tx.first(sa.select(keys.c.id).where(keys.c.id == by.id)) is None:
+        return
+    while row is not None and row.id != by.id:
+        row = tx.first(sa.select(keys).where(keys.c.id == row.minted_by))
+    if row is None:
+        raise Forbidden("a minted key rotates itself and what was minted with it, no other key")
+
+
+def _end(tx: Tx, end: float | None, by: Caller) -> float | None:
+    """`end`, unless it is later than that of `by`, which grants it."""
+    if by.expires_at is not None and (end is None or end > by.expires_at):
+        left = max(0.0, by.expires_at - tx.now)
+        raise InvalidRequest(f"ttl: the key that grants this one ends in {left:.0f} seconds itself", param="ttl")
+    return end
+
+
+def _add_secret(tx: Tx, key_id: str, role: str) -> str:
+    key = f"{MINTED}{role}.{secrets.token_urlsafe(SECRET_BYTES)}"
+    tx.run(key_secrets.insert().values(hash=key_hash(key), key_id=key_id))
+    return key
+
+
+def _locked(tx: Tx, key_id: str) -> Any:
+    row = tx.first(sa.select(keys).where(keys.c.id == key_id).with_for_update())
+    if row is None:
+        raise NotFound(f"no key {key_id!r}", param="key_id")
+    return row
+
+
+def _record(tx: Tx, key_id: str) -> KeyRecord:
+    return _records(tx, sa.select(keys).where(keys.c.id == key_id))[0]
+
+
+def _records(tx: Tx, statement: sa.Select[Any]) -> list[KeyRecord]:
+    works = sa.or_(key_secrets.c.expires_at.is_(None), key_secrets.c.expires_at > tx.now)
+    count = sa.func.count().label("working")
+    counts = sa.select(key_secrets.c.key_id, count).where(works).group_by(key_secrets.c.key_id)
+    secrets_of = {row.key_id: row.working for row in tx.all(counts)}
+    return [
+        KeyRecord(
+            id=row.id,
+            name=row.name,
+            role=row.role,
+            policies=None if row.policies is None else tuple(row.policies),
+            minted_by=row.minted_by,
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+            revoked_at=row.revoked_at,
+            secrets=secrets_of.get(row.id, 0),
+        )
+        for row in tx.all(statement)
+    ]
+
+
+def _working(tx: Tx) -> dict[str, tuple[Caller, float | None]]:
+    def goes_on(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+        return sa.or_(column.is_(None), column > tx.now)
+
+    statement = (
+        sa.select(keys, key_secrets.c.hash, key_secrets.c.expires_at.label("secret_expires_at"))
+        .join(key_secrets, key_secrets.c.key_id == keys.c.id)
+        .where(keys.c.revoked_at.is_(None), goes_on(keys.c.expires_at), goes_on(key_secrets.c.expires_at))
+    )
+    found: dict[str, tuple[Caller, float | None]] = {}
+    for row in tx.all(statement):
+        policies = None if row.policies is None else frozenset(row.policies)
+        ends = [end for end in (row.expires_at, row.secret_expires_at) if end is not None]
+        left = min(ends) - tx.now if ends else None
+        found[row.hash] = (Caller(row.id, row.role, policies, row.expires_at), left)
+    return found

@@ -1,0 +1,196 @@
+"""Minted keys on each kind of database: no key grants more than it has, and a revoked one is refused soon."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+
+from rolltap.contract.admin import FinishRollout, LeaseRollouts, NewReward
+from rolltap.contract.keys import Caller, MintKey, RotateKey
+from rolltap.errors import Forbidden, InvalidRequest, LedgerError, NotFound, StoreUnavailable
+from rolltap.ids import new_id
+from rolltap.ledger.groups import GroupSpec
+from rolltap.ledger.schema import key_secrets, keys
+from rolltap.ledger.submissions import SubmissionSpec
+from rolltap.proxy.sessions.keys import Keyring
+from rolltap.proxy.sessions.session_cache import TRUST_S
+from rolltap.settings import KeySettings
+from rolltap.types import RolloutStatus, Task
+
+from ..unit.ledger.world import World
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ROOT = Caller("admin", "admin")
+DAY = 86_400.0
+
+
+async def test_a_minted_key_has_its_role_and_policies_and_is_stored_as_its_hash(world: World) -> None:
+    minted = await world.ledger.keys.mint(MintKey("trainer", "grpo", ttl=DAY, policies=["b", "a", "a"]), ROOT)
+    caller = await ring(world).caller(minted.key)
+    assert caller is not None
+    assert (caller.id, caller.role, caller.policies) == (minted.record.id, "trainer", frozenset("ab"))
+    assert caller.expires_at == minted.record.expires_at
+    rows = await world.ledger.keys._uow.query(lambda tx: [*tx.all(sa.select(keys)), *tx.all(sa.select(key_secrets))])
+    assert minted.key.rsplit(".", 1)[1] not in repr(rows)
+    assert await ring(world).caller(minted.key + "x") is None
+
+
+async def test_a_key_expires(world: World) -> None:
+    minted = await world.ledger.keys.mint(MintKey("viewer", "v", ttl=60), ROOT)
+    keyring = ring(world)
+    assert await keyring.caller(minted.key)
+    world.clock.ahead += 61
+    await keyring.changed()
+    assert await keyring.caller(minted.key) is None
+    with pytest.raises(LedgerError, match="over"):
+        await world.ledger.keys.rotate(minted.record.id, RotateKey(), ROOT)
+
+
+async def test_a_cached_key_expires_without_another_look_at_the_store(world: World) -> None:
+    minted = await world.ledger.keys.mint(MintKey("viewer", "v", ttl=0.3), ROOT)
+    keyring = ring(world, alone=True)
+    assert await keyring.caller(minted.key)
+    await asyncio.sleep(0.4)
+    assert await keyring.caller(minted.key) is None
+
+
+async def test_a_rotation_overlaps_and_keeps_the_id(world: World) -> None:
+    first = await world.ledger.keys.mint(MintKey("runner", "nodes"), ROOT)
+    second = await world.ledger.keys.rotate(first.record.id, RotateKey(overlap=60), ROOT)
+    assert (second.record.id, second.record.secrets) == (first.record.id, 2)
+    keyring = ring(world)
+    assert await keyring.caller(first.key) == await keyring.caller(second.key) is not None
+    world.clock.ahead += 61
+    await keyring.changed()
+    assert await keyring.caller(first.key) is None
+    assert await keyring.caller(second.key) is not None
+
+
+async def test_a_second_rotation_does_not_prolong_the_first_ones_overlap(world: World) -> None:
+    first = await world.ledger.keys.mint(MintKey("runner", "nodes"), ROOT)
+    await world.ledger.keys.rotate(first.record.id, RotateKey(overlap=60), ROOT)
+    await world.ledger.keys.rotate(first.record.id, RotateKey(overlap=3600), ROOT)
+    world.clock.ahead += 61
+    assert await ring(world).caller(first.key) is None
+
+
+async def test_several_proxies_see_a_revocation_within_the_time_of_trust(world: World) -> None:
+    here, there = ring(world), ring(world)
+    minted = await world.ledger.keys.mint(MintKey("evaluator", "judge"), ROOT)
+    assert await here.caller(minted.key)
+    assert await there.caller(minted.key)
+    await world.ledger.keys.revoke(minted.record.id, ROOT)
+    await here.changed()
+    assert await here.caller(minted.key) is None
+    await asyncio.sleep(TRUST_S + 0.05)
+    assert await there.caller(minted.key) is None
+
+
+async def test_known_keys_go_on_while_the_store_is_away_and_unknown_ones_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minted = await world.ledger.keys.mint(MintKey("project", "p"), ROOT)
+    known, fresh = ring(world), ring(world)
+    assert await known.caller(minted.key)
+
+    async def away() -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(world.ledger.keys, "working", away)
+    await known.changed()
+    assert await known.caller(minted.key)
+    with pytest.raises(StoreUnavailable):
+        await fresh.caller(minted.key)
+
+
+async def test_revoking_ends_what_was_minted_with_the_key(world: World) -> None:
+    store = world.ledger.keys
+    admin = await store.mint(MintKey("admin", "ops", ttl=DAY), ROOT)
+    as_admin = await ring(world).caller(admin.key)
+    assert as_admin is not None
+    child = await store.mint(MintKey("admin", "helper"), as_admin)
+    as_child = await ring(world).caller(child.key)
+    assert as_child is not None
+    grandchild = await store.mint(MintKey("viewer", "screen"), as_child)
+    assert grandchild.record.expires_at == admin.record.expires_at
+    other = await store.mint(MintKey("viewer", "other"), ROOT)
+    revoked = await store.revoke(admin.record.id, ROOT)
+    assert set(revoked) == {admin.record.id, child.record.id, grandchild.record.id}
+    assert await store.revoke(admin.record.id, ROOT) == []
+    keyring = ring(world)
+    assert [bool(await keyring.caller(one.key)) for one in (admin, child, grandchild, other)] == [False] * 3 + [True]
+    with pytest.raises(Forbidden, match="revoked"):  # by a proxy that still trusts it
+        await store.mint(MintKey("viewer", "late"), as_admin)
+
+
+async def test_no_key_grants_more_than_it_has(world: World) -> None:
+    store = world.ledger.keys
+    short = await store.mint(MintKey("admin", "short", ttl=3600), ROOT)
+    long = await store.mint(MintKey("viewer", "long"), ROOT)
+    by = await ring(world).caller(short.key)
+    assert by is not None
+    with pytest.raises(InvalidRequest, match="ends in"):
+        await store.mint(MintKey("viewer", "v", ttl=7200), by)
+    with pytest.raises(Forbidden, match="no other key"):
+        await store.rotate(long.record.id, RotateKey(), by)
+    with pytest.raises(InvalidRequest, match="ends in"):
+        await store.rotate(short.record.id, RotateKey(ttl=7200), by)
+    assert (await store.rotate(short.record.id, RotateKey(), by)).record.expires_at == short.record.expires_at
+    for role in ("trainer", "evaluator", "runner", "viewer", "project"):
+        with pytest.raises(Forbidden, match="only admin"):
+            await store.mint(MintKey("viewer", "v"), Caller("k", role))
+        with pytest.raises(Forbidden, match="only admin"):
+            await store.rotate(short.record.id, RotateKey(), Caller("k", role))
+
+
+async def test_an_unknown_key_can_be_neither_rotated_nor_revoked(world: World) -> None:
+    with pytest.raises(NotFound):
+        await world.ledger.keys.rotate("nope", RotateKey(), ROOT)
+    with pytest.raises(NotFound):
+        await world.ledger.keys.revoke("nope", ROOT)
+
+
+@pytest.mark.parametrize("role", ["evaluator", "runner", "viewer", "project", "admin"])
+async def test_only_a_trainers_key_is_for_policies(role: str) -> None:
+    with pytest.raises(InvalidRequest, match="policies"):
+        MintKey(role, "k", policies=["p"])  # type: ignore[arg-type]
+
+
+async def test_a_runner_reaches_what_it_claimed_and_nothing_else(world: World) -> None:
+    ledger = world.ledger
+    one, other = Caller("one", "runner"), Caller("other", "runner")
+    await ledger.submissions.submit(SubmissionSpec("policy", 2, (Task("t", "do it"),)))
+    (mine,) = await ledger.nodes.lease("n1", LeaseRollouts(1), one)
+    (theirs,) = await ledger.nodes.lease("n2", LeaseRollouts(1), other)
+    assert await ledger.nodes.heartbeat([mine.token, theirs.token], 15.0, one) == [mine.rollout_id]
+    with pytest.raises(Forbidden):  # even with the other's token
+        await ledger.rollouts.start(theirs.rollout_id, new_id(), node_token=theirs.token, by=one)
+    begun = await ledger.rollouts.start(mine.rollout_id, "mine", node_token=mine.token, by=one)
+    world.versions["mine"] = (0,)
+    with pytest.raises(Forbidden):
+        await ledger.rewards.append(NewReward(theirs.rollout_id, 1.0), one)
+    with pytest.raises(Forbidden):
+        await ledger.rollouts.check_own_session("mine", other)
+    await ledger.rollouts.check_own_session("mine", one)
+    assert await ledger.nodes.release("n2", one) == 0
+    await ledger.rewards.append(NewReward(mine.rollout_id, 0.5), one)
+    end = FinishRollout(RolloutStatus.SUCCEEDED, begun.rollout.attempt, node_token=mine.token)
+    with pytest.raises(Forbidden):
+        await ledger.rollouts.finish(mine.rollout_id, end, other)
+    await ledger.rollouts.finish(mine.rollout_id, end, one)
+    await ledger.rollouts.finish(mine.rollout_id, end, one)  # a retry
+    await ledger.rollouts.check_own(mine.rollout_id, one)
+    with pytest.raises(Forbidden):
+        await ledger.rollouts.check_own(mine.rollout_id, other)
+
+
+async def test_a_runner_can_not_start_a_group_that_another_opened(world: World) -> None:
+    group = await world.ledger.groups.open(GroupSpec("policy", 1, Task("t", "do it")))
+    with pytest.raises(Forbidden):
+        await world.ledger.rollouts.start(group.rollouts[0].id, new_id(), by=Caller("one", "runner"))
+
+
+def ring(world: World, *, alone: bool = False) -> Keyring:
+    return Keyring(KeySettings(), world.ledger.keys, alone=alone)

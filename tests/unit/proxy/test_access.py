@@ -1,0 +1,212 @@
+"""Every route of the three planes with every kind of key. The cases come from the planes' own routes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from rolltap.contract.keys import ROLES
+from rolltap.engine.scripted import say
+from rolltap.proxy import access
+from rolltap.proxy.dialects.base import WireReply
+
+from ...harnesses.house import POLICY, House, house
+
+KEYLESS = {"GET /health", "GET /ready"}
+TABLES = {"admin": access.ADMIN_PLANE, "trainer": access.TRAINER_PLANE}
+PLACEHOLDER = re.compile(r"\(\?P<(\w+)>[^)]*\)")
+
+RUNNERS = {
+    "GET /nodes/waiting",
+    "POST /nodes/{node}/lease",
+    "POST /nodes/{node}/heartbeat",
+    "POST /nodes/{node}/release",
+    "GET /rollouts/{rollout_id}",
+    "POST /rollouts/{rollout_id}/start",
+    "POST /rollouts/{rollout_id}/finish",
+    "POST /sessions/{session_id}/close",
+    "POST /rewards",
+}
+HIDDEN_FROM_VIEWERS = {"GET /keys", "GET /audit"}
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(say("Hello."), tmp_path) as home:
+        yield home
+
+
+@dataclass
+class Wall:
+    """The planes, keys of every kind by their names, and what they are of."""
+
+    planes: Mapping[str, Any]
+    keys: dict[str, str]
+    ids: dict[str, str]
+
+    async def send(self, plane: str, row: str, key: str | None, **more: Any) -> httpx.Response:
+        method, path = row.split(" ", 1)
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        transport = httpx.ASGITransport(self.planes[plane])
+        more.setdefault("json", {} if method == "POST" else None)
+        async with httpx.AsyncClient(transport=transport, base_url="http://proxy", headers=headers) as client:
+            return await client.request(method, path, **more)
+
+    async def mint(self, name: str, **body: Any) -> str:
+        minted = await self.send("admin", "POST /keys", self.keys["admin"], json={"name": "k", **body})
+        assert minted.status_code == 200, minted.text
+        self.keys[name], self.ids[name] = minted.json()["key"], minted.json()["id"]
+        return self.keys[name]
+
+
+@pytest.fixture
+async def wall(home: House) -> Wall:
+    roots = home.app.settings.keys
+    keys = {"junk": "rt-junk", "forged": "rt-key.admin.forged", "secret of handles": roots.secret}
+    keys |= {role: getattr(roots, role) for role in ROLES}
+    wall = Wall(home.app.planes, keys, {})
+    for role in ROLES:
+        await wall.mint(f"minted {role}", role=role)
+    await wall.mint("revoked admin", role="admin")
+    await wall.send("admin", f"POST /keys/{wall.ids['revoked admin']}/revoke", keys["admin"])
+    await wall.mint("expired admin", role="admin", ttl=0.01)
+    session = await home.open()
+    keys["session"], wall.ids["session"] = session.endpoint.key, session.session_id
+    await asyncio.sleep(0.02)
+    return wall
+
+
+def rows(app: FastAPI) -> set[str]:
+    paths = app.openapi()["paths"].items()
+    return {f"{method.upper()} {path}" for path, operations in paths for method in operations}
+
+
+def may(plane: str, row: str, name: str) -> bool:
+    """Whether the key called `name` may call the route: said here once more, in other words than the table's."""
+    role = name.removeprefix("minted ")
+    reads = row.startswith("GET ")
+    match role:
+        case "admin":
+            return True
+        case "trainer":
+            return plane == "trainer"
+        case "viewer":
+            return reads and row not in HIDDEN_FROM_VIEWERS
+        case "evaluator":
+            return row == "POST /rewards"
+        case "runner":
+            return plane == "admin" and row in RUNNERS
+        case _:
+            return False
+
+
+@pytest.mark.parametrize("plane", TABLES)
+async def test_every_route_has_a_rule_and_keeps_to_it_with_every_key(home: House, wall: Wall, plane: str) -> None:
+    served = rows(home.app.planes[plane].app)
+    assert served - KEYLESS == set(TABLES[plane]), "give each route a row in proxy/access.py"
+    for row in sorted(served - KEYLESS):
+        assert (await wall.send(plane, row, None)).status_code == 401, row
+        for name, key in wall.keys.items():
+            if may(plane, row, name) and row.endswith("/events"):
+                continue  # an endless stream; its refusals are tried
+            status = (await wall.send(plane, row, key)).status_code
+            known = name.removeprefix("minted ") in ROLES
+            if not may(plane, row, name):
+                assert status == (403 if known else 401), (row, name, status)
+            elif name.endswith("runner") and "_id}" in row:
+                assert status in (400, 403, 404), (row, name, status)  # allowed in, and nothing of that id is its own
+            else:
+                assert status not in (401, 403), (row, name, status)
+
+
+@pytest.mark.parametrize("plane", TABLES)
+async def test_a_key_is_taken_from_the_bearer_header_only(wall: Wall, plane: str) -> None:
+    for row in sorted(TABLES[plane]):
+        for headers in ({"x-api-key": wall.keys["admin"]}, {"authorization": f"Basic {wall.keys['admin']}"}):
+            answer = await wall.send(plane, row, None, headers=headers)
+            assert answer.status_code == 401, row
+        assert (await wall.send(plane, f"{row}?key={wall.keys['admin']}", None)).status_code == 401, row
+
+
+@pytest.mark.parametrize("plane", TABLES)
+def test_the_schema_says_that_a_key_is_needed(home: House, plane: str) -> None:
+    schema = home.app.planes[plane].app.openapi()
+    assert schema["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            assert bool(operation.get("security")) == (f"{method.upper()} {path}" not in KEYLESS), (method, path)
+
+
+async def test_the_agent_plane_takes_sessions_and_projects_keys_only(home: House, wall: Wall) -> None:
+    app = home.app.planes["agent"]
+    agent_rows = [
+        (f"{method} {path}", target)
+        for path, table in [*app._exact.items(), *((pattern.pattern, table) for pattern, table in app._patterns)]
+        for method, target in table.items()
+        if not isinstance(target, WireReply)
+    ]
+    assert len(agent_rows) > 10
+    for row, _ in agent_rows:
+        row = PLACEHOLDER.sub(lambda match: match[1], row).replace("^", "").replace("$", "").replace("\\", "")
+        for prefix in ("", f"/s/{wall.ids['session']}", "/s/nope"):
+            target = row.replace(" ", f" {prefix}", 1)
+            assert (await wall.send("agent", target, None, json=None)).status_code == 401, target
+            for name, key in wall.keys.items():
+                status = (await wall.send("agent", target, key, content=b"")).status_code
+                project = name in ("project", "minted project")
+                if project or (name == "session" and prefix != "/s/nope"):
+                    assert status not in (401, 403), (target, name, status)
+                else:
+                    assert status in (401, 403), (target, name, status)
+
+
+async def test_a_trainers_key_for_named_policies_reaches_no_other(home: House, wall: Wall) -> None:
+    own = await wall.mint("own", role="trainer", policies=[POLICY])
+    lease = {"trainer": "t", "policy": POLICY, "groups": 1}
+    assert (await wall.send("trainer", "POST /leases", own, json=lease)).status_code == 204
+    assert (await wall.send("trainer", f"GET /policies/{POLICY}", own)).status_code == 200
+    assert (await wall.send("trainer", f"GET /dead-letters?policy={POLICY}", own)).status_code == 200
+    assert (await wall.send("trainer", "GET /dead-letters", own)).status_code == 400
+    rewind = {"step": 0, "versions": {"other": 0}}
+    for row, body in {
+        "POST /leases": {**lease, "policy": "other"},
+        "POST /trainers/t/rewind": rewind,
+        "GET /dead-letters?policy=other": None,
+        "GET /policies/other": None,
+        "POST /policies/other/begin_update": {"mode": "keep"},
+        "POST /policies/other/push": {"path": "/w", "version": 1},
+        "POST /policies/other/finish_update": {},
+        "GET /policies/other/ranks": None,
+        "POST /policies/other/receive": {},
+    }.items():
+        answer = await wall.send("trainer", row, own, json=body)
+        assert answer.status_code == 403, (row, answer.text)
+        assert "other" in answer.json()["error"]["message"]
+    unknown = {"role": "trainer", "name": "k", "policies": ["other"]}
+    assert (await wall.send("admin", "POST /keys", wall.keys["admin"], json=unknown)).status_code == 404
+
+
+async def test_a_keys_secret_is_shown_once(home: House, wall: Wall) -> None:
+    listed = await wall.send("admin", "GET /keys", wall.keys["admin"])
+    assert {key["id"] for key in listed.json()["keys"]} >= {wall.ids["minted runner"]}
+    assert not any(key in listed.text for key in wall.keys.values())
+
+
+async def test_two_projects_do_not_share_a_conversation(home: House, wall: Wall) -> None:
+    ask = {"role": "user", "content": "Hi."}
+    first = {"model": POLICY, "messages": [ask]}
+    then = {"model": POLICY, "messages": [ask, {"role": "assistant", "content": "Hello."}, ask]}
+    for name, call in (("project", first), ("minted project", then), ("project", then)):
+        answer = await wall.send("agent", "POST /v1/chat/completions", wall.keys[name], json=call)
+        assert answer.status_code == 200, answer.text
+    sessions = (await home.client.get("/sessions"))["sessions"]
+    tags = sorted(session["tags"].get("project", "") for session in sessions if "captured" in session["tags"])
+    assert tags == ["", wall.ids["minted project"]]
