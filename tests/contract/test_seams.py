@@ -120,6 +120,16 @@ class Toy:
 TOY = Toy()
 """
 
+TOY_EXPORTER = """
+from dataclasses import dataclass
+from typing import ClassVar
+from rolltap.reconstructor.exporters.sft import Sft
+
+@dataclass(frozen=True)
+class TOY(Sft):
+    name: ClassVar[str] = "toy"
+"""
+
 CONTRACT = Path(__file__).parent
 GOLDEN = CONTRACT.parent / "golden" / "dialects"
 
@@ -161,9 +171,10 @@ def test_an_engine_of_another_package_passes_the_contract(tmp_path: Path) -> Non
         ("rolltap.runtimes", "toy", TOY_RUNTIME, "test_runtimes.py", 7),
         ("rolltap.harnesses", "toy", TOY_COMMAND, "test_harnesses.py", 2),
         ("rolltap.harnesses", "toy-call", TOY_CALL, "test_harnesses.py", 3),
+        ("rolltap.exporters", "toy", TOY_EXPORTER, "test_exporters.py", 7),
     ],
 )
-def test_what_runs_and_scores_rollouts_of_another_package_passes_its_contract(
+def test_what_another_package_registers_passes_its_contract(
     tmp_path: Path, group: str, name: str, source: str, suite: str, tests: int
 ) -> None:
     assert contract_passes(install_distribution(tmp_path, group, name, source), suite) >= tests

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from rolltap.errors import DatasetError
-from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
+from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem, Row, Skipped
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.exporters.sft import Sft
 
-from .world import World, lines, says, user
+from .world import World, lines
 
 
 def write(out: Path, items: list[ExportItem], format: str = "sft", query: Query | None = None, **options: Any) -> dict:
@@ -35,23 +32,6 @@ def write(out: Path, items: list[ExportItem], format: str = "sft", query: Query 
 def many(world: World) -> list[ExportItem]:
     """Forty tasks, each solved in its own words."""
     return [world.solved(f"s{i:02d}", f"answer {i}").item(reward=i % 2, task=f"task-{i}") for i in range(40)]
-
-
-@pytest.mark.parametrize("format", sorted(EXPORTERS))
-def test_every_format_writes_what_its_manifest_says(format: str, many: list[ExportItem], tmp_path: Path):
-    exporter = exporter_named(format)
-    for container in exporter.containers:
-        out = tmp_path / container
-        manifest = write(out, many[:6], format, Query(container=container))
-        assert manifest == json.loads((out / "manifest.json").read_text())
-        assert manifest["token_faithful"] == exporter.faithful
-        names = {path.name for path in out.iterdir()}
-        assert names == {"manifest.json", *(file["path"] for file in manifest["files"])}
-        for file in manifest["files"]:
-            data = (out / file["path"]).read_bytes()
-            assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"])
-        assert sum(file["rows"] for file in manifest["files"]) == manifest["rows"]
-    assert [path.name for path in tmp_path.iterdir()] == list(exporter.containers) or len(exporter.containers) > 1
 
 
 def test_the_same_query_gives_the_same_bytes(many: list[ExportItem], tmp_path: Path):
@@ -89,42 +69,6 @@ def test_equal_conversations_are_one_row_unless_duplicates_are_wanted(world: Wor
     assert (manifest["rows"], manifest["duplicates_left_out"]) == (1, 2)
     assert write(tmp_path / "all", items, query=Query(duplicates=True))["rows"] == 3
     assert write(tmp_path / "record", items, "trajectories")["rows"] == 3
-
-
-SECRETS = {
-    "configured": "open sesame 42",
-    "openai": "sk-" + "proj-abcdefghijklmnop1234",
-    "github": "ghp" + "_abcdefghijklmnopqrstuvwxyz0123456789",
-    "aws": "AKIA" + "ABCDEFGHIJKLMNOP",
-    "rolltap": "rt-" + "session-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghij0123456",
-}
-
-
-@pytest.mark.parametrize("kind", sorted(SECRETS))
-@pytest.mark.parametrize("format", sorted(EXPORTERS))
-def test_no_secret_reaches_a_dataset(kind: str, format: str, world: World, tmp_path: Path):
-    secret = SECRETS[kind]
-    script = world.script("leaky")
-    script.ask([user(f"The key is {secret}, use it.")], says(f"I use {secret}."))
-    other = world.script("other")
-    other.ask([user(f"The key is {secret}, use it.")], says("I don't."))
-    group = [script.item(reward=1.0, task="t"), other.item(reward=0.0, task="t")]
-    container = exporter_named(format).containers[-1]
-    with DatasetWriter(
-        tmp_path / "out", exporter_named(format), Query(secrets=["open sesame 42"], container=container)
-    ) as w:
-        w.add(group)
-        manifest = w.finish()
-    for file in manifest["files"]:
-        path = tmp_path / "out" / file["path"]
-        text = str(pq.read_table(path).to_pylist()) if path.suffix == ".parquet" else path.read_text()
-        assert secret not in text
-    if exporter_named(format).faithful:
-        assert manifest["rows"] == 0
-        assert manifest["rows_with_secrets_left_out"] > 0
-    else:
-        assert manifest["rows"] > 0
-        assert manifest["secrets_redacted"] > 0
 
 
 @pytest.mark.parametrize(
