@@ -141,15 +141,6 @@ class InFlightRequest:
         self.error, self.over = error, True
         self._wake()
 
-    def leave(self) -> bool:
-        """A reader goes away. The last one cancels the request, unless it had only to be recorded: True then."""
-        self.readers -= 1
-        if self.readers == 0 and not self.closing and self.task is not None:
-            self.session.drop(self)
-            self.task.cancel()
-            return False
-        return self.readers == 0
-
     async def follow(self, silence_s: float) -> AsyncIterator[Sequence[CallEvent]]:
         """The events from the first one on, those that have gathered together; raises what ended the request.
 

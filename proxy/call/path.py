@@ -212,11 +212,17 @@ class CallPath:
         self._recorder.delivered(flight.call_ids, not http.gone)
 
     async def _left(self, flight: InFlightRequest) -> None:
-        """A client went away. A reply that only had to be recorded has missed it, and waits for a retry."""
-        if flight.leave() and flight.task is not None:
-            await asyncio.wait([flight.task])
-            if flight.readers == 0 and flight.error is None:
-                self._recorder.delivered(flight.call_ids, False)
+        """A client went away. The last one cancels the call; a reply that had only to be recorded waits for a retry."""
+        flight.readers -= 1
+        if flight.readers or flight.task is None:
+            return
+        if not flight.closing:
+            flight.session.drop(flight)
+            flight.task.cancel()
+            return
+        await asyncio.wait([flight.task])
+        if flight.readers == 0 and flight.error is None:
+            self._recorder.delivered(flight.call_ids, False)
 
 
 async def all_of(writes: Sequence[Coroutine[Any, Any, None]]) -> None:
