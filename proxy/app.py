@@ -27,6 +27,7 @@ from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import OwnVersions, SharedVersions
 from rolltap.proxy.call.vocabularies import Vocabularies
+from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.front.exposure import check_exposure
@@ -40,6 +41,9 @@ from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import SessionCache
+from rolltap.proxy.viewer.access import Access
+from rolltap.proxy.viewer.app import MayView, mount
+from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import reader_on
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
@@ -62,6 +66,7 @@ class Rolltap:
     sessions: SessionCache
     services: Services
     planes: dict[str, Any]
+    view_access: Access
     base_url: str = ""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -166,7 +171,8 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     handles = Handles(settings.keys.secret.encode())
     policies, vendors = open_policies(settings, handles, http)
     alone = call_log.database.dialect_name == "sqlite"  # which takes one writing process
-    live = SessionCache(call_log, alone=alone)
+    digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
+    live = SessionCache(call_log, digests, alone=alone)
     recorder = Recorder(call_log)
     sessions = SessionService(call_log, policies.names, settings.limits, closed=live.forget)
 
@@ -211,12 +217,22 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
     def gated(app: FastAPI) -> Gate:
         return Gate(app, knows, int(settings.limits.request_mb * 1_000_000), settings.limits.receipt_s)
 
+    view_access = Access(settings.keys.secret + settings.keys.admin)
+    pages = Pages(services.reader, call_log.database.name)
     planes = {
         "agent": AgentPlane(known_dialects(), path, Queries(admission, policies, responses), settings.limits),
         "trainer": gated(trainer_app(services, keyring)),
-        "admin": gated(admin_app(services, keyring)),
+        "admin": gated(mount(admin_app(services, keyring), pages, view_access, _may_view(keyring))),
     }
-    return Rolltap(settings, call_log, ledger, policies, live, services, planes)
+    return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access)
+
+
+def _may_view(keyring: Keyring) -> MayView:
+    async def may_view(key: str) -> bool:
+        caller = await keyring.caller(key)
+        return caller is not None and caller.role == "admin"
+
+    return may_view
 
 
 def _rules(session: Session | None, settings: Settings) -> Rules:

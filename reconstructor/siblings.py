@@ -1,4 +1,4 @@
-"""Samples of one prompt: which of them the harness went on from.
+"""Samples of one prompt for one request: which of them the harness went on from.
 
 Kept are those that a later call goes on from: token for token, or over a break behind the reply. Where a break names
 only the prompt that is shared, the sibling whose reply stands in the later prompt is the one. Where nothing goes on,
@@ -7,7 +7,7 @@ the latest request's samples are kept: all of them if it asked for several. The 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def abandoned_calls(forest: TokenForest) -> set[str]:
     """The ids of calls whose prompt was asked again, and whose reply nothing went on from."""
     followers, named = _followers(forest)
     abandoned: set[str] = set()
-    for siblings in forest.siblings():
+    for siblings in _retries(forest):
         rivals = [node for node in siblings if unusable(node.call) is None]
         if len(rivals) < 2:
             continue
@@ -39,6 +39,15 @@ def abandoned_calls(forest: TokenForest) -> set[str]:
         kept = _latest(rivals) if best == 0 else {node.id for node in rivals if ranks[node.id] == best}
         abandoned |= ranks.keys() - kept
     return abandoned
+
+
+def _retries(forest: TokenForest) -> Iterator[list[PrefixNode]]:
+    """Calls that asked the same of the same prompt."""
+    for siblings in forest.siblings():
+        alike: dict[str, list[PrefixNode]] = {}
+        for node in siblings:
+            alike.setdefault(node.call.shape.asked, []).append(node)
+        yield from alike.values()
 
 
 def _followers(forest: TokenForest) -> tuple[dict[str, list[PrefixNode]], dict[str, list[PrefixNode]]]:

@@ -7,7 +7,8 @@ with different advantages: that is two entries with one source. Shapes: `N` toke
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ class Batch:
 
     `logprobs_M` are the engine's and `versions_M` the weight versions that it sampled with. The step's loss is the sum
     over its batches of the sum over M of `weights_M` times the token's loss. `rollouts_M` are indices into the step's
-    rollouts. `reference_M` are the reference model's log-probs, where there is one.
+    rollouts. `reference_M` are the reference model's log-probs, where there is one. `extra` [M] is the recipe's.
     """
 
     token_ids_N: Tensor
@@ -39,6 +40,7 @@ class Batch:
     unshared_tokens: int
     proximal_M: Tensor | None = None
     reference_M: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -57,20 +59,26 @@ class Batch:
             for name in self.__slots__
             if isinstance(value := getattr(self, name), Tensor)
         }
-        return replace(self, **moved)
+        extra = {name: value.to(device, non_blocking=True) for name, value in self.extra.items()}
+        return replace(self, **moved, extra=extra)
 
 
 def collate(pack: Pack) -> Batch:
     """The pack's tensors, on the CPU."""
-    sources, targets, logprobs, versions = [], [], [], []
-    counts = []
+    sources, targets, logprobs, versions, advantages, weights, rollouts = [], [], [], [], [], [], []
     for row, place in zip(pack.rows, pack.places, strict=True):
         trained = np.flatnonzero(row.segment.loss_mask)
         sources.append(place[trained - 1])
         targets.append(row.token_ids[trained])
         logprobs.append(row.segment.logprobs[trained])
         versions.append(row.segment.versions[trained])
-        counts.append(len(trained))
+        advantages.append(row.advantages[trained])
+        weights.append(row.weights[trained])
+        rollouts.append(np.full(len(trained), row.rollout))
+    extra = {
+        name: np.concatenate([row.extra[name][row.segment.loss_mask] for row in pack.rows])
+        for name in pack.rows[0].extra
+    }
     return Batch(
         token_ids_N=torch.from_numpy(pack.token_ids_N.astype(np.int64)),
         position_ids_N=torch.from_numpy(pack.position_ids_N.astype(np.int64)),
@@ -79,11 +87,12 @@ def collate(pack: Pack) -> Batch:
         targets_M=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
         logprobs_M=torch.from_numpy(np.concatenate(logprobs).astype(np.float32)),
         versions_M=torch.from_numpy(np.concatenate(versions).astype(np.int64)),
-        advantages_M=torch.from_numpy(np.repeat([row.advantage for row in pack.rows], counts).astype(np.float32)),
-        weights_M=torch.from_numpy(np.repeat([row.weight for row in pack.rows], counts).astype(np.float32)),
-        rollouts_M=torch.from_numpy(np.repeat([row.rollout for row in pack.rows], counts).astype(np.int64)),
+        advantages_M=torch.from_numpy(np.concatenate(advantages).astype(np.float32)),
+        weights_M=torch.from_numpy(np.concatenate(weights).astype(np.float32)),
+        rollouts_M=torch.from_numpy(np.concatenate(rollouts).astype(np.int64)),
         rows=len(pack.rows),
         unshared_tokens=sum(len(row) for row in pack.rows),
+        extra={name: torch.from_numpy(values.astype(np.float32)) for name, values in extra.items()},
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rolltap.trainer_client.collate import Batch, empty_batch
+from rolltap.trainer_client.learner import Readout
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.worker import RankWorker
 
@@ -28,6 +29,17 @@ class Workers:
     def __init__(self, own: RankWorker, ranks: Ranks) -> None:
         self._own = own
         self._ranks = ranks
+
+    def read(self, batches: Sequence[Batch]) -> list[Readout]:
+        """What the weights say of each batch, in the order of `batches`."""
+        shares = deal(batches, self._ranks.size)
+        found = self._each("read", [(share,) for share in shares])
+        by_batch = {
+            id(batch): readout
+            for share, readouts in zip(shares, found, strict=True)
+            for batch, readout in zip(share, readouts, strict=True)
+        }
+        return [by_batch[id(batch)] for batch in batches]
 
     def begin(self, version: int, updates: Sequence[Sequence[Batch]]) -> None:
         shares = [deal(update, self._ranks.size) for update in updates]

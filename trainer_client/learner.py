@@ -7,7 +7,9 @@ reduced in float32. Checkpoints look the same in either case, so a run may resum
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.lora import add_adapters, merged
 from rolltap.trainer_client.network import PolicyNetwork, Predictions, load_model
 from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.settings import OptimiserSettings, TrainerSettings
+from rolltap.types import Float32
 
 ADAPTERS = distributed_state.StateDictOptions(full_state_dict=True, strict=False)
 WHOLE = distributed_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -36,10 +40,20 @@ def learning_rate(settings: OptimiserSettings, step: int, steps: int) -> float:
     return settings.lr * rise * (1.0 + done * (settings.lr_end - 1.0))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Readout:
+    """What a network says of a batch's trained tokens; each array is [M]."""
+
+    logprobs: Float32
+    entropy: Float32
+    values: Mapping[str, Float32]
+
+
 class Learner:
     """The policy's weights as they are trained, and a frozen copy of the first ones where the loss asks for it."""
 
-    def __init__(self, folder: Path, settings: TrainerSettings, ranks: Ranks) -> None:
+    def __init__(self, folder: Path, settings: TrainerSettings, ranks: Ranks, recipe: Recipe | None = None) -> None:
+        recipe = recipe or Recipe()
         self.device = ranks.device
         self._ranks = ranks
         self._settings = settings.optimiser
@@ -51,13 +65,20 @@ class Learner:
             add_adapters(model, self._lora)
         if settings.compute.gradient_checkpointing:
             checkpoint_activations(model)
-        self.network = _placed(model, settings.compute.temperature, dtype, ranks)
+        temperature = settings.compute.temperature
+        network = PolicyNetwork(
+            model.train(), temperature=temperature, heads=recipe.heads, entropy_moves=recipe.entropy_moves
+        )
+        self.network = _placed(network, dtype, ranks)
         self.reference = None
         if settings.loss.kl:
             frozen = load_model(settings.model, torch.float32).requires_grad_(False)
-            self.reference = _placed(frozen, settings.compute.temperature, dtype, ranks)
+            self.reference = _placed(PolicyNetwork(frozen.train(), temperature=temperature), dtype, ranks)
+        self._rates = [1.0, *(head.lr / settings.optimiser.lr for head in recipe.heads.values())]
+        policy = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self._parts = [policy, *(list(self.network.heads[name].parameters()) for name in recipe.heads)]
         self.optimiser = torch.optim.AdamW(
-            [weight for weight in self.network.parameters() if weight.requires_grad],
+            [{"params": weights} for weights in self._parts],
             lr=settings.optimiser.lr,
             betas=settings.optimiser.betas,
             weight_decay=settings.optimiser.weight_decay,
@@ -71,6 +92,13 @@ class Learner:
     def predict(self, batch: Batch) -> Predictions:
         """The policy's log-probs of the batch's trained tokens, with gradient."""
         return self.network(batch)
+
+    def read(self, batch: Batch) -> Readout:
+        """What the weights say of the batch's trained tokens, on the CPU and without gradient."""
+        with torch.no_grad():
+            predicted = self.network(batch)
+        values = {name: value.float().cpu().numpy() for name, value in predicted.values.items()}
+        return Readout(predicted.logprobs_M.float().cpu().numpy(), predicted.entropy_M.float().cpu().numpy(), values)
 
     def with_reference(self, batch: Batch) -> Batch:
         """The batch with the reference's log-probs, if there is a reference."""
@@ -89,15 +117,19 @@ class Learner:
         (loss * self._ranks.size).backward()
 
     def clip(self) -> float:
-        """Clips the gradient's norm and returns what it was."""
-        norm = nn.utils.clip_grad_norm_(self.network.parameters(), self._settings.grad_clip)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        """Clips the gradient's norm, each head's by itself; what the policy's was, or a head's that is not finite."""
+        norms = [nn.utils.clip_grad_norm_(weights, self._settings.grad_clip) for weights in self._parts]
+        plain = [float(norm.full_tensor() if isinstance(norm, DTensor) else norm) for norm in norms]
+        return next((norm for norm in plain if not math.isfinite(norm)), plain[0])
 
     def apply(self, step: int) -> float:
-        """The optimiser's step towards `step` (from 1), after which the gradient is gone; returns the learning rate."""
+        """The optimiser's step towards `step` (from 1), after which the gradient is gone; returns the learning rate.
+
+        Heads have rates of their own, with the policy's warm-up and decay.
+        """
         lr = learning_rate(self._settings, step, self._steps)
-        for parameters in self.optimiser.param_groups:
-            parameters["lr"] = lr
+        for parameters, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
+            parameters["lr"] = lr * rate
         self.optimiser.step()
         self.forget()
         return lr
@@ -112,10 +144,12 @@ class Learner:
         return merged(state, self._lora) if self._lora else state
 
     def state(self) -> dict[str, Any]:
-        """The optimiser's whole state on the CPU, by the weights' names, and the adapters (all ranks take part)."""
+        """The optimiser's whole state on the CPU, by the weights' names, adapters and heads (all ranks take part)."""
         state: dict[str, Any] = distributed_state.get_optimizer_state_dict(self.network, self.optimiser, options=WHOLE)
         if self._lora:
             state["adapters"] = self.adapters()
+        if self.network.heads:
+            state["heads"] = distributed_state.get_model_state_dict(self.network.heads, options=WHOLE)
         return state
 
     def adapters(self) -> dict[str, Any]:
@@ -125,6 +159,7 @@ class Learner:
     def restore(self, state: dict[str, Any]) -> None:
         """Takes up `state`. `CheckpointMismatch` if it is of another model."""
         adapters = state.pop("adapters", None)
+        heads = state.pop("heads", {})
         if (adapters is None) != (self._lora is None):
             raise CheckpointMismatch(
                 "the checkpoint was made with adapters and this run has none, or the other way round"
@@ -132,6 +167,8 @@ class Learner:
         try:
             if adapters is not None:
                 distributed_state.set_model_state_dict(self.model, adapters, options=ADAPTERS)
+            if heads or self.network.heads:
+                distributed_state.set_model_state_dict(self.network.heads, heads, options=WHOLE)
             distributed_state.set_optimizer_state_dict(self.network, self.optimiser, state, options=WHOLE)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointMismatch(f"the checkpoint's optimiser is not of this model: {error}") from error
@@ -149,14 +186,13 @@ def checkpoint_activations(model: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def _placed(model: Any, temperature: float, dtype: torch.dtype, ranks: Ranks) -> PolicyNetwork:
-    """The model on its device, sharded where that is the way."""
-    network = PolicyNetwork(model.train(), temperature=temperature)
+def _placed(network: PolicyNetwork, dtype: torch.dtype, ranks: Ranks) -> PolicyNetwork:
+    """The network on its device, sharded where that is the way."""
     if ranks.size == 1 and ranks.device.type == "cpu" and dtype is torch.float32:
         return network
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     mesh = ranks.mesh()
-    for layer in model.get_decoder().layers:
+    for layer in network.model.get_decoder().layers:
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
     fully_shard(network, mesh=mesh, mp_policy=mixed)
     return network.to(ranks.device)

@@ -1,6 +1,6 @@
 """The training loop, read top to bottom.
 
-    lease whole groups → advantages → pack → forward, backward → acknowledge → optimiser step → checkpoint → push
+    lease whole groups → credit → pack → forward, backward → acknowledge → optimiser step → checkpoint → push
 
 Groups are acknowledged, with the step they lead to, before they change the weights; if some turn out to be somebody
 else's by then, the gradient is made again without them. A run that died goes on from its last checkpoint, and `rewind`
@@ -10,26 +10,27 @@ version more; numbers of versions that a rewind abandoned are not used again.
 
 from __future__ import annotations
 
+import json
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.trainer_client import recipe, weights
+from rolltap.trainer_client import planning, weights
 from rolltap.trainer_client.checkpoint import Checkpoints
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.distributed import Workers
 from rolltap.trainer_client.leases import LeaseHolder
-from rolltap.trainer_client.metrics import StepReport, describe_groups, describe_rollouts
+from rolltap.trainer_client.metrics import StepReport, describe_groups, describe_rows
+from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.scoring import TrainedRollout
 from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
+from rolltap.trainer_client.step import POLICY
 from rolltap.trainer_client.worker import RankWorker
 
 LEASE_WAIT_S = 5.0
@@ -38,10 +39,10 @@ LEASE_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What a step makes of its groups: `updates` are the batches of each optimiser step."""
+    """What a step makes of its groups: the rows in the loss, and in `updates` the batches of each optimiser step."""
 
     groups: tuple[LeasedGroup, ...]
-    rollouts: list[TrainedRollout]
+    rows: list[PackedRow]
     updates: list[list[Batch]]
 
 
@@ -58,8 +59,6 @@ class Trainer:
         self.client = client
         self.sinks = sinks
         self.stopping = False
-        self._score = recipe.scorer(settings.loss)
-        self._pack = recipe.packer(settings.loss, settings.compute, ranks.size)
         self.checkpoints = Checkpoints(
             settings.out,
             settings.policy,
@@ -76,6 +75,9 @@ class Trainer:
         distributed = settings.push.transfer == "distributed"
         self._sender = WeightSender(settings.push, ranks.device) if distributed else None
         own = RankWorker(settings, ranks, saved)
+        self._recipe, self._first = own.recipe, True
+        self._planner = planning.Planner(own.recipe, settings)
+        self._pack = self._planner.packer(ranks.size)
         self._model, self._clock = own.learner.model, own.clock
         self._workers = Workers(own, ranks)
 
@@ -126,41 +128,42 @@ class Trainer:
 
     def _train(self, leases: LeaseHolder) -> StepReport | None:
         """One step on the groups held; None if no weights came of it."""
+        before = json.dumps(self._recipe.state())
         while leases.groups:
-            with self._clock.part("collate"):
-                plan = self._plan(leases.groups)
+            self._recipe.restore(json.loads(before))
+            plan = self._plan(leases.groups)
             self._workers.begin(self.version, plan.updates)
             norm = self._workers.gradient(0) if plan.updates else 0.0
             if not math.isfinite(norm):
                 leases.refuse(f"step {self.step + 1}: the gradient's norm is {norm}")
-                self._workers.forget()
-                return None
-            if leases.acknowledge(self.step + 1):
                 break
+            if leases.acknowledge(self.step + 1):
+                lr = self._apply(plan)
+                self.step += 1
+                self.version += 1
+                leases.done()
+                self._hand_over()
+                return self._report(plan, norm, lr)
             self._workers.forget()
-        else:
-            return None
-        lr = self._apply(plan)
-        self.step += 1
-        self.version += 1
-        leases.done()
-        self._hand_over()
-        return self._report(plan, norm, lr)
+        self._workers.forget()
+        self._recipe.restore(json.loads(before))
+        return None
 
     def _plan(self, groups: tuple[LeasedGroup, ...]) -> StepPlan:
-        """Advantages, weights and packs; every epoch shuffles the rollouts into its minibatches."""
-        rollouts = self._score(groups)
-        moving = [rollout for rollout in rollouts if rollout.advantage or self.settings.loss.kl]
-        parts = self.settings.optimiser.minibatches
-        order = random.Random(f"{self.settings.seed}/{self.step}")
-        updates: list[list[Batch]] = []
-        for _ in range(self.settings.optimiser.epochs if moving else 0):
-            if parts > 1:
-                order.shuffle(moving)
-            for part in range(parts):
-                share = [replace(rollout, weight=rollout.weight * parts) for rollout in moving[part::parts]]
-                updates.append([collate(pack) for pack in self._pack(share)])
-        return StepPlan(groups, rollouts, [update for update in updates if update])
+        """The recipe's credit for the groups, and the batches of its updates."""
+        step = planning.look(groups, self.settings.loss, self.step + 1)
+        if self._first:
+            self._recipe.check(step)
+            self._first = False
+        if self._recipe.reads_policy:
+            packs = self._pack(planning.all_rows(step))
+            readouts = self._workers.read([collate(pack) for pack in packs])
+            step = replace(step, readings={POLICY: planning.read_rows(step, packs, readouts)})
+        with self._clock.part("collate"):
+            credit = self._recipe.credit(step)
+            rows = planning.rows_to_train(step, credit, self.settings.loss, still=True)
+            updates = self._planner.updates(step, credit)
+            return StepPlan(groups, rows, [[collate(pack) for pack in self._pack(update)] for update in updates])
 
     def _apply(self, plan: StepPlan) -> float:
         """The first update's optimiser step, then the other updates; returns the learning rate."""
@@ -223,6 +226,6 @@ class Trainer:
             tokens_per_second=computed / busy if busy else 0.0,
             seconds={name: round(value, 4) for name, value in self._clock.seconds.items()},
             **describe_groups(plan.groups),
-            **describe_rollouts(plan.rollouts),
+            **describe_rows(plan.rows),
             **self._workers.figures(),
         )

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,8 @@ from rolltap.contract.leases import LeasedGroup
 from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.loss import Terms
 from rolltap.trainer_client.network import Predictions
-from rolltap.trainer_client.scoring import TrainedRollout, baseline, informative
+from rolltap.trainer_client.packing import PackedRow
+from rolltap.trainer_client.scoring import baseline, informative
 from rolltap.types import NO_VERSION, Scoring
 
 SUMS = ("tokens", "entropy", "kl", "correction", "mismatch", "mismatch_over", "fresh", "clipped", "updates_tokens")
@@ -166,10 +168,12 @@ def describe_groups(groups: Sequence[LeasedGroup]) -> dict[str, Any]:
     }
 
 
-def describe_rollouts(rollouts: Sequence[TrainedRollout]) -> dict[str, Any]:
-    """What a step's trained rollouts are, by the names of `StepReport`."""
+def describe_rows(rows: Sequence[PackedRow]) -> dict[str, Any]:
+    """What a step's rows in the loss are, by the names of `StepReport`."""
+    weighed = [np.abs(row.advantages[row.segment.loss_mask & (row.weights > 0)]) for row in rows]
+    tokens = sum(map(len, weighed))
     return {
-        "advantage_abs": sum(abs(rollout.advantage) for rollout in rollouts) / max(1, len(rollouts)),
-        "trained_tokens": sum(rollout.tokens for rollout in rollouts),
-        "rows": sum(len(rollout.segments) for rollout in rollouts),
+        "advantage_abs": float(sum(one.sum() for one in weighed)) / max(1, tokens),
+        "trained_tokens": tokens,
+        "rows": len(rows),
     }

@@ -7,7 +7,8 @@ predicted, in pieces that are computed again in the backward pass, so the logits
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import attention
 from rolltap.trainer_client.collate import Batch
+from rolltap.trainer_client.recipe import ValueHead
 
 PIECE_BYTES = 256 << 20
 """How large one piece of float32 logits may be."""
@@ -25,20 +27,37 @@ PIECE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What the policy says about a batch's trained tokens. `entropy_M`, in nats, has no gradient."""
+    """What the policy says about a batch's trained tokens. `entropy_M`, in nats, has a gradient only where asked for.
+
+    `values` [M] are those of the heads, by name, from the state before each token.
+    """
 
     logprobs_M: Tensor
     entropy_M: Tensor
+    values: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class PolicyNetwork(nn.Module):
-    """`model` with the loss's end of it. `temperature` is the one that the engine samples with."""
+    """`model` with the loss's end of it. `temperature` is the one that the engine samples with.
 
-    def __init__(self, model: Any, *, temperature: float = 1.0) -> None:
+    `heads` are kept apart from `model`: they are never pushed. With `entropy_moves` the entropy has a gradient.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        temperature: float = 1.0,
+        heads: Mapping[str, ValueHead] | None = None,
+        entropy_moves: bool = False,
+    ) -> None:
         super().__init__()
         _check_head(model.config)
         self.model = model
         self.temperature = temperature
+        self.entropy_moves = entropy_moves
+        self.heads = nn.ModuleDict({name: _zeros(model.config.hidden_size) for name in heads or {}})
+        self._detached = {name for name, head in (heads or {}).items() if not head.moves_policy}
         self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
 
     def forward(self, batch: Batch) -> Predictions:
@@ -50,14 +69,20 @@ class PolicyNetwork(nn.Module):
         ).last_hidden_state[0]
         hidden_ME = hidden_NE[batch.sources_M]
         piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
+        values = {name: self._value(name, hidden_ME) for name in self.heads}
         if len(hidden_ME) <= piece:
-            return Predictions(*self._read(hidden_ME, batch.targets_M))
+            return Predictions(*self._read(hidden_ME, batch.targets_M), values)
         predictions = [
             checkpoint(self._read, hidden, targets, use_reentrant=False)
             for hidden, targets in zip(hidden_ME.split(piece), batch.targets_M.split(piece), strict=True)
         ]
         logprobs, entropies = zip(*predictions, strict=True)
-        return Predictions(torch.cat(logprobs), torch.cat(entropies))
+        return Predictions(torch.cat(logprobs), torch.cat(entropies), values)
+
+    def _value(self, name: str, hidden_ME: Tensor) -> Tensor:
+        head = self.heads[name]
+        seen_ME = hidden_ME.detach() if name in self._detached else hidden_ME
+        return head(seen_ME.to(next(head.parameters()).dtype)).squeeze(-1).float()
 
     def _read(self, hidden_ME: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logits_MV = self.model.get_output_embeddings()(hidden_ME).float()
@@ -67,7 +92,7 @@ class PolicyNetwork(nn.Module):
             logits_MV = logits_MV / self.temperature
         total_M = torch.logsumexp(logits_MV, dim=-1)
         logprobs_M = logits_MV.gather(-1, targets_M.unsqueeze(-1)).squeeze(-1) - total_M
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.entropy_moves and torch.is_grad_enabled()):
             expected_M = (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
             entropy_M = total_M - expected_M
         return logprobs_M, entropy_M
@@ -87,6 +112,13 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointMismatch(f"{folder} is not a folder of a causal language model: {reason}") from error
+
+
+def _zeros(width: int) -> nn.Linear:
+    head = nn.Linear(width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def _check_head(config: Any) -> None:

@@ -9,13 +9,13 @@ tokens of a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 
-from rolltap.trainer_client.scoring import TrainedRollout
-from rolltap.types import Int32, Segment
+from rolltap.types import Float32, Int32, Segment
 
 LEAST_SHARED = 16
 """A common beginning shorter than this many tokens is not shared: a span has its cost too."""
@@ -23,12 +23,26 @@ LEAST_SHARED = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:
-    """A segment in the loss, with its rollout's index in the step."""
+    """A segment in the loss: row `number` of the step, of rollout `rollout`. The arrays are [L]."""
 
     segment: Segment
     rollout: int
-    advantage: float
-    weight: float
+    number: int
+    advantages: Float32
+    weights: Float32
+    extra: Mapping[str, Float32] = field(default_factory=dict)
+
+    @classmethod
+    def uniform(
+        cls, segment: Segment, rollout: int, number: int = 0, advantage: float = 0.0, weight: float = 0.0
+    ) -> PackedRow:
+        """A row all of whose tokens have one advantage and one weight."""
+        ones = np.ones(len(segment), np.float32)
+        return cls(segment, rollout, number, ones * np.float32(advantage), ones * np.float32(weight))
+
+    def scaled(self, factor: float) -> PackedRow:
+        """The same with `factor` times the weights."""
+        return self if factor == 1 else replace(self, weights=self.weights * np.float32(factor))
 
     def __len__(self) -> int:
         return len(self.segment)
@@ -79,17 +93,15 @@ class Packer:
     whole: bool = False
     ranks: int = 1
 
-    def __call__(self, rollouts: Sequence[TrainedRollout]) -> list[Pack]:
-        """The rollouts' packs; a row's `rollout` is an index into `rollouts`."""
-        units = [unit for index, rollout in enumerate(rollouts) for unit in self._units(index, rollout)]
+    def __call__(self, rows: Sequence[PackedRow]) -> list[Pack]:
+        """The packs of rows; those of a rollout stand together in `rows`."""
+        units = [[row] for row in rows]
+        if self.whole:
+            units = [list(own) for _, own in groupby(rows, key=lambda row: row.rollout)]
         budget = min(self.budget, math.ceil(sum(map(_tokens, units)) / self.ranks))
         if self.share:
             return [_forest(rows) for rows in _along_prefixes(units, budget)]
         return [_side_by_side(rows) for rows in _first_fit(units, budget)]
-
-    def _units(self, index: int, rollout: TrainedRollout) -> Iterable[list[PackedRow]]:
-        rows = [PackedRow(segment, index, rollout.advantage, rollout.weight) for segment in rollout.segments]
-        return [rows] if self.whole else [[row] for row in rows]
 
 
 def shared_length(left: Int32, right: Int32) -> int:

@@ -63,6 +63,15 @@ class Ranks:
         dist.scatter_object_list(mine, None if values is None else list(values), src=0, group=_waiting_group())
         return mine[0]
 
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, for the lead; the others get an empty list."""
+        if self.size == 1:
+            return [value]
+        self._join()
+        found: list[Any] | None = [None] * self.size if self.lead else None
+        dist.gather_object(value, found, dst=0, group=_waiting_group())
+        return found or []
+
     def total(self, values: torch.Tensor, *, peak: bool = False) -> torch.Tensor:
         """The sum (or the largest) over ranks, in place."""
         if self.size > 1:

@@ -1,34 +1,101 @@
-"""From the settings of a loss to what computes it."""
+"""What a recipe is: one method of the field, as a class whose defaults are GRPO by the settings of `[trainer.loss]`.
+
+A recipe is a dataclass; its fields are its options (`[trainer.options]`). It overrides what its method does otherwise:
+
+    settings, needs            before the run: the paper's settings under the user's own; what the record must hold
+    reads, heads, entropy_moves, whole      what the networks compute for it
+    credit(step)               advantages, weights and whatever else its loss wants, as arrays over tokens
+    loss(predicted, batch, policy_loss)     the loss of a batch, on every rank
+    updates(step, credit)      the optimiser's steps, in order; by default epochs and minibatches of the settings
+    state(), restore(state)    what must survive a restart: JSON, saved with each checkpoint
+
+All but `loss` run on the lead rank only, so `loss` sees nothing of the state: what it needs travels in `batch.extra`.
+A step may be planned again (a lease was lost); the state is put back before.
+"""
 
 from __future__ import annotations
 
-from rolltap.trainer_client.advantages import advantage_method
-from rolltap.trainer_client.loss import Correction, PolicyLoss
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.scoring import Overlong, Scorer
-from rolltap.trainer_client.settings import ComputeSettings, LossSettings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.estimators import normalise
+from rolltap.trainer_client.step import Credit, Step
+
+if TYPE_CHECKING:  # torch takes seconds to import, and settings are read without it
+    from rolltap.trainer_client.collate import Batch
+    from rolltap.trainer_client.loss import PolicyLoss, Terms
+    from rolltap.trainer_client.network import Predictions
+
+Need = Literal["turns", "turn_rewards", "role_rewards", "roles"]
+MISSING: Mapping[Need, str] = {
+    "turns": "no rollout has turns: lease trajectories that rolltap reconstructed",
+    "turn_rewards": "no turn has a reward: let the evaluator give rewards of scope `call:<id>`",
+    "role_rewards": "no role has a reward: let the evaluator give rewards of scope `role:<name>`",
+    "roles": "all calls are of one agent: let the harness name its agents, or give the session's callers roles",
+}
+"""What a recipe may need of the record, and how to get it there."""
 
 
-def scorer(settings: LossSettings) -> Scorer:
-    """Groups to rollouts with advantages and weights."""
-    overlong = None
-    if settings.overlong_limit:
-        overlong = Overlong(settings.overlong_limit, min(settings.overlong_buffer, settings.overlong_limit))
-    return Scorer(advantage_method(settings.advantage), settings.normalise, settings.length, overlong)
+@dataclass(frozen=True, slots=True)
+class ValueHead:
+    """A linear map of the policy's last hidden state to one number, read where each trained token is predicted.
+
+    Its loss does not reach the policy unless `moves_policy`. It starts at 0 and is clipped and stepped by itself.
+    """
+
+    lr: float = 1e-4
+    moves_policy: bool = False
 
 
-def packer(loss: LossSettings, compute: ComputeSettings, ranks: int) -> Packer:
-    """Rollouts to packs; a ratio over whole rollouts needs each of them in one pack."""
-    return Packer(compute.token_budget, compute.share_prefixes, whole=loss.ratio == "sequence", ranks=ranks)
+@dataclass
+class Recipe:
+    """GRPO (Shao et al. 2024), and the base of all others."""
 
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the paper, as in `[trainer]`; the user's own go over them."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    reads_policy: ClassVar[bool] = False
+    """Whether `credit` wants `step.readings["policy"]`: log-probs, entropy and heads of the weights before the step."""
+    heads: ClassVar[Mapping[str, ValueHead]] = {}
+    entropy_moves: ClassVar[bool] = False
+    """Whether `predicted.entropy_M` has a gradient."""
+    whole: ClassVar[bool] = False
+    """Whether all rows of a rollout must be in one batch."""
 
-def objective(settings: LossSettings) -> PolicyLoss:
-    """Predictions to a loss."""
-    return PolicyLoss(
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        clip_dual=settings.clip_dual,
-        ratio=settings.ratio,
-        correction=Correction(settings.correction, settings.importance_cap, settings.importance_band),
-        kl=settings.kl,
-    )
+    def credit(self, step: Step) -> Credit:
+        """A_i = (R_i - mean) / (std + 1e-6) within the group, ddof 1; a group of one has 0."""
+        return step.broadcast(normalise(step.rewards, step.groups))
+
+    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
+        """The clipped policy gradient as set in `[trainer.loss]`."""
+        return policy_loss(predicted, batch)
+
+    def updates(self, step: Step, credit: Credit) -> Sequence[Credit] | None:
+        """One optimiser step each, in this order; None leaves it to `optimiser.epochs` and `minibatches`."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes; JSON."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes up what `state` gave."""
+
+    @property
+    def moves_still_rows(self) -> bool:
+        """Whether rows whose advantages are all 0 have a gradient: they do where the loss is the recipe's own."""
+        return type(self).loss is not Recipe.loss
+
+    def check(self, step: Step) -> None:
+        """`ConfigError` where the run's first groups lack what the recipe needs."""
+        present: dict[Need, bool] = {
+            "turns": bool(step.turns),
+            "turn_rewards": any(turn.rewarded for turn in step.turns),
+            "role_rewards": any(rollout.roles for rollout in step.rollouts),
+            "roles": len({turn.agent for turn in step.turns}) > 1,
+        }
+        for need in self.needs:
+            if not present[need]:
+                raise ConfigError(f"recipe {type(self).__name__}: {MISSING[need]}")

@@ -1,7 +1,7 @@
-"""Leased groups to rollouts with advantages and weights.
+"""Which rollouts of a leased group count for what, and how much each weighs.
 
-What a rollout weighs depends on its trained tokens, not on how many rows its branches made. Its advantage comes from
-its group's rewards; its weight per token from one of three ways to take the mean:
+What a rollout weighs depends on its trained tokens, not on how many rows its branches made. Its weight per token comes
+from one of three ways to take the mean:
 
 - `rollout`: every rollout weighs the same, its tokens share it (GRPO, GSPO);
 - `token`: every trained token of the step weighs the same (DAPO);
@@ -14,16 +14,15 @@ without a reward in neither.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rolltap.contract.leases import LeasedGroup, RolloutRecord
 from rolltap.errors import AlignmentError
-from rolltap.trainer_client.advantages.base import AdvantageMethod
-from rolltap.types import Scoring, Segment
+from rolltap.types import Bool, Scoring, Segment
 
 Normalise = Literal["rollout", "token", "constant"]
 
@@ -42,56 +41,15 @@ class Overlong:
         return -min(1.0, max(0.0, (tokens - (self.limit - self.buffer)) / self.buffer))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainedRollout:
-    """A rollout in the loss. Each of its `tokens` trained tokens has `weight`; `segments` all hold some of them."""
-
-    id: str
-    segments: tuple[Segment, ...]
-    tokens: int
-    advantage: float
-    weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scorer:
-    """How a step's groups are scored. `length` is the constant of `constant`, in tokens."""
-
-    method: AdvantageMethod
-    normalise: Normalise = "token"
-    length: int = 1
-    overlong: Overlong | None = None
-
-    def __call__(self, groups: Sequence[LeasedGroup]) -> list[TrainedRollout]:
-        """The rollouts in the loss. `AlignmentError` names the rollout whose record can't be trained."""
-        counted = [baseline(group) for group in groups]
-        advantages = self.method([[self._reward(record) for record in records] for records in counted])
-        trained = [
-            (record, advantage, trained_segments(record))
-            for records, values in zip(counted, advantages, strict=True)
-            for record, advantage in zip(records, values, strict=True)
-            if record.rollout.scoring is Scoring.SCORED and trained_tokens(record)
-        ]
-        total = sum(trained_tokens(record) for record, _, _ in trained)
-        return [
-            TrainedRollout(
-                record.rollout.id,
-                segments,
-                trained_tokens(record),
-                advantage,
-                self._weight(trained_tokens(record), len(trained), total),
-            )
-            for record, advantage, segments in trained
-        ]
-
-    def _reward(self, record: RolloutRecord) -> float:
-        reward = record.reward or 0.0
-        return reward if self.overlong is None else reward + self.overlong.penalty(trained_tokens(record))
-
-    def _weight(self, tokens: int, rollouts: int, total: int) -> float:
-        if self.normalise == "token":
-            return 1 / total
-        return 1 / (rollouts * (tokens if self.normalise == "rollout" else self.length))
+def token_weights(tokens: NDArray[np.int64], trained: Bool, normalise: Normalise, length: int) -> NDArray[np.float64]:
+    """[R] What each trained token of each rollout weighs; 0 for rollouts that are not `trained`."""
+    rollouts, total = max(1, int(trained.sum())), max(1, int(tokens[trained].sum()))
+    shares = {
+        "token": np.full(len(tokens), 1 / total),
+        "rollout": 1 / (rollouts * np.maximum(tokens, 1)),
+        "constant": np.full(len(tokens), 1 / (rollouts * length)),
+    }
+    return np.where(trained, shares[normalise], 0.0)
 
 
 def baseline(group: LeasedGroup) -> list[RolloutRecord]:

@@ -21,11 +21,8 @@ class TrainerSection(BaseModel):
 
 
 class LossSettings(TrainerSection):
-    """The objective. The presets of papers are in docs/trainer.md."""
+    """The policy gradient. The settings of a paper come with its recipe."""
 
-    advantage: str = Field(
-        "grpo", description="advantage method: grpo, dr_grpo, rloo, lite_ppo, reinforce, or one of an installed package"
-    )
     normalise: Literal["rollout", "token", "constant"] = Field(
         "token", description="what the loss is averaged over: each rollout, all tokens, or a constant length"
     )
@@ -152,6 +149,13 @@ class TrainerSettings(BaseSettings):
     )
     model: Path = Field(description="folder of the model to start from")
     out: Path = Field(description="folder of checkpoints, pushed weights and metrics; with `disk`, engines must see it")
+    recipe: str = Field(
+        "grpo", description="method: a recipe of docs/recipes.md, one of an installed package, or FILE.py"
+    )
+    options: dict[str, Any] = Field({}, description="the recipe's options, as docs/recipes.md lists them")
+    recipe_changed: bool = Field(
+        False, description="go on from a checkpoint that another recipe made, or this one with other options or code"
+    )
     steps: int = Field(
         100, ge=1, description="step to train to, counted from the start of the run; a resumed run continues to it"
     )
@@ -192,10 +196,16 @@ class TrainerSettings(BaseSettings):
 
 
 def load_trainer_settings(path: Path | None = None, **given: Any) -> TrainerSettings:
-    """`[trainer]` of the file at `path` with `given` over it, under the environment; `ConfigError` names a bad key."""
-    values = read_settings_file(path).get("trainer", {})
+    """The recipe's settings, under `[trainer]` of the file at `path`, under `given`, under the environment.
+
+    `ConfigError` names a bad key.
+    """
+    from rolltap.trainer_client.find_recipe import recipe_class  # here: recipes import torch
+
+    values = _merged(read_settings_file(path).get("trainer", {}), given)
     try:
-        return TrainerSettings(**_merged(values, given))
+        recipe = recipe_class(TrainerSettings(**values).recipe)
+        return TrainerSettings(**_merged(dict(recipe.settings), values))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("trainer", *first["loc"]))

@@ -8,13 +8,17 @@ the lead is given whole weights and states.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from rolltap.trainer_client import recipe
 from rolltap.trainer_client.checkpoint import Saved, load_optimiser
 from rolltap.trainer_client.collate import Batch
-from rolltap.trainer_client.learner import Learner
+from rolltap.trainer_client.find_recipe import fingerprint, make_recipe, restore
+from rolltap.trainer_client.learner import Learner, Readout
+from rolltap.trainer_client.loss import Terms
 from rolltap.trainer_client.metrics import Clock, StepMetrics
+from rolltap.trainer_client.network import Predictions
+from rolltap.trainer_client.planning import policy_loss
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import TrainerSettings
 
@@ -24,15 +28,25 @@ class RankWorker:
 
     def __init__(self, settings: TrainerSettings, ranks: Ranks, saved: Saved | None) -> None:
         saved = ranks.from_lead(saved)
-        self.learner = Learner(saved.folder if saved else settings.model, settings, ranks)
+        self.recipe = make_recipe(settings.recipe, settings.options)
+        self.learner = Learner(saved.folder if saved else settings.model, settings, ranks, self.recipe)
+        self._recipe_name = settings.recipe
         if saved:
-            self.learner.restore(load_optimiser(saved))
+            state = load_optimiser(saved)
+            restore(settings.recipe, self.recipe, state.pop("recipe", None), changed=settings.recipe_changed)
+            self.learner.restore(state)
         self.clock = Clock(self.learner.device)
         self._ranks = ranks
         self._threshold = settings.report.mismatch
-        self._objective = recipe.objective(settings.loss)
+        self._policy_loss = policy_loss(settings.loss)
         self._updates: list[Sequence[Batch]] = []
         self._gauge = self._new_metrics(0)
+
+    def read(self, batches: Sequence[Batch]) -> list[list[Readout]]:
+        """What the weights say of each batch's trained tokens, a list a rank, for the lead."""
+        with self.clock.part("read"):
+            own = [self.learner.read(batch.to(self.learner.device)) for batch in batches]
+        return self._ranks.gather(own)
 
     def begin(self, version: int, updates: Sequence[Sequence[Batch]]) -> None:
         """A step from the weights of `version`: the gradients are those of this rank's batches of each update."""
@@ -46,16 +60,23 @@ class RankWorker:
             with self.clock.part("forward"):
                 batch = self.learner.with_reference(batch)
                 predicted = self.learner.predict(batch)
-                terms = self._objective(predicted, batch)
+                terms = self._terms(predicted, batch)
             self._gauge.add(predicted, batch, terms, first=index == 0)
             with self.clock.part("backward"):
                 self.learner.backward(terms.loss)
         with self.clock.part("backward"):
             return self.learner.clip()
 
+    def _terms(self, predicted: Predictions, batch: Batch) -> Terms:
+        """The loss; of a batch without rows (a rank's filling) one that is 0 and reaches all weights."""
+        if batch.trained_tokens:
+            return self.recipe.loss(predicted, batch, self._policy_loss)
+        terms = self._policy_loss(predicted, batch)
+        return replace(terms, loss=terms.loss + sum(value.sum() for value in predicted.values.values()))
+
     def keep_proximal(self) -> None:
         """Notes the log-probs from before the first update where the loss of the later ones needs them."""
-        if not self._objective.correction.needs_proximal:
+        if not self._policy_loss.correction.needs_proximal:
             return
         with self.clock.part("forward"):
             self._updates[1:] = [
@@ -88,8 +109,9 @@ class RankWorker:
         return self.learner.adapters()
 
     def state(self) -> dict[str, Any]:
-        """See `Learner.state`."""
-        return self.learner.state()
+        """See `Learner.state`; and the recipe with its state."""
+        recipe = {**fingerprint(self._recipe_name, self.recipe), "state": self.recipe.state()}
+        return {**self.learner.state(), "recipe": recipe}
 
     def _new_metrics(self, version: int) -> StepMetrics:
         return StepMetrics(self.learner.device, version, self._threshold)

@@ -103,7 +103,7 @@ class InFlightRequest:
             sampling_asked=msgspec.to_builtins(request.sampling),
             sampling_sent=call.sampling_sent(),
             hints=request.hints.raw,
-            shape=shape_of(request, plan),
+            shape=shape_of(request, plan, self.policy.source.unapplied(request)),
             lineage=msgspec.msgpack.encode(plan.lineage),
         )
 

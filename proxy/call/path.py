@@ -159,9 +159,10 @@ class CallPath:
             await self._record_intent(flight, call)
 
         await flight.policy.source.run(call, arrival, begin, flight.publish)
-        # Tokens whose version the engine does not say are of the policy's, if that did not change meanwhile.
         tokens = call.sampled
-        if tokens.ids and tokens.versions is None and await self._versions.now(flight.policy) == call.version:
+        if tokens.versions:
+            flight.policy.stated_version = tokens.versions[-1].version
+        elif tokens.ids and tokens.versions is None and await self._versions.behind(flight.policy, call.version):
             tokens.of_version(call.version)
 
     async def _record_intent(self, flight: InFlightRequest, call: OpenCall) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rolltap.errors import NotFound
@@ -12,6 +12,9 @@ from rolltap.proxy.sessions.capture import CAPTURED
 from rolltap.proxy.sessions.roles import roles_of
 from rolltap.settings import PolicySettings
 from rolltap.types import Session
+
+ANY_MODEL = "*"
+"""An alias that stands for every model name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +28,7 @@ class Policy:
     version: int = 0
     logprobs_mode: str = "unknown"
     weight_versions: bool = False  # the engine says every token's version
+    stated_version: int | None = None  # that the engine said last
     up: bool = False  # the engine has answered a probe
 
     def learn(self, facts: EngineFacts) -> None:
@@ -66,10 +70,9 @@ class Policies:
         A trainable policy is reached only by its own sessions; frozen ones by any. In a captured session every name
         leads to the bound policy: the harness was not told which models are served.
         """
-        for policy in self:
-            named = model == policy.name or model in policy.settings.aliases
-            if named and (policy.name == bound or not policy.settings.trainable):
-                return policy
+        reached = [policy for policy in self if policy.name == bound or not policy.settings.trainable]
+        if (policy := named(model, reached)) is not None:
+            return policy
         if captured:
             return self[bound]
         served = ", ".join(self.served(bound))
@@ -77,13 +80,21 @@ class Policies:
 
     def for_model(self, model: str) -> str:
         """The policy that a captured session for `model` is bound to: the one of that name or alias, else the first."""
-        for policy in self:
-            if model == policy.name or model in policy.settings.aliases:
-                return policy.name
-        return next(iter(self._policies))
+        policy = named(model, list(self))
+        return policy.name if policy is not None else next(iter(self._policies))
 
     def served(self, bound: str) -> list[str]:
         """The model names that a session of policy `bound` may ask for."""
         own = self[bound]
         frozen = [policy for policy in self if not policy.settings.trainable and policy is not own]
-        return [name for policy in (own, *frozen) for name in (policy.name, *policy.settings.aliases)]
+        names = [name for policy in (own, *frozen) for name in (policy.name, *policy.settings.aliases)]
+        return [name for name in names if name != ANY_MODEL]
+
+
+def named(model: str, policies: Sequence[Policy]) -> Policy | None:
+    """The policy that `model` names, or else one that answers to any name; the first of them."""
+    for name in (model, ANY_MODEL):
+        for policy in policies:
+            if name == policy.name or name in policy.settings.aliases:
+                return policy
+    return None

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
+import msgspec
+
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest
+from rolltap.proxy.conversation.chat import ChatRequest, ToolChoice
 from rolltap.types import CallKind, CallShape
 
 DIGEST_BYTES = 8
+NOTHING_ASKED = ToolChoice(), None, None
 
 
-def shape_of(chat: ChatRequest, plan: PromptPlan) -> CallShape:
-    """The evidence for classification. `replies` is counted only where the call does not plainly continue another."""
-    forced = chat.tool_choice.mode in ("required", "named") or chat.sampling.json_schema is not None
+def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) -> CallShape:
+    """The evidence for classification. `replies` is counted only where the call does not plainly continue another.
+
+    `unapplied` are the fields that its source took and let be.
+    """
+    must_call = chat.tool_choice.mode in ("required", "named") and "tool_choice" not in unapplied
+    forced = must_call or chat.sampling.json_schema is not None
     apart = plan.parent is None or plan.break_ is not None
     return CallShape(
         tools=len(chat.tools),
@@ -20,6 +29,19 @@ def shape_of(chat: ChatRequest, plan: PromptPlan) -> CallShape:
         replies=sum(message.role == "assistant" for message in chat.messages) if apart else 0,
         choices=chat.sampling.n,
         constrained=forced,
+        unapplied=unapplied,
+        asked=_asked(chat),
         role=chat.model if chat.hints.kind == CallKind.MAIN else "",
         quotes=plan.quotes,
     )
+
+
+def _asked(chat: ChatRequest) -> str:
+    """What the request asks for that its prompt does not show: requests that differ in it are not each other's retries.
+
+    Seeds, temperatures and token limits don't count: clients change them from try to try.
+    """
+    asked = chat.tool_choice, chat.sampling.effort, chat.sampling.json_schema
+    if asked == NOTHING_ASKED:
+        return ""
+    return blake2b(msgspec.json.encode(asked, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()

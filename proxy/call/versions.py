@@ -2,7 +2,8 @@
 
 A call's tokens are of one version if the policy had it when the call began and still has it once they are sampled. Only
 the process that pushed weights knows at once; the others ask the ledger, whose version changes while the engines are
-paused.
+paused. An engine that says versions, though not in this reply (it was cut before its end), must have said this one
+last: else somebody pushes to it behind rolltap's back, and what it sampled from is not known.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ class Versions(Protocol):
         """The version that `policy` has at some moment of this call; None if it can't be told."""
         ...
 
+    async def behind(self, policy: Policy, version: int) -> bool:
+        """Whether tokens of a call that began at `version` are surely of it, though their engine did not say so."""
+        stated = version if not policy.weight_versions else policy.stated_version
+        return stated == version == await self.now(policy)
 
-class OwnVersions:
+
+class OwnVersions(Versions):
     """Of a proxy that nobody else pushes beside."""
 
     async def now(self, policy: Policy) -> int | None:
         return policy.version
 
 
-class SharedVersions:
+class SharedVersions(Versions):
     """Of several proxies on one ledger: one reading of it serves all who asked before it began."""
 
     def __init__(self, policies: Policies, read: ReadPolicies) -> None:

@@ -5,8 +5,10 @@ Harnesses re-serialise what they echo. Two messages are the same when they diffe
 * JSON arguments: key order, spacing, escapes, `1.0` against `1`; a member that was cut off;
 * tool-call ids and item ids (they are handles, compared where they are found);
 * an assistant's text: white space at its edges; empty against absent; one string against parts;
+* another's text: one string of lines against one part a line;
 * thinking that the client dropped, or whose edges it trimmed (`reasoning_agrees`);
-* `developer` against `system`.
+* `developer` against `system`;
+* text that the policy declares as volatile (`policies.NAME.ignore`), but for an assistant's.
 
 Everything else that differs is an edit. A conversation is hashed incrementally: the chain digest after message i is
 `H(chain digest before it, digest of message i)`. Tools and leading system text are the frame around it.
@@ -15,8 +17,9 @@ Everything else that differs is an edit. A conversation is hashed incrementally:
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -56,13 +59,16 @@ def _integral(value: Any) -> Any:
     return value
 
 
-def message_digest(message: Message) -> bytes:
-    """16 bytes that are equal for messages that mean the same."""
+def message_digest(message: Message, ignored: Sequence[re.Pattern[str]] = ()) -> bytes:
+    """16 bytes that are equal for messages that mean the same. Text that `ignored` matches does not count."""
     hasher = blake2b(digest_size=DIGEST_BYTES)
     assistant = message.role == "assistant"
     role = "system" if message.role == "developer" else message.role
     hasher.update(role.encode())
     text = message.text.strip() if assistant else message.text
+    if not assistant:
+        for pattern in ignored:
+            text = pattern.sub("", text)
     _field(hasher, text)
     for part in message.parts:
         if isinstance(part, Image):
@@ -109,21 +115,27 @@ def reasoning_agrees(echoed: str, recorded: str) -> bool:
 class DigestCache:
     """Digests of messages that recur. Dialects hand out one object per distinct history item, so identity is the key.
 
-    Holds messages of at most `capacity` characters in all, so an id can't be reused while it is a key.
+    Holds messages of at most `capacity` characters in all, so an id can't be reused while it is a key. `ignored` is
+    what does not count in the messages of a policy.
     """
 
-    def __init__(self, capacity: int = 64_000_000) -> None:
+    def __init__(
+        self, ignored: Mapping[str, Sequence[re.Pattern[str]]] | None = None, capacity: int = 64_000_000
+    ) -> None:
+        self._ignored = ignored or {}
         self._capacity = capacity
         self._held = 0
-        self._entries: OrderedDict[int, tuple[Message, bytes, int]] = OrderedDict()
+        self._entries: OrderedDict[int | tuple[int, str], tuple[Message, bytes, int]] = OrderedDict()
 
-    def digest(self, message: Message) -> bytes:
-        entry = self._entries.get(id(message))
+    def digest(self, message: Message, policy: str = "") -> bytes:
+        ignored = self._ignored.get(policy, ())
+        key = (id(message), policy) if ignored else id(message)
+        entry = self._entries.get(key)
         if entry is not None:
             return entry[1]
-        digest = message_digest(message)
+        digest = message_digest(message, ignored)
         size = 256 + len(message.text) + sum(len(call.arguments) for call in message.tool_calls)
-        self._entries[id(message)] = (message, digest, size)
+        self._entries[key] = (message, digest, size)
         self._held += size
         while self._held > self._capacity:
             self._held -= self._entries.popitem(last=False)[1][2]

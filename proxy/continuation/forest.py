@@ -196,7 +196,7 @@ class Forest:
         """The request as digests. What repeats an earlier request, object by object, is not hashed again."""
         for known in self._outlined:
             if known[0] == policy and _begins_with(request, known[1]):
-                outline = self._longer(known[2], request, len(known[1].messages))
+                outline = self._longer(known, request)
                 self._outlined.remove(known)
                 break
         else:
@@ -208,7 +208,7 @@ class Forest:
         lead = 0
         while lead < len(request.messages) and request.messages[lead].role in ("system", "developer"):
             lead += 1
-        digests = [self._digests.digest(message) for message in request.messages]
+        digests = [self._digests.digest(message, policy) for message in request.messages]
         system = b"".join(digests[:lead])
         return Outline(
             tools=tools_digest(policy, request.tools),
@@ -217,10 +217,11 @@ class Forest:
             links=tuple(chain(b"", digests[lead:])),
         )
 
-    def _longer(self, known: Outline, request: ChatRequest, count: int) -> Outline:
-        """The outline of a request whose first `count` messages and tools are those of `known`."""
-        new = [self._digests.digest(message) for message in request.messages[count:]]
-        return replace(known, links=known.links + tuple(chain(known.links[-1], new)))
+    def _longer(self, known: tuple[str, ChatRequest, Outline], request: ChatRequest) -> Outline:
+        """The outline of a request that begins with the messages and has the tools of a `known` one."""
+        policy, former, outline = known
+        new = [self._digests.digest(message, policy) for message in request.messages[len(former.messages) :]]
+        return replace(outline, links=outline.links + tuple(chain(outline.links[-1], new)))
 
     def find(self, outline: Outline, request: ChatRequest, named: Sequence[str]) -> Match:
         """The match for a request; `named` are the calls that its handles name."""

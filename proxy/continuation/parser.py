@@ -47,7 +47,12 @@ Channel = Literal["reasoning", "text", "tool", "opaque"]
 
 
 class ReplyParser:
-    """Reads one choice of one reply. `mint(position)` makes the id of the position-th tool call."""
+    """Reads one choice of one reply. `mint(position)` makes the id of the position-th tool call.
+
+    `max_calls`, set before the first id, is how many calls the client takes. With 0 calls are text, as they were
+    sampled; else the reply ends where one more call opens. Where that has no token, the others are not told, and the
+    reply is `unparsable`.
+    """
 
     def __init__(
         self,
@@ -59,6 +64,8 @@ class ReplyParser:
         index: int = 0,
     ) -> None:
         self._index = index
+        self.max_calls: int | None = None
+        self.over = False  # a stop string was met, or one call too many: no more ids are wanted
         self._renderer = renderer
         self._prompt = prompt[-64:]
         self._declared = tools
@@ -89,7 +96,7 @@ class ReplyParser:
         self.unparsable = False  # known at the end: a block of a call could not be read to its end
 
     def feed(self, ids: Sequence[int]) -> list[ReplyEvent]:
-        """The events that these ids settle. After `stopped` is set, no more ids are wanted."""
+        """The events that these ids settle. Once the reply is `over`, no more ids are wanted."""
         if not self._stop and self._channel != "opaque" and self._plain(ids):
             self._ids += ids
             self._run += ids
@@ -98,7 +105,7 @@ class ReplyParser:
         events: list[ReplyEvent] = []
         markers = self._renderer.markers
         for token in ids:
-            if self.stopped is not None:
+            if self.over:
                 break
             self._ids.append(token)
             if token in self._renderer.stop_token_ids:
@@ -114,6 +121,9 @@ class ReplyParser:
                 events += self._open("opaque" if self._channel == "reasoning" else "tool")
                 if another:  # blocks that nothing closes end where the next one begins
                     events += self._settle(*self._whole())
+                if self.max_calls and len(self._calls) >= self.max_calls:
+                    self._ids.pop()
+                    self.over = True
             elif token == markers.tool_close and self._channel == "tool":
                 events += self._open("text") + self._settle(*self._whole())
                 self._settled = len(self._ids)
@@ -151,12 +161,12 @@ class ReplyParser:
     def _whole(self) -> tuple[ParsedReply, str]:
         """The reply as its family reads it, and its text; the ids and both end at the first stop string in the text."""
         parsed = self._parse()
-        text = self._visible(parsed)
+        text = self._visible(parsed, self._ids)
         at, stop = self._first_stop(text)
         if stop is None:
             return parsed, text
         if self.stopped is None:
-            self.stopped = stop
+            self.stopped, self.over = stop, True
             met = text[: at + len(stop)]
             counts = range(self._settled, len(self._ids) + 1)
             del self._ids[counts[bisect_left(counts, True, key=lambda count: self._shows(met, count))] :]
@@ -165,7 +175,7 @@ class ReplyParser:
 
     def _shows(self, text: str, count: int) -> bool:
         """Whether the first `count` ids give a reply that begins with `text`."""
-        return self._visible(self._parse(count)).startswith(text)
+        return self._visible(self._parse(count), self._ids[:count]).startswith(text)
 
     def _parse(self, count: int | None = None) -> ParsedReply:
         """The first `count` ids, or all, as the family reads them.
@@ -232,7 +242,7 @@ class ReplyParser:
 
     def _drain_call(self) -> list[ReplyEvent]:
         """What of the open block can be sent. The free text of a custom tool comes whole."""
-        if self._block is None:
+        if self._block is None or self.max_calls == 0:
             return []
         fresh, self._pending = self._decode_new(), ""
         added = self._block.feed(fresh)
@@ -261,6 +271,7 @@ class ReplyParser:
     def _until_stop(self, sent: str, fresh: str) -> str:
         before = sent[len(sent) - self._longest_stop :] if self._longest_stop < len(sent) else sent
         at, self.stopped = self._first_stop(before + fresh)
+        self.over = self.stopped is not None
         return fresh if self.stopped is None else (before + fresh)[len(before) : at]
 
     def _first_stop(self, text: str) -> tuple[int, str | None]:
@@ -285,7 +296,7 @@ class ReplyParser:
         """The end of the call that is being sent, the rest of the text, and the calls that were not sent yet."""
         calls = self._calls_of(parsed)
         events = self._end_call(calls) + self._rest("text", text)
-        for call in calls[len(self._calls) :]:
+        for call in calls[len(self._calls) : self.max_calls]:
             events += self._start(call.name) + self._end_call(calls)
         return events
 
@@ -302,7 +313,7 @@ class ReplyParser:
         return [call for call in parsed.tool_calls if self._is_call(call)]
 
     def _is_call(self, call: ParsedCall) -> bool:
-        return call.ok or (call.begun and not self._is_custom(call.name))
+        return self.max_calls != 0 and (call.ok or (call.begun and not self._is_custom(call.name)))
 
     def _is_custom(self, name: str) -> bool:
         return name in self._tools and self._tools[name].kind == "custom"
@@ -331,10 +342,26 @@ class ReplyParser:
         self._sending, self._arguments = None, []
         return [*events, ToolCallEnded(position, self._index)]
 
-    def _visible(self, parsed: ParsedReply) -> str:
-        """The reply's text, with the blocks that are no calls."""
-        broken = [f"<tool_call>\n{call.raw}\n</tool_call>" for call in parsed.tool_calls if not self._is_call(call)]
-        return "\n".join([parsed.text, *broken]).strip() if broken else parsed.text
+    def _visible(self, parsed: ParsedReply, ids: Sequence[int]) -> str:
+        """The reply's text, with the blocks that are no calls as they were sampled in `ids`."""
+        broken = [at for at, call in enumerate(parsed.tool_calls) if not self._is_call(call)]
+        if not broken:
+            return parsed.text
+        blocks = self._blocks(ids)
+        if len(blocks) != len(parsed.tool_calls):
+            blocks = [call.raw for call in parsed.tool_calls]
+        return "\n".join([parsed.text, *(blocks[at] for at in broken)]).strip()
+
+    def _blocks(self, ids: Sequence[int]) -> list[str]:
+        """The text of each block that a token opens, its marks included; the last one may not be closed."""
+        markers = self._renderer.markers
+        starts = [at for at, token in enumerate(ids) if token == markers.tool_open]
+        blocks = []
+        for start, limit in zip(starts, [*starts[1:], len(ids)], strict=True):
+            closings = (at + 1 for at in range(start, limit) if ids[at] == markers.tool_close)
+            block = [token for token in ids[start : next(closings, limit)] if token not in self._stop_ids]
+            blocks.append(self._renderer.tokenizer.decode(block).strip())
+        return blocks
 
 
 def _custom_input(arguments: str) -> str:

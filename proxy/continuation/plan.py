@@ -128,12 +128,12 @@ class Lineages:
     ) -> PromptPlan:
         """The plan for `prompt`; `reason` says why it is not the plain continuation of `match.context`, if known."""
         outline, match = place.outline, place.match
-        parent = match.context or match.node or match.elsewhere
+        parent = match.context or match.node or match.elsewhere or self._echoed(forest, request)
         shared = _common_prefix(prompt, parent)
         quotes: tuple[str, ...] = ()
         if match.context is None:
             quotes = _quoted_replies(forest, request)
-            reason = BreakReason.COMPACTION if quotes else self._unmatched(forest, outline, match)
+            reason = BreakReason.COMPACTION if quotes else self._unmatched(forest, outline, match, parent)
         elif reason is None and shared < match.context.context_length:
             # An upstream that renders by itself has not said its prompt yet: there is no template of ours to blame.
             reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE if len(prompt) else BreakReason.TOKENS_DIFFER
@@ -155,7 +155,11 @@ class Lineages:
                 break
         return [call_id for text in texts if (call_id := self.handles.read(text))]
 
-    def _unmatched(self, forest: Forest, outline: Outline, match: Match) -> BreakReason | None:
+    def _echoed(self, forest: Forest, request: ChatRequest) -> CallNode | None:
+        """The call whose reply is the request's last, by its handle: of a history that was edited from the first on."""
+        return next((node for call_id in self._named(request) if (node := forest.nodes.get(call_id))), None)
+
+    def _unmatched(self, forest: Forest, outline: Outline, match: Match, parent: CallNode | None) -> BreakReason | None:
         """Why no recorded reply leads to this request; None where nothing had to be continued."""
         if not forest.nodes:
             return None
@@ -165,7 +169,7 @@ class Lineages:
         if match.elsewhere is not None:
             same_tools = match.elsewhere.lineage.tools == outline.tools
             return BreakReason.SYSTEM_CHANGED if same_tools else BreakReason.TOOLS_CHANGED
-        return BreakReason.NEW_CONVERSATION
+        return BreakReason.NEW_CONVERSATION if parent is None else BreakReason.HISTORY_EDITED
 
 
 class Continuation(Lineages):

@@ -13,6 +13,9 @@ import msgspec
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
+TOOL_ERROR = "[tool error]"
+"""Stands before the text of a tool that failed."""
+
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
     text: str
@@ -61,8 +64,13 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The text parts, joined."""
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
+        """The text as the model reads it. Parts are lines, but for a reply's: clients cut it where they like.
+
+        A tool's failure is marked, since templates have no place for it.
+        """
+        between = "" if self.role == "assistant" else "\n"
+        text = between.join([part.text for part in self.parts if isinstance(part, Text)])
+        return f"{TOOL_ERROR}\n{text}" if self.is_error else text
 
     @property
     def reasoning(self) -> str:

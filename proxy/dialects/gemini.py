@@ -100,6 +100,8 @@ class Gemini(Dialect):
         for index, entry in enumerate(self._whole_turns(contents)):
             messages += entry
             places += [f"contents[{index}]"] * len(entry)
+        if messages[-1].role == "assistant":
+            raise invalid(places[-1], "prefill is not supported; the conversation must end with a user's content")
         messages, places = self._identify(messages, places)
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ()
         thoughts = config.thinking_config is not None and bool(config.thinking_config.include_thoughts)

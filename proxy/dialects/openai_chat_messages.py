@@ -21,6 +21,9 @@ def parse_message(raw: bytes) -> Message:
     for field in ("function_call", "audio"):
         if getattr(entry, field) is not None:
             raise invalid(field, "this field is not supported; use tool_calls and text")
+    for field in ("prefix", "partial"):
+        if getattr(entry, field):
+            raise invalid(field, "a reply can't go on within a message (no prefill); leave it out for a new turn")
     if entry.role == "tool":
         call_id = entry.tool_call_id or entry.id
         if not call_id:

@@ -68,6 +68,8 @@ class WireMessage(Struct):
     refusal: str | None = None
     function_call: Any = None
     audio: Any = None
+    prefix: bool | None = None  # some vendors': the reply goes on within this message
+    partial: bool | None = None
 
 
 class FunctionSpec(Struct):

@@ -115,6 +115,8 @@ class OpenAIResponses(Dialect):
 
         for index, item in enumerate(parsed):
             if isinstance(item, ContentPiece):
+                if item.is_empty:
+                    continue
                 if turn and not follows(turn[-1], item):
                     close_turn()
                 if not turn:

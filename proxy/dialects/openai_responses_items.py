@@ -35,6 +35,11 @@ class ContentPiece(msgspec.Struct, frozen=True):
     handle: str | None = None
     recall: bool = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a message without text, which some clients put between the others: no message at all."""
+        return self.rank == TEXT and not self.parts and not self.recall
+
 
 ParsedItem = Message | ContentPiece | ResponsesToolSet
 

@@ -188,9 +188,7 @@ class ResponsesWriter:
 
     def __init__(self, request: ChatRequest) -> None:
         self._request = request
-        head: wire.Head = request.wire["head"]
         self._namespaces: dict[str, tuple[str, str]] = request.wire["namespaces"]
-        self._encrypted = "reasoning.encrypted_content" in (head.include or ())
         self._sequence = 0
         self._handle = ""
         self._done: list[OutputItem] = []
@@ -292,7 +290,7 @@ class ResponsesWriter:
             case None:
                 return b""
             case ReasoningOut():
-                item.encrypted_content = self._handle if self._encrypted else None
+                item.encrypted_content = self._handle  # also unasked: some clients send back only what has it
                 part = item.summary[0]
                 part.text = text
                 frames += self._item_event(

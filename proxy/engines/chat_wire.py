@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rolltap.proxy.conversation.chat import Image, Message, Part, Reasoning, Tool, ToolChoice
+from rolltap.proxy.conversation.chat import TOOL_ERROR, Image, Message, Part, Reasoning, Tool, ToolChoice
 from rolltap.proxy.conversation.openai_usage import OpenAIUsage
 from rolltap.proxy.engines.base import ChatCall
 from rolltap.proxy.engines.decode import Problem, frame_reader
@@ -116,7 +116,7 @@ def body_of(call: ChatCall, ids_by: IdsBy) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     row: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    content = _content(message.parts)
+    content = _content(message)
     row["content"] = None if message.role == "assistant" and not content and message.tool_calls else content
     if message.reasoning:
         row["reasoning"] = row["reasoning_content"] = message.reasoning
@@ -139,11 +139,11 @@ def _arguments(call: Any) -> str:
     return call.arguments
 
 
-def _content(parts: tuple[Part, ...]) -> str | list[dict[str, Any]]:
-    shown = [part for part in parts if not isinstance(part, Reasoning)]
-    if any(isinstance(part, Image) for part in shown):
-        return [_part(part) for part in shown]
-    return "".join(part.text for part in shown if not isinstance(part, Image))
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    if any(isinstance(part, Image) for part in message.parts):
+        error = [{"type": "text", "text": TOOL_ERROR}] if message.is_error else []
+        return [*error, *(_part(part) for part in message.parts if not isinstance(part, Reasoning))]
+    return message.text
 
 
 def _part(part: Part) -> dict[str, Any]:

@@ -75,13 +75,15 @@ class SessionCache:
     There is one `LiveSession` of a session at a time: one that is let go while somebody holds it is taken up again.
     """
 
-    def __init__(self, log: CallLog, *, alone: bool = False, capacity: int = 4096) -> None:
+    def __init__(
+        self, log: CallLog, digests: DigestCache | None = None, *, alone: bool = False, capacity: int = 4096
+    ) -> None:
         """`alone`: no other process opens sessions, closes them or records their calls."""
         self._log = log
         self._alone = alone
         self._closed = 0
         self._capacity = capacity
-        self._digests = DigestCache()
+        self._digests = digests or DigestCache()
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
         self._held: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also let go ones that are in use
         self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key, while one is held

@@ -132,7 +132,7 @@ class PolicySettings(Section):
 
     engine: str = Field(description="name of an [engines.*] section")
     model: str = Field(default="", description="the model's name on the engine; default the policy's name")
-    aliases: tuple[str, ...] = Field(default=(), description="other model names that harnesses may ask for")
+    aliases: tuple[str, ...] = Field(default=(), description="other model names that harnesses may ask for; `*`: any")
     tokenizer: str = Field(default="", description="folder with tokenizer.json; empty for engines without a token API")
     family: str = Field(default="", description="renderer family, e.g. qwen3; empty: by the folder's chat template")
     tool_format: str = Field(
@@ -146,6 +146,11 @@ class PolicySettings(Section):
     history_thinking: Literal["tool_cycle", "keep"] = Field(
         default="tool_cycle",
         description="keep sampled thinking within a tool cycle, then do as the template does; or `keep` it always",
+    )
+    ignore: tuple[re.Pattern[str], ...] = Field(
+        default=(),
+        description="regular expressions of volatile text (clocks, billing headers, paths) in what is not a reply: "
+        "where only that changed, the history is the recorded one, and the model goes on reading the recorded text",
     )
     max_context: int = Field(default=0, ge=0, description="context length in tokens; 0 asks the engine")
     top_logprobs: int = Field(

@@ -157,6 +157,8 @@ class CallShape:
     replies: int = 0  # assistant messages in the request
     choices: int = 1  # samples that the request asked for (`n`)
     constrained: bool = False  # a grammar or a forced tool call limits what can be sampled
+    unapplied: tuple[str, ...] = ()  # fields of the request that were taken and changed nothing
+    asked: str = ""  # digest of the tool choice, effort and grammar asked for; "" for none: others are no retries
     role: str = ""  # the role that the session's owner gave the caller
     quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
 

@@ -24,12 +24,12 @@ from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineRefused, LedgerError
 from rolltap.trainer_client import weights
-from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.network import PolicyNetwork, load_model
 from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.scoring import Scorer
+from rolltap.trainer_client.planning import all_rows, look
+from rolltap.trainer_client.settings import LossSettings
 
 from .playing import POLICIES, POLICY, Player
 
@@ -91,7 +91,8 @@ def versions(group: LeasedGroup) -> set[int]:
 def log_prob_distance(group: LeasedGroup, folder: Path) -> float:
     """The largest distance between what the engine sampled with and what the trainer computes, over trained tokens."""
     policy = PolicyNetwork(load_model(folder, torch.float32))
-    batches = [collate(pack) for pack in Packer(4096, share=True)(Scorer(advantage_method("grpo"))([group]))]
+    rows = all_rows(look([group], LossSettings()))  # type: ignore[call-arg]
+    batches = [collate(pack) for pack in Packer(4096, share=True)(rows)]
     assert sum(batch.trained_tokens for batch in batches) > 20
     with torch.no_grad():
         return max(float((policy(batch).logprobs_M - batch.logprobs_M).abs().max()) for batch in batches)

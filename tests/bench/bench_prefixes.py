@@ -27,8 +27,7 @@ from rolltap.trainer_client import attention
 from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.network import PolicyNetwork
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.scoring import TrainedRollout
+from rolltap.trainer_client.packing import PackedRow, Packer
 from rolltap.types import NO_VERSION, Segment
 
 REPORT = Path("reports") / "bench_prefixes.json"
@@ -84,8 +83,9 @@ def branches(rng: np.random.Generator) -> list[list[Segment]]:
 def batches(rollouts: Sequence[Sequence[Segment]], *, share: bool) -> list[Batch]:
     tokens = sum(SAMPLED for rows in rollouts for _ in rows)
     trained = [
-        TrainedRollout(str(index), tuple(rows), SAMPLED * len(rows), (-1.0) ** index, 1 / tokens)
+        PackedRow.uniform(row, index, 0, (-1.0) ** index, 1 / tokens)
         for index, rows in enumerate(rollouts)
+        for row in rows
     ]
     return [collate(pack) for pack in Packer(BUDGET, share=share)(trained)]
 

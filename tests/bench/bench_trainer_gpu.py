@@ -37,9 +37,8 @@ from rolltap import __version__
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.learner import Learner, checkpoint_activations
 from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.packing import Packer
+from rolltap.trainer_client.packing import PackedRow, Packer
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.scoring import TrainedRollout
 from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.types import NO_VERSION, Segment
 
@@ -145,10 +144,7 @@ def ours(shape: Shape, folder: Path, rows: Sequence[Segment], device: torch.devi
     learner = Learner(folder, settings, Ranks.of_environment(str(device)))
     loss = PolicyLoss()
     total = sum(int(row.loss_mask.sum()) for row in rows)
-    scored = [
-        TrainedRollout(str(index), (row,), int(row.loss_mask.sum()), (-1.0) ** index, 1 / total)
-        for index, row in enumerate(rows)
-    ]
+    scored = [PackedRow.uniform(row, index, index, (-1.0) ** index, 1 / total) for index, row in enumerate(rows)]
     batches = [collate(pack).to(device) for pack in Packer(shape.longest)(scored)]
     done = 0
 

@@ -19,16 +19,14 @@ from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import attention
 from rolltap.trainer_client.adapters import ADAPTERS, UntestedTrainer
 from rolltap.trainer_client.adapters.trl_grpo import check_arguments
-from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.network import PolicyNetwork
 from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.scoring import Scorer
 from rolltap.trainer_client.weights import tokenizer_hash
 
-from ..unit.trainer_client.making import group, record, segment
+from ..unit.trainer_client.making import group, record, rows_of, segment
 from ..unit.trainer_client.plane import KEY, Plane, running
 from .driver import Driver, Killed, Run, TrainedToken, tokens_of
 from .trl_grpo import TrlGrpo
@@ -75,8 +73,7 @@ def counted(tokens: list[TrainedToken]) -> Counter[Any]:
 def our_gradient(driver: Driver, model: Path, of: list[LeasedGroup]) -> dict[str, torch.Tensor]:
     attention.register()
     policy = PolicyNetwork(AutoModelForCausalLM.from_pretrained(model, attn_implementation=attention.NAME))
-    scorer = Scorer(advantage_method(driver.advantage), driver.normalise, 100)  # type: ignore[arg-type]
-    for pack in Packer(500, share=True)(scorer(of)):
+    for pack in Packer(500, share=True)(rows_of(of, driver.advantage, normalise=driver.normalise, length=100)):
         batch = collate(pack)
         PolicyLoss(0.1, 0.15)(policy(batch), batch).loss.backward()
     return {name: weight.grad for name, weight in policy.model.named_parameters() if weight.grad is not None}

@@ -22,7 +22,7 @@ from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.adapters.rows import TrainedRow, rows_of
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.leases import LeaseHolder
-from rolltap.trainer_client.scoring import Scorer
+from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.weights import served_tokenizer
 
@@ -85,7 +85,7 @@ class Feed:
         if served.version != self.version or served.paused is not None or hasattr(model, "peft_config"):
             self.push(model, self.version)
 
-    def next_rows(self, scorer: Scorer) -> tuple[tuple[LeasedGroup, ...], list[TrainedRow]]:
+    def next_rows(self, recipe: Recipe) -> tuple[tuple[LeasedGroup, ...], list[TrainedRow]]:
         """Waits for the step's groups; with them, the rows they are trained as, at least one.
 
         Groups that can't be trained are refused with a reason, and others waited for.
@@ -93,7 +93,7 @@ class Feed:
         while True:
             self._leases.gather(self.settings.groups, lambda: False)
             groups = self._leases.groups
-            if rows := rows_of(groups, scorer):
+            if rows := rows_of(groups, recipe):
                 return groups, rows
             self._leases.refuse("no rollout of these groups has a trained token")
 

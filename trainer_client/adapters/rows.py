@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rolltap.contract.leases import LeasedGroup
-from rolltap.trainer_client.scoring import Scorer
+from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.step import check_credit, view
 from rolltap.types import Segment
 
 
@@ -29,17 +30,16 @@ class TrainedRow:
         return int(self.segment.loss_mask.sum())
 
 
-def rows_of(groups: Sequence[LeasedGroup], scorer: Scorer) -> list[TrainedRow]:
-    """The step's rows, group by group, those of a rollout together."""
-    owner = {record.rollout.id: group.group.id for group in groups for record in group.rollouts}
-    return [
-        TrainedRow(
-            owner[rollout.id],
-            rollout.id,
-            segment,
-            rollout.advantage,
-            int(segment.loss_mask.sum()) / rollout.tokens,
-        )
-        for rollout in scorer(groups)
-        for segment in rollout.segments
-    ]
+def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe) -> list[TrainedRow]:
+    """The step's rows, group by group, those of a rollout together. `recipe` gives a rollout's tokens one advantage."""
+    step = view(groups)
+    credit = recipe.credit(step)
+    check_credit(credit, step)
+    found = []
+    for row, advantages in zip(step.rows, credit.advantages, strict=True):
+        rollout, mask = step.rollouts[row.rollout], row.segment.loss_mask
+        if rollout.trained:
+            share = int(mask.sum()) / rollout.tokens
+            group = groups[rollout.group].group.id
+            found.append(TrainedRow(group, rollout.id, row.segment, float(advantages[mask][0]), share))
+    return found

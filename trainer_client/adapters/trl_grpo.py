@@ -24,8 +24,7 @@ from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, write_version
 from rolltap.trainer_client.adapters.rows import TrainedRow
-from rolltap.trainer_client.advantages import advantage_method
-from rolltap.trainer_client.scoring import Scorer
+from rolltap.trainer_client.find_recipe import make_recipe
 
 ADAPTERS["trl-grpo"].check_installed()
 from datasets import Dataset  # noqa: E402
@@ -33,8 +32,8 @@ from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 from trl.trainer.utils import pad  # noqa: E402
 
-ADVANTAGES = {"group": "grpo", "none": "dr_grpo", "batch": "lite_ppo"}
-"""Our method for each `scale_rewards` of TRL's; the spread is divided by with 1e-6 added, where TRL adds 1e-4."""
+RECIPES = {"group": "grpo", "none": "dr_grpo", "batch": "lite_ppo"}
+"""Our recipe for each `scale_rewards` of TRL's; the spread is divided by with 1e-6 added, where TRL adds 1e-4."""
 
 ROW_MEANS = ("grpo", "dr_grpo")
 """Losses that divide by the number of rows; `dapo` divides by the number of trained tokens."""
@@ -72,8 +71,7 @@ class LeasedGRPOTrainer(GRPOTrainer):
         self.feed.connect(self._resumed, self.state.global_step, self.processing_class, plain)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        scorer = Scorer(advantage_method(ADVANTAGES[str(self.scale_rewards)]))
-        groups, rows = self.feed.next_rows(scorer)
+        groups, rows = self.feed.next_rows(make_recipe(RECIPES[str(self.scale_rewards)], {}))
         rewards = [record.reward for group in groups for record in group.rollouts if record.reward is not None]
         self._metrics["train"]["reward"].append(sum(rewards) / max(1, len(rewards)))
         self._metrics["train"]["staleness"].append(max(group.staleness for group in groups))

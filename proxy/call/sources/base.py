@@ -41,6 +41,10 @@ class Source(Protocol):
     replayable: bool
     """A client that retries may join a request in flight, or get a reply that missed it."""
 
+    def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
+        """The fields of `request`, as `openai_chat` names them, that are taken and change nothing: findings say so."""
+        ...
+
     @property
     def vocabulary(self) -> str:
         """The hash of the tokenizer that the tokens are of; empty where it is the upstream's own."""

@@ -52,6 +52,9 @@ class ChatSource:
         if request.tool_choice.names and request.tool_choice.mode != "named":
             raise refused(request, "tool_choice", "this policy can't allow some tools only")
 
+    def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
+        return ()
+
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
         return self.lineages.observe(call_id, forest, request)
 

@@ -57,6 +57,9 @@ class PassthroughSource:
     def check(self, request: ChatRequest) -> None:
         """Nothing: what the vendor takes is the vendor's to say."""
 
+    def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
+        return ()
+
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
         return self.lineages.observe(call_id, forest, request)
 

@@ -20,7 +20,7 @@ from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
-from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob
+from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob, ToolChoice
 from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.settings import PolicySettings
@@ -64,13 +64,20 @@ class TokenSource:
         self.structured_output = facts.structured_output
 
     def check(self, request: ChatRequest) -> None:
-        if request.tool_choice.mode in ("required", "named") or request.tool_choice.names:
-            why = "this policy can't force a tool call: its tokens would not be the model's own; ask for auto or none"
+        if request.tool_choice.names:
+            why = "this policy can't force a tool: its tokens would not be the model's own; ask for auto or none"
             raise refused(request, "tool_choice", why)
         if request.sampling.json_schema is not None and not self.structured_output:
             raise refused(request, "response_format", "this policy's engine has no structured output")
         if request.sampling.top_logprobs:
             raise refused(request, "top_logprobs", "this policy gives the sampled token's log-prob only")
+
+    def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
+        asked = {
+            "tool_choice": request.tool_choice.mode == "required",
+            "reasoning_effort": request.sampling.effort not in (None, "none"),
+        }
+        return tuple(field for field, is_asked in asked.items() if is_asked)
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
         """The prompt, and where the call belongs. Long text is encoded in a thread: other calls go on meanwhile."""
@@ -112,6 +119,7 @@ class TokenSource:
             lambda position: self.handles.mint(call.id, position),
             call.index,
         )
+        parser.max_calls = max_calls(request.tool_choice)
         finish: Any = "stop"
 
         async def take(chunk: SampleChunk) -> bool:
@@ -121,7 +129,7 @@ class TokenSource:
             sampled.take(chunk, parser.consumed)
             publish(events)
             finish = chunk.finish or finish
-            return parser.stopped is None
+            return not parser.over
 
         await self.engine.sample(call.sent, take)
         if finish == "abort":
@@ -169,8 +177,8 @@ class TokenSource:
             routed_experts=self.settings.routed_experts,
             session_id=arrival.session.session.id,
             extra=extra,
-            # Stop strings are found here: the engine is to end where one is met.
-            stream=arrival.request.stream or bool(asked.stop),
+            # Stop strings and a call too many are found here: the engine is to end where one is met.
+            stream=arrival.request.stream or bool(asked.stop) or not arrival.request.tool_choice.parallel,
         )
 
     def _check_length(self, request: ChatRequest) -> None:
@@ -191,6 +199,13 @@ class TokenSource:
     def _overflow(self, tokens: int) -> ContextOverflow:
         message = f"the prompt has at least {tokens} tokens; policy {self.name!r} takes {self.max_context} in all"
         return ContextOverflow(message, tokens=tokens, limit=self.max_context)
+
+
+def max_calls(choice: ToolChoice) -> int | None:
+    """How many tool calls a reply may hold; None: any number."""
+    if choice.mode == "none":
+        return 0
+    return None if choice.parallel else 1
 
 
 def thinks(settings: PolicySettings, asked: Sampling) -> bool:

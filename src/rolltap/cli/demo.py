@@ -22,7 +22,16 @@ from rich.console import Console
 
 from rolltap.cli.doctor import missing_modules
 from rolltap.cli.export import ExportJob, run_export
-from rolltap.demo.learn import MEASURED_AT, PENALISED, POLICIES, POLICY, Recipe, SeedResult, SeedRunner, ShuffledRewards
+from rolltap.demo.learn import (
+    MEASURED_AT,
+    PENALISED,
+    POLICIES,
+    POLICY,
+    DemoRecipe,
+    SeedResult,
+    SeedRunner,
+    ShuffledRewards,
+)
 from rolltap.demo.show import closing_table, plot, progress_bars, sparkline, wilson_interval
 from rolltap.demo.stack import DemoFailed, Stack
 from rolltap.engine.tiny import FOLDER
@@ -39,7 +48,7 @@ MADE = ("data", "dataset", "train", "rolltap.toml", "reward.png", "report.json",
 """What the demo writes into its folder, and removes from it; beside these its processes' logs and a folder per seed."""
 
 
-def run(*, seeds: list[int], out: Path, recipe: Recipe, shuffle_rewards: bool, report: Path | None = None) -> None:
+def run(*, seeds: list[int], out: Path, recipe: DemoRecipe, shuffle_rewards: bool, report: Path | None = None) -> None:
     """Runs every seed and prints the results. `report` defaults to `report.json` in `out`."""
     console = Console()
     check_installation()
@@ -107,7 +116,7 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _run_seed(console: Console, folder: Path, recipe: Recipe, seed: int, shuffle: bool) -> SeedResult:
+def _run_seed(console: Console, folder: Path, recipe: DemoRecipe, seed: int, shuffle: bool) -> SeedResult:
     label = " (control: rewards shuffled)" if shuffle else ""
     console.print(f"[bold]seed {seed}[/]{label}: mini-swe-agent, unmodified, on small file-system tasks")
     with progress_bars(console) as bars, Stack(folder.absolute(), FOLDER, POLICIES) as stack:
@@ -142,7 +151,9 @@ def _record(console: Console, folder: Path) -> dict[str, Any]:
         return asyncio.run(run_export(job))["reconstruction"]
 
 
-def _report(recipe: Recipe, results: list[SeedResult], records: list[dict[str, Any]], shuffled: bool) -> dict[str, Any]:
+def _report(
+    recipe: DemoRecipe, results: list[SeedResult], records: list[dict[str, Any]], shuffled: bool
+) -> dict[str, Any]:
     breaks: Counter[str] = Counter()
     for record in records:
         breaks.update(record["breaks_by_reason"])

@@ -9,7 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from rolltap import __version__
-from rolltap.cli import dead_letters, export, harness, importing, keys, log, node, rollouts, run, sessions, tasks, train
+from rolltap.cli import (
+    dead_letters,
+    export,
+    harness,
+    importing,
+    keys,
+    log,
+    node,
+    rollouts,
+    run,
+    sessions,
+    tasks,
+    train,
+    view,
+)
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 
 app = typer.Typer(
@@ -100,10 +114,10 @@ def demo(
     report: Annotated[Path | None, typer.Option(help="file of the figures; default report.json in --out")] = None,
 ) -> None:
     """Trains an unmodified agent on this machine and shows how its success grows."""
-    from rolltap.cli.demo import Recipe, run
+    from rolltap.cli.demo import DemoRecipe, run
 
     sizes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("held_out", held_out)) if value}
-    run(seeds=seed or [0], out=out, recipe=Recipe(**sizes), shuffle_rewards=shuffle_rewards, report=report)
+    run(seeds=seed or [0], out=out, recipe=DemoRecipe(**sizes), shuffle_rewards=shuffle_rewards, report=report)
 
 
 app.add_typer(sessions.app, name="sessions")
@@ -111,7 +125,17 @@ app.add_typer(harness.app, name="harness")
 app.add_typer(log.app, name="log")
 app.add_typer(keys.app, name="keys")
 app.add_typer(dead_letters.app, name="dead-letters")
-for command in (train.train, run.run, tasks.status, tasks.cancel, rollouts.rollout, export.export, node.node, node.up):
+for command in (
+    train.train,
+    run.run,
+    tasks.status,
+    tasks.cancel,
+    rollouts.rollout,
+    export.export,
+    node.node,
+    node.up,
+    view.view,
+):
     app.command()(one_line_errors(command))
 app.command("import")(importing.import_)
 

@@ -89,6 +89,8 @@ async def run(settings: Settings, *, capture: bool, worker: int = 0, shared: boo
         app.set_base_url(listen.public_url or urls["agent"])
         console = Console(stderr=True, quiet=worker > 0)
         console.print(_banner(app, urls))
+        link = f"{urls['admin']}/view/open?token={app.view_access.new_link()}"
+        console.print(f"look at it: {link}", soft_wrap=True, highlight=False, markup=False)
         if capture:  # outside of the table: a terminal must not cut what is to be copied
             for line in exports(app.settings, app.base_url):
                 console.print(line, soft_wrap=True, highlight=False, markup=False)

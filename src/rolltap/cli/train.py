@@ -1,4 +1,4 @@
-"""`rolltap train`: our own GRPO trainer, a process of its own on the trainer plane."""
+"""`rolltap train`: our own trainer, a process of its own on the trainer plane."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="step to train to, counted from the start of the run")] = None,
     groups: Annotated[int | None, typer.Option(help="groups a step")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="most weight versions that a group may be behind")] = None,
-    advantage: Annotated[str | None, typer.Option(help="grpo, dr_grpo, rloo, lite_ppo or reinforce")] = None,
+    recipe: Annotated[str | None, typer.Option(help="method: a name of docs/recipes.md, or FILE.py [grpo]")] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
     epochs: Annotated[int | None, typer.Option(help="passes over a step's tokens")] = None,
     token_budget: Annotated[int | None, typer.Option(help="tokens of one forward pass")] = None,
@@ -37,8 +37,6 @@ def train(
     Everything else is under `trainer` in the settings file: see docs/trainer.md. On SIGTERM or Ctrl-C it finishes the
     step, checkpoints and ends.
     """
-    from rolltap.trainer_client.settings import load_trainer_settings
-
     given = _given(
         url=url or os.environ.get("ROLLTAP_TRAINER_URL") or None,
         name=name,
@@ -46,11 +44,16 @@ def train(
         groups=groups,
         max_staleness=max_staleness,
         seed=seed,
-        loss=_given(advantage=advantage),
+        recipe=recipe,
         optimiser=_given(lr=lr, epochs=epochs),
         compute=_given(token_budget=token_budget, threads=threads),
         report=_given(sinks=tuple(sink) if sink else None),
     )
+    try:
+        from rolltap.trainer_client.main import run
+        from rolltap.trainer_client.settings import load_trainer_settings
+    except ImportError as error:
+        raise ConfigError(f"the trainer needs {error.name}: pip install 'rolltap[train]'") from error
     settings = load_trainer_settings(
         config_path(config),
         key=key or os.environ.get("ROLLTAP_TRAINER_KEY") or kept_key("trainer", None),
@@ -59,10 +62,6 @@ def train(
         out=out,
         **given,
     )
-    try:
-        from rolltap.trainer_client.main import run
-    except ImportError as error:
-        raise ConfigError(f"the trainer needs {error.name}: pip install 'rolltap[train]'") from error
     run(settings)
 
 

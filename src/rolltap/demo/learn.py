@@ -44,7 +44,7 @@ LIMITS = Limits(setup_s=20, agent_s=60, evaluate_s=20)
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class DemoRecipe:
     """What one run of the demo does.
 
     A rollout's command is chosen by one or two of its tokens, and the right one is rare at first. With the usual upper
@@ -57,7 +57,7 @@ class Recipe:
     lr: float = 2e-4
     lr_end: float = 0.2
     epochs: int = 2
-    advantage: str = "grpo"
+    recipe: str = "grpo"
     clip_high: float = 0.6
     clip_dual: float = 3.0
     held_out: int = 64
@@ -96,7 +96,9 @@ class SeedResult:
 class SeedRunner:
     """Runs the agent on tasks while the trainer trains. `note` gets the progress: part, count, text."""
 
-    def __init__(self, stack: Stack, recipe: Recipe, seed: int, shuffled: ShuffledRewards | None, note: Note) -> None:
+    def __init__(
+        self, stack: Stack, recipe: DemoRecipe, seed: int, shuffled: ShuffledRewards | None, note: Note
+    ) -> None:
         self._stack = stack
         self._recipe = recipe
         self._seed = seed
@@ -173,7 +175,7 @@ class SeedRunner:
             "groups": recipe.groups,
             "lr": recipe.lr,
             "epochs": recipe.epochs,
-            "advantage": recipe.advantage,
+            "recipe": recipe.recipe,
             "max-staleness": recipe.max_staleness,
             "seed": self._seed,
             "threads": 1,

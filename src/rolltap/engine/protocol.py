@@ -234,7 +234,7 @@ def generate_choice(index: int, delta: TokenDelta, with_logprobs: bool) -> dict[
         "logprobs": {"content": content} if with_logprobs else None,
         "finish_reason": delta.finish,
         "stop_reason": delta.stop_reason,
-        "weight_versions": delta.spans if delta.finish else None,
+        "weight_versions": delta.spans if delta.finish or delta.spans else None,
     }
 
 

@@ -26,7 +26,7 @@ class TokenDelta:
     """The next sampled tokens of a request.
 
     `logprobs` has one value per id. `tops` has the likeliest candidates of each id as (id, log-prob), if they were
-    asked for. The last delta has `finish`, and `spans` that tile the whole output, from its first token.
+    asked for. `spans` tile the output so far, from its first token; the last delta has `finish`.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -81,13 +81,21 @@ class ActiveRequest:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    versions: list[str] = field(default_factory=list)
+    spans: list[WeightSpan] = field(default_factory=list)
     sent: int = 0
 
     @property
     def pending(self) -> int:
         """How many tokens still have to be computed before the next one can be sampled, the last one included."""
         return self.length - self.cached
+
+    def of_version(self, version: str) -> None:
+        """Notes the weights that the last token was sampled from."""
+        count = len(self.ids)
+        if self.spans and self.spans[-1].version == version:
+            self.spans[-1] = WeightSpan(version, self.spans[-1].start, count)
+        else:
+            self.spans.append(WeightSpan(version, count - 1, count))
 
     def take_delta(self, finish: FinishReason | None = None, stop_reason: int | None = None) -> TokenDelta:
         """The tokens sampled since the last call."""
@@ -98,12 +106,6 @@ class ActiveRequest:
             tuple(self.tops[start:]),
             finish,
             stop_reason,
-            tuple(_weight_spans(self.versions)) if finish else (),
+            tuple(self.spans),
             self.reused,
         )
-
-
-def _weight_spans(versions: Sequence[str]) -> list[WeightSpan]:
-    starts = [i for i in range(len(versions)) if i == 0 or versions[i] != versions[i - 1]]
-    ends = [*starts[1:], len(versions)]
-    return [WeightSpan(versions[start], start, end) for start, end in zip(starts, ends, strict=True)]

@@ -273,7 +273,7 @@ class EngineLoop:
         """Appends a sampled token, and ends the request if this was its last one."""
         active.ids.append(token)
         active.logprobs.append(logprob)
-        active.versions.append(self.version)
+        active.of_version(self.version)
         self._slots.append(active.slot, active.length, token)
         active.length += 1
         sampling = active.request.sampling

@@ -22,7 +22,8 @@ SAME = [
     (assistant("done"), assistant("  done\n")),
     (assistant("done", reasoning="because"), assistant("done")),
     (Message("assistant"), Message("assistant", (Text(""),))),
-    (Message("user", (Text("ab"),)), Message("user", (Text("a"), Text("b")))),
+    (Message("assistant", (Text("ab"),)), Message("assistant", (Text("a"), Text("b")))),
+    (Message("user", (Text("a\nb"),)), Message("user", (Text("a"), Text("b")))),
     (Message("system", (Text("s"),)), Message("developer", (Text("s"),))),
     (
         Message("tool", (Text("out"),), tool_call_id="x"),
@@ -37,6 +38,7 @@ DIFFERENT = [
     (assistant("done"), assistant("Done")),
     (Message("user", (Text("a"),)), Message("user", (Text("a "),))),
     (Message("user", (Text("a"),)), Message("system", (Text("a"),))),
+    (Message("tool", (Text("a"),), is_error=True), Message("tool", (Text("a"),))),
     (assistant("a", ("b", "{}")), assistant("ab", ("", "{}"))),
 ]
 

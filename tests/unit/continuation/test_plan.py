@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolltap.proxy.continuation.forest import CallNode
+from rolltap.proxy.continuation.canonical import DigestCache
+from rolltap.proxy.continuation.forest import CallNode, Forest
 from rolltap.proxy.continuation.plan import drops_thinking
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
@@ -277,3 +279,22 @@ def test_a_prompt_stays_whole_while_a_child_takes_over(world: Any, monkeypatch: 
     monkeypatch.setattr(CallNode, "_prompt", property(read, slot.__set__))
     assert second.prompt_ids.tolist() == whole
     assert second.prompt_ids.tolist() == whole
+
+
+def test_text_that_the_policy_ignores_breaks_nothing(world: Any) -> None:
+    def told(time: str, text: str = "Be brief.") -> Message:
+        return Message("system", (Text(f"{text} Now: {time}"),))
+
+    world.forest = Forest(DigestCache({"policy": (re.compile("Now: [0-9:]+"), re.compile("never there"))}))
+    first = world.call(told("12:00"), user("list"), output="ok<|im_end|>")
+    assert extends(world.plan(world.request(told("12:01"), user("list"), first.reply, user("more"))), first)
+    plan = world.plan(world.request(told("12:01", "Be long."), user("list"), first.reply, user("more")))
+    assert plan.break_.reason is BreakReason.SYSTEM_CHANGED
+
+
+def test_a_history_whose_first_message_was_edited_is_the_same_conversation(world: Any) -> None:
+    first = world.call(user("list. Now: 12:00"), output=TURN)
+    call = first.reply.tool_calls[0]
+    plan = world.plan(world.request(user("list. Now: 12:01"), first.reply, tool_result(call, "a.txt")))
+    assert (plan.break_.reason, plan.parent) == (BreakReason.HISTORY_EDITED, first)
+    assert np.array_equal(plan.prompt_ids[: plan.shared], first.prompt_ids[: plan.shared])

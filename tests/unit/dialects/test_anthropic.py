@@ -49,7 +49,7 @@ def text(value: str, **fields: Any) -> dict[str, Any]:
 def test_the_billing_header_never_reaches_the_model(parse: Any) -> None:
     system = [text("x-anthropic-billing-header: cc_version=1.2.abc;"), text("Be brief."), text("\nAnd kind.")]
     chat = parse("anthropic", system=system)
-    assert chat.messages[0].text == "Be brief.\nAnd kind."
+    assert chat.messages[0].text == "Be brief.\n\nAnd kind."
     assert b"billing-header" in chat.fixed["system"]
     assert [message.role for message in parse("anthropic", system=system[:1]).messages] == ["user"]
 

@@ -62,7 +62,7 @@ def test_a_response_repeated_to_the_letter_is_dropped(parse: Any, refusal: Any) 
     [
         ({"output": "soil"}, "soil", False),
         ({"result": "soil"}, "soil", False),
-        ({"error": "no bed"}, "no bed", True),
+        ({"error": "no bed"}, "[tool error]\nno bed", True),
         ({"output": 7}, '{"output": 7}', False),
         ({"a": 1, "b": "c"}, '{"a": 1, "b": "c"}', False),
         ({}, "{}", False),

@@ -33,9 +33,9 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "soil"}
 def test_content_is_text_or_parts(parse: Any) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     text, split = (
-        parse("openai_chat", messages=[{"role": "user", "content": content}]).messages[0] for content in ("ab", parts)
+        parse("openai_chat", messages=[{"role": "user", "content": content}]).messages[0] for content in ("a\nb", parts)
     )
-    assert text.text == split.text == "ab"
+    assert text.text == split.text == "a\nb"
 
 
 def test_images_are_data_urls_or_remote(parse: Any) -> None:

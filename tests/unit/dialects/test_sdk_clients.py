@@ -269,7 +269,7 @@ def test_a_call_that_was_cut_off_is_the_same_streamed_and_whole(
     *_, chunk = chunks
     assert [call.args for call in chunk.function_calls or []] == [call.args for call in reply.function_calls or []]
     assert reply.candidates
-    contents.append(reply.candidates[0].content)
+    contents += [reply.candidates[0].content, user(genai_types.Part(text="Go on."))]
     gemini_client.models.generate_content(model="m", contents=contents, config=gemini_config())
     assert server.seen[-1].messages[2].tool_calls[0].arguments == CUT
 

@@ -43,15 +43,44 @@ IMAGES: list[tuple[str, Any, str]] = [
     ("gemini", {"contents": [{"role": "user", "parts": [{"inlineData": BLOB}]}]}, "contents"),
 ]
 FORCED: list[tuple[str, Any, str]] = [
-    ("openai_chat", {"tool_choice": "required"}, "tool_choice"),
     ("openai_chat", {"tool_choice": {"type": "function", "function": {"name": "bash"}}}, "tool_choice"),
-    ("openai_responses", {"tool_choice": "required"}, "tool_choice"),
     ("openai_responses", {"tool_choice": {"type": "function", "name": "bash"}}, "tool_choice"),
-    ("anthropic", {"tool_choice": {"type": "any"}}, "tool_choice"),
     ("anthropic", {"tool_choice": {"type": "tool", "name": "bash"}}, "tool_choice"),
-    ("gemini", calling(mode="ANY"), "toolConfig.functionCallingConfig"),
     ("gemini", calling(mode="ANY", allowedFunctionNames=["bash"]), "toolConfig.functionCallingConfig"),
 ]
+
+
+REQUIRED: list[tuple[str, Any]] = [
+    ("openai_chat", {"tool_choice": "required"}),
+    ("openai_responses", {"tool_choice": "required"}),
+    ("anthropic", {"tool_choice": {"type": "any"}}),
+    ("gemini", calling(mode="ANY")),
+]
+PREFILLS: list[tuple[str, Any]] = [
+    ("openai_chat", {"messages": [{"role": "assistant", "content": "{", "prefix": True}]}),
+    ("openai_chat", {"messages": [{"role": "assistant", "content": "{", "partial": True}]}),
+    ("anthropic", {"messages": [*CHAT["messages"], {"role": "assistant", "content": "{"}]}),
+    ("gemini", {"contents": [*GEMINI["contents"], {"role": "model", "parts": [{"text": "{"}]}]}),
+]
+
+
+def body_of(dialect: str, fields: Any) -> tuple[str, Any]:
+    path, body = PATHS[dialect]
+    return path, {**({} if dialect == "gemini" else {"model": "tiny"}), **body, **fields}
+
+
+@pytest.mark.parametrize(("dialect", "fields"), REQUIRED)
+async def test_a_required_call_is_asked_for_as_auto_and_noted(plane: Any, dialect: str, fields: Any) -> None:
+    assert (await plane.client.post(*body_of(dialect, fields))).status == 200
+    shape = (await plane.rows())[0].intent.shape
+    assert (shape.unapplied, shape.constrained) == (("tool_choice",), False)
+
+
+@pytest.mark.parametrize(("dialect", "fields"), PREFILLS)
+async def test_a_reply_does_not_go_on_within_a_message(plane: Any, dialect: str, fields: Any) -> None:
+    answer = await plane.client.post(*body_of(dialect, fields))
+    assert (answer.status, plane.engine.seen) == (400, [])
+    assert "prefill" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("dialect", "fields", "named"), IMAGES + FORCED)

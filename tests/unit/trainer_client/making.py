@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rolltap.contract.leases import LeasedGroup, RolloutRecord
 from rolltap.trainer_client import attention
+from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.network import PolicyNetwork
+from rolltap.trainer_client.packing import PackedRow
+from rolltap.trainer_client.planning import look, rows_to_train
+from rolltap.trainer_client.settings import LossSettings
 from rolltap.types import NO_VERSION, Group, GroupStatus, Rollout, RolloutStatus, Scoring, Segment, Task, Trajectory
 
 VOCABULARY = 64
@@ -89,6 +94,13 @@ def group(
         newest,
         staleness,
     )
+
+
+def rows_of(groups: Sequence[LeasedGroup], recipe: str = "grpo", **loss: Any) -> list[PackedRow]:
+    """The rows that `recipe` trains of a step, with their credit."""
+    settings = LossSettings(**loss)
+    step = look(groups, settings)
+    return rows_to_train(step, make_recipe(recipe, {}).credit(step), settings, still=True)
 
 
 def random_group(name: str, rewards: Sequence[float], seed: int = 0, *, version: int = 0) -> LeasedGroup:

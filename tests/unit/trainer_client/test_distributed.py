@@ -20,10 +20,9 @@ from rolltap.trainer_client.collate import collate, empty_batch
 from rolltap.trainer_client.distributed import deal
 from rolltap.trainer_client.main import run
 from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.recipe import scorer
-from rolltap.trainer_client.settings import LossSettings, load_trainer_settings
+from rolltap.trainer_client.settings import load_trainer_settings
 
-from .making import model_folder, network, random_group
+from .making import model_folder, network, random_group, rows_of
 from .plane import KEY, Plane, running
 
 SETTINGS = """
@@ -153,11 +152,13 @@ def test_a_run_that_changes_its_number_of_ranks_ends_in_the_same_weights(
 
 
 def test_ranks_get_as_many_batches_of_about_the_same_length() -> None:
-    rollouts = scorer(LossSettings())([random_group("g", [1.0, 0.0] * 5, seed=0)])  # type: ignore[call-arg]
-    batches = [collate(pack) for pack in Packer(60, ranks=4)(rollouts)]
+    rows = rows_of([random_group("g", [1.0, 0.0] * 5, seed=0)])
+    batches = [collate(pack) for pack in Packer(60, ranks=4)(rows)]
     shares = deal(batches, 4)
     assert {len(share) for share in shares} == {-(-len(batches) // 4)}
-    assert sum(batch.trained_tokens for share in shares for batch in share) == sum(one.tokens for one in rollouts)
+    assert sum(batch.trained_tokens for share in shares for batch in share) == sum(
+        int(row.segment.loss_mask.sum()) for row in rows
+    )
     for batches_of_a_pass in list(zip(*shares, strict=True))[:-1]:
         sizes = [batch.tokens for batch in batches_of_a_pass]
         assert max(sizes) <= 60

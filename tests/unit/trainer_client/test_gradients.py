@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from rolltap.contract.leases import LeasedGroup
-from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss, RatioKind
 from rolltap.trainer_client.network import PolicyNetwork
 from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.scoring import Normalise, Scorer
+from rolltap.trainer_client.scoring import Normalise
 from rolltap.types import Segment
 
-from .making import VOCABULARY, config, group, network, random_group, random_segment, record, segment
+from .making import VOCABULARY, config, group, network, random_group, random_segment, record, rows_of, segment
 
 GROUPS = [random_group(f"g{index}", [1.0, 0.0, 0.25, 0.5], seed=index) for index in range(3)]
 LOSS = PolicyLoss(0.2, 0.28)
@@ -33,7 +32,7 @@ def gradient(
 ) -> Tensor:
     """The gradient of a step by our parts, as one vector."""
     policy.zero_grad()
-    for pack in packer(Scorer(advantage_method("grpo"), normalise, length=30)(groups)):
+    for pack in packer(rows_of(groups, normalise=normalise, length=30)):
         batch = collate(pack)
         loss(policy(batch), batch).loss.backward()
     return _flat(policy)
@@ -162,7 +161,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 def test_the_temperature_is_the_engines() -> None:
     """At temperature 2 the log-probs are those of halved logits."""
     policy = network()
-    (pack,) = Packer(10_000)(Scorer(advantage_method("grpo"))(GROUPS[:1]))
+    (pack,) = Packer(10_000)(rows_of(GROUPS[:1]))
     batch = collate(pack)
     policy.temperature = 2.0
     warm = policy(batch).logprobs_M

@@ -14,10 +14,9 @@ from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import scorer
-from rolltap.trainer_client.settings import LossSettings, load_trainer_settings
+from rolltap.trainer_client.settings import load_trainer_settings
 
-from .making import model_folder, random_group
+from .making import model_folder, random_group, rows_of
 
 ONE = Ranks(0, 1, torch.device("cpu"))
 GROUPS = [random_group(f"g{index}", [1.0, 0.0, 0.25, 0.5], seed=index) for index in range(3)]
@@ -40,7 +39,7 @@ def learner(model: Path, dtype: str, *, spared: bool = False) -> Learner:
 def gradient(one: Learner, budget: int) -> tuple[float, torch.Tensor]:
     """The step's loss and its gradient in passes of at most `budget` tokens."""
     loss, total = PolicyLoss(), 0.0
-    for pack in Packer(budget, share=True)(scorer(LossSettings())(GROUPS)):  # type: ignore[call-arg]
+    for pack in Packer(budget, share=True)(rows_of(GROUPS)):
         batch = collate(pack)
         terms = loss(one.predict(batch), batch)
         one.backward(terms.loss)

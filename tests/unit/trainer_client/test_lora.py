@@ -16,11 +16,10 @@ from rolltap.trainer_client.lora import save_adapters
 from rolltap.trainer_client.network import PolicyNetwork, load_model
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import scorer
-from rolltap.trainer_client.settings import LossSettings, TrainerSettings, load_trainer_settings
+from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.weights import save_model
 
-from .making import model_folder, random_group
+from .making import model_folder, random_group, rows_of
 
 ONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -39,8 +38,7 @@ def made(model: Path, **lora: Any) -> TrainerSettings:
 
 @pytest.fixture
 def batch() -> Batch:
-    rollouts = scorer(LossSettings())([random_group("g", [1.0, 0.0, 0.5], seed=0)])  # type: ignore[call-arg]
-    (pack,) = Packer(4096, share=True)(rollouts)
+    (pack,) = Packer(4096, share=True)(rows_of([random_group("g", [1.0, 0.0, 0.5], seed=0)]))
     return collate(pack)
 
 

@@ -11,16 +11,14 @@ import torch
 from rich.console import Console
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.metrics import StepMetrics, StepReport, describe_groups, describe_rollouts
+from rolltap.trainer_client.metrics import StepMetrics, StepReport, describe_groups, describe_rows
 from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.scoring import Scorer
 from rolltap.trainer_client.sinks import SINKS, Terminal, open_sinks
 from rolltap.types import Scoring
 
-from .making import group, network, random_group, record, segment
+from .making import group, network, random_group, record, rows_of, segment
 
 
 def report(**more: object) -> StepReport:
@@ -30,10 +28,9 @@ def report(**more: object) -> StepReport:
 
 def test_infidelity_between_engine_and_trainer_shows_on_fresh_tokens_only() -> None:
     policy = network()
-    scored = Scorer(advantage_method("grpo"))
     own = []
     for one in (random_group("fresh", [1.0, 0.0], version=3), random_group("stale", [1.0, 0.0], seed=1, version=2)):
-        (pack,) = Packer(10_000)(scored([one]))
+        (pack,) = Packer(10_000)(rows_of([one]))
         batch = collate(pack)
         with torch.no_grad():
             own.append((batch, policy(batch)))
@@ -60,8 +57,8 @@ def test_groups_are_described_by_what_counts() -> None:
         "reward": 0.5, "rollouts": 3, "masked": 1, "unscorable": 1, "groups": 2, "groups_without_variance": 1,
         "staleness": {1: 1, 3: 1},
     }  # fmt: skip
-    trained = describe_rollouts(Scorer(advantage_method("dr_grpo"))(groups))
-    assert trained == {"advantage_abs": 0.25, "trained_tokens": 6, "rows": 3}
+    trained = describe_rows(rows_of(groups, "dr_grpo"))
+    assert trained == {"advantage_abs": pytest.approx(1 / 3), "trained_tokens": 6, "rows": 3}
 
 
 def test_json_lines_are_whole_and_appended(tmp_path: Path) -> None:

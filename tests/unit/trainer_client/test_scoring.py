@@ -6,18 +6,20 @@ import pytest
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.errors import AlignmentError
-from rolltap.trainer_client.advantages import advantage_method
-from rolltap.trainer_client.scoring import Normalise, Overlong, Scorer, check, informative
+from rolltap.trainer_client.packing import PackedRow
+from rolltap.trainer_client.scoring import Normalise, Overlong, check, informative
 from rolltap.types import Scoring
 
-from .making import VOCABULARY, group, random_group, record, segment
+from .making import VOCABULARY, group, random_group, record, rows_of, segment
 
 TEN = segment(range(12), range(2, 12))
 FIVE = segment(range(12), range(7, 12))
 
 
-def scorer(normalise: Normalise = "token", **more: object) -> Scorer:
-    return Scorer(advantage_method("dr_grpo"), normalise, **more)  # type: ignore[arg-type]
+def advantage(row: PackedRow) -> float:
+    """The one that all trained tokens of the row share."""
+    (found,) = set(row.advantages[row.segment.loss_mask].tolist())
+    return found
 
 
 def of_lengths() -> LeasedGroup:
@@ -32,8 +34,8 @@ def test_masked_rollouts_are_in_the_baseline_and_not_in_the_loss() -> None:
         record("g", 2, [TEN], 100.0, Scoring.UNSCORABLE),
         record("g", 3, [TEN], None),
     ]
-    (only,) = scorer()([group("g", records)])
-    assert (only.id, only.advantage) == ("g-r0", 0.5)
+    (only,) = rows_of([group("g", records)], "dr_grpo")
+    assert (only.rollout, advantage(only)) == (0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -41,23 +43,24 @@ def test_masked_rollouts_are_in_the_baseline_and_not_in_the_loss() -> None:
     [("token", [10 / 25, 10 / 25, 5 / 25]), ("rollout", [1 / 3, 1 / 3, 1 / 3]), ("constant", [1 / 6, 1 / 6, 1 / 12])],
 )
 def test_what_a_rollout_weighs_does_not_depend_on_its_rows(normalise: Normalise, shares: list[float]) -> None:
-    rollouts = scorer(normalise, length=20)([of_lengths()])
-    assert [rollout.weight * rollout.tokens for rollout in rollouts] == pytest.approx(shares)
-    assert [len(rollout.segments) for rollout in rollouts] == [1, 2, 1]
+    found = [0.0, 0.0, 0.0]
+    for row in rows_of([of_lengths()], normalise=normalise, length=20):
+        found[row.rollout] += float(row.weights[row.segment.loss_mask].sum())
+    assert found == pytest.approx(shares)
 
 
 def test_overlong_rollouts_lose_reward_gradually() -> None:
     overlong = Overlong(limit=20, buffer=4)
     assert [overlong.penalty(tokens) for tokens in (0, 16, 18, 20, 30)] == [0, 0, -0.5, -1, -1]
     records = [record("g", 0, [segment(range(20), range(2, 20))], 1.0), record("g", 1, [TEN], 1.0)]
-    long, short = scorer(overlong=overlong)([group("g", records)])
-    assert (long.advantage, short.advantage) == (-0.25, 0.25)
+    long, short = rows_of([group("g", records)], "dr_grpo", overlong_limit=20, overlong_buffer=4)
+    assert (advantage(long), advantage(short)) == (-0.25, 0.25)
 
 
 def test_rollouts_without_trained_tokens_only_count_in_the_baseline() -> None:
     records = [record("g", 0, [TEN], 1.0), record("g", 1, [segment(range(5), [])], 0.0)]
-    (only,) = scorer()([group("g", records)])
-    assert only.advantage == 0.5
+    (only,) = rows_of([group("g", records)], "dr_grpo")
+    assert advantage(only) == 0.5
 
 
 def test_groups_whose_rewards_are_equal_are_not_informative() -> None:

@@ -20,9 +20,9 @@ def test_a_file_under_what_is_given_under_the_environment(tmp_path: Path, monkey
     path = tmp_path / "rolltap.toml"
     path.write_text("[trainer]\nsteps = 7\ngroups = 3\n[trainer.loss]\nclip_high = 0.28\nkl = 0.1\n[policies.p]\n")
     monkeypatch.setenv("ROLLTAP_TRAINER__LOSS__KL", "0.5")
-    settings = load_trainer_settings(path, **GIVEN, groups=4, loss={"advantage": "rloo"})
+    settings = load_trainer_settings(path, **GIVEN, groups=4, recipe="rloo")
     assert (settings.steps, settings.groups) == (7, 4)
-    assert (settings.loss.clip_high, settings.loss.advantage, settings.loss.kl) == (0.28, "rloo", 0.5)
+    assert (settings.loss.clip_high, settings.recipe, settings.loss.kl) == (0.28, "rloo", 0.5)
 
 
 @pytest.mark.parametrize(

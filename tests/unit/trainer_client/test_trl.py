@@ -19,13 +19,12 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from rolltap.contract.leases import LeasedGroup
-from rolltap.trainer_client.advantages import advantage_method
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss, RatioKind
 from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.scoring import Normalise, Scorer
+from rolltap.trainer_client.scoring import Normalise
 
-from .making import config, network, random_group
+from .making import config, network, random_group, rows_of
 
 LENGTH = 30
 GROUPS = [random_group(f"g{index}", [1.0, 0.0, 0.25, 0.5], seed=index) for index in range(2)]
@@ -74,10 +73,10 @@ def theirs(model: Any, tokenizer: Any, folder: Path, **settings: Any) -> GRPOTra
 
 def batch_of(groups: list[LeasedGroup]) -> dict[str, Tensor]:
     """The groups as TRL's loss takes them."""
-    scored = Scorer(advantage_method("grpo"))(groups)
+    rows = rows_of(groups)
     prompts, completions, logprobs = [], [], []
-    for rollout in scored:
-        (part,) = rollout.segments
+    for row in rows:
+        part = row.segment
         cut = part.prompt_length
         prompts.append(part.token_ids[:cut])
         completions.append(part.token_ids[cut:])
@@ -93,7 +92,7 @@ def batch_of(groups: list[LeasedGroup]) -> dict[str, Tensor]:
         "completion_ids": padded(completions, np.int64),
         "completion_mask": padded([np.ones(len(row)) for row in completions], np.int64),
         "old_per_token_logps": padded(logprobs, np.float32),
-        "advantages": torch.tensor([rollout.advantage for rollout in scored]),
+        "advantages": torch.tensor([float(row.advantages[-1]) for row in rows]),
         "num_items_in_batch": torch.tensor(float(sum(map(len, completions)))),
     }
 
@@ -120,9 +119,8 @@ def test_loss_and_gradient_agree(
     their_loss.backward()
 
     policy = network()
-    scorer = Scorer(advantage_method("grpo"), normalise, LENGTH)
     loss, total = PolicyLoss(0.1, 0.15, ratio=ratio), 0.0
-    for pack in Packer(60, share=True, whole=ratio == "sequence")(scorer(GROUPS)):
+    for pack in Packer(60, share=True, whole=ratio == "sequence")(rows_of(GROUPS, normalise=normalise, length=LENGTH)):
         batch = collate(pack)
         terms = loss(policy(batch), batch)
         terms.loss.backward()

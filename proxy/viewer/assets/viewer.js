@@ -1,0 +1,163 @@
+// Keys, theme, live lists and lazily loaded turns. Pages work without it; nothing here writes to the server.
+
+const $ = (selector, root = document) => root.querySelector(selector);
+const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+// Theme: the system's, until one is chosen.
+$("#theme")?.addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("rolltap.theme", root.dataset.theme);
+  document.dispatchEvent(new Event("themechange"));
+});
+
+const keys = $("#keys");
+$("#help")?.addEventListener("click", () => keys.showModal());
+$("#keys-close")?.addEventListener("click", () => keys.close());
+
+// A row leads where its link leads.
+document.addEventListener("click", (event) => {
+  const row = event.target.closest("tr[data-href]");
+  if (!row || event.target.closest("a, button, summary") || getSelection().toString()) return;
+  if (event.metaKey || event.ctrlKey) window.open(row.dataset.href);
+  else location.href = row.dataset.href;
+});
+
+// Turns that come as one scrolls.
+const lazy = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) load(entry.target);
+}, { rootMargin: "1200px" });
+
+async function load(place) {
+  lazy.unobserve(place);
+  try {
+    const reply = await fetch(place.dataset.lazy);
+    if (!reply.ok) throw new Error(`${reply.status}`);
+    const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+    place.replaceWith(...page.body.childNodes);
+    watchLazy();
+  } catch (error) {
+    place.textContent = `could not be loaded (${error.message}); click to try again`;
+    place.onclick = () => load(place);
+  }
+}
+
+function watchLazy() {
+  for (const place of $$("[data-lazy]")) lazy.observe(place);
+}
+watchLazy();
+
+// Parts of the page that follow the record.
+const EVERY_MS = 3000;
+async function follow() {
+  if (document.hidden || document.activeElement?.matches("input, select") || getSelection().toString()) return;
+  const reply = await fetch(location.href);
+  if (!reply.ok) return;
+  const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+  for (const part of $$("[data-live]")) {
+    const fresh = $(`[data-live="${part.dataset.live}"]`, page);
+    if (fresh && fresh.innerHTML !== part.innerHTML) {
+      const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      const current = $("tr.current", part)?.dataset.href;
+      part.replaceChildren(...fresh.childNodes);
+      if (focused) $(`a[href="${CSS.escape(focused)}"]`, part)?.focus();
+      if (current) $(`tr[data-href="${CSS.escape(current)}"]`, part)?.classList.add("current");
+    }
+  }
+}
+if ($("[data-live]")) setInterval(() => follow().catch(() => {}), EVERY_MS);
+
+// The outline marks the turn in view.
+const outline = $("#outline");
+if (outline && matchMedia("(max-width: 860px)").matches) outline.open = false;
+$(".outline [aria-current]")?.scrollIntoView({ block: "center" });
+
+function turnInView() {
+  const turns = $$("[data-turn]");
+  return turns.filter((turn) => turn.getBoundingClientRect().top < 120).at(-1) ?? turns[0];
+}
+
+let ticking = false;
+if ($("#turns")) {
+  document.addEventListener("scroll", () => {
+    if (ticking) return;
+    ticking = true;
+    requestAnimationFrame(() => {
+      ticking = false;
+      const number = turnInView()?.id.replace("call-", "");
+      const entry = number && $(`.outline a[data-call="${number}"]`);
+      const marked = $(".outline [aria-current]");
+      if (!entry || entry === marked) return;
+      marked?.removeAttribute("aria-current");
+      entry.setAttribute("aria-current", "true");
+      entry.scrollIntoView({ block: "nearest" });
+    });
+  }, { passive: true });
+}
+
+// Outline links stay on the page while their turn is on it.
+outline?.addEventListener("click", (event) => {
+  const number = event.target.closest("a[data-call]")?.dataset.call;
+  const turn = number && $("#turns") && document.getElementById(`call-${number}`);
+  if (!turn) return;
+  event.preventDefault();
+  turn.scrollIntoView();
+  history.replaceState(null, "", `#call-${number}`);
+});
+
+// Keys.
+function step(by) {
+  const rows = $$("tr[data-href]");
+  if (rows.length) {
+    const at = rows.findIndex((row) => row.classList.contains("current"));
+    const next = rows[Math.min(rows.length - 1, Math.max(0, at + by))];
+    rows[at]?.classList.remove("current");
+    next.classList.add("current");
+    next.scrollIntoView({ block: "nearest" });
+    return;
+  }
+  if ($("#turns")) {
+    const turns = $$("[data-turn]");
+    const at = turns.indexOf(turnInView());
+    turns[Math.min(turns.length - 1, Math.max(0, at + by))]?.scrollIntoView();
+    return;
+  }
+  $(by > 0 ? "a[rel=next]" : "a[rel=prev]")?.click();
+}
+
+let before = "";
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || keys?.open) return;
+  if (event.target.matches("input, select, textarea")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const pages = { s: "/view/", g: "/view/groups", r: "/view/runs" };
+  if (before === "g" && pages[event.key]) {
+    location.href = pages[event.key];
+    return;
+  }
+  before = event.key;
+  const act = {
+    j: () => step(1),
+    k: () => step(-1),
+    n: () => $("a[rel=next]")?.click(),
+    p: () => $("a[rel=prev]")?.click(),
+    u: () => $("a[rel=up]")?.click(),
+    t: () => { const href = turnInView()?.dataset.tokens; if (href) location.href = href; },
+    b: () => nextBreak(),
+    "/": () => $("input[type=search]")?.focus(),
+    "?": () => keys?.showModal(),
+    Enter: () => { const row = $("tr.current"); if (row && document.activeElement === document.body) location.href = row.dataset.href; },
+  }[event.key];
+  if (!act) return;
+  if (event.key === "/" || event.key === "?") event.preventDefault();
+  act();
+});
+
+function nextBreak() {
+  const breaks = $$("[data-break]");
+  const next = breaks.find((one) => one.getBoundingClientRect().top > 130) ?? breaks[0];
+  next?.scrollIntoView({ block: "center" });
+}

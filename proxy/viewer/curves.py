@@ -1,0 +1,89 @@
+"""Curves as SVG: points that link to what they stand for, and a mean that goes with them. No script, no styles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, isfinite, log10
+
+WIDTH, HEIGHT = 560.0, 200.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 8.0, 10.0, 24.0
+POINTS = 1500
+"""More points than this are thinned out; the mean is of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A value at a place of the x axis; `href` leads to its rollouts."""
+
+    x: float
+    y: float
+    href: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A drawn curve: places are of the SVG's view box."""
+
+    title: str
+    unit: str
+    points: Sequence[tuple[float, float, Sample]]
+    line: str
+    x_ticks: Sequence[Tick]
+    y_ticks: Sequence[Tick]
+    last: float
+
+
+def curve_of(title: str, unit: str, samples: Sequence[Sample], *, x_label: str = "") -> Curve | None:
+    """None where there is nothing to draw."""
+    kept = [sample for sample in samples if isfinite(sample.y)]
+    if not kept:
+        return None
+    x_low, x_high = _range([sample.x for sample in kept])
+    y_low, y_high = _range([sample.y for sample in kept])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        along = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        return round(along, 1), round(HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM), 1)
+
+    step = ceil(len(kept) / POINTS)
+    line = "M" + " L".join(f"{x} {y}" for x, y in (place(*pair) for pair in _means(kept)))
+    return Curve(
+        title,
+        unit,
+        [(*place(sample.x, sample.y), sample) for sample in kept[::step]],
+        line,
+        [Tick(place(value, y_low)[0], f"{value:g}{x_label}") for value in _ticks(x_low, x_high, 6)],
+        [Tick(place(x_low, value)[1], f"{value:g}") for value in _ticks(y_low, y_high, 4)],
+        _means(kept)[-1][1],
+    )
+
+
+def _means(samples: Sequence[Sample], window: int = 0) -> list[tuple[float, float]]:
+    """The mean of every value with those shortly before it."""
+    window = window or max(1, min(32, len(samples) // 12))
+    pairs, total = [], 0.0
+    for index, sample in enumerate(samples):
+        total += sample.y - (samples[index - window].y if index >= window else 0.0)
+        pairs.append((sample.x, total / min(index + 1, window)))
+    return pairs[:: ceil(len(pairs) / 600)] + pairs[-1:]
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low - 0.5, high + 0.5) if low == high else (low, high)
+
+
+def _ticks(low: float, high: float, wanted: int) -> list[float]:
+    rough = (high - low) / wanted
+    size = 10 ** floor(log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+    first = ceil(low / step)
+    return [round(index * step, 10) for index in range(first, floor(high / step) + 1)]

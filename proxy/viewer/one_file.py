@@ -1,0 +1,102 @@
+"""A session or a group as one HTML file: transcript and tokens, styles and scripts inside, nothing fetched.
+
+Its content policy names the hashes of its own style and scripts, so no recorded text can run there either.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from typing import Any
+
+from markupsafe import Markup
+
+from rolltap.errors import NotFound
+from rolltap.proxy.viewer.group import spread
+from rolltap.proxy.viewer.pages import Pages
+from rolltap.proxy.viewer.session import BREAKS, entries_of, turns_of
+from rolltap.proxy.viewer.templating import ASSETS, render
+from rolltap.proxy.viewer.tokens import CHUNK, call_json, chunk_json
+from rolltap.reading import RecordReader
+from rolltap.reading.types import SessionDetail
+
+
+async def one_file(reader: RecordReader, what: str) -> str:
+    """The file of a session or a group, by its id; `NotFound`."""
+    pages = Pages(reader, reader.log.database.name)
+    try:
+        detail = await reader.session(what)
+    except NotFound:
+        return await _group(pages, what)
+    entries = entries_of(detail)
+    turns = turns_of(entries, await pages.transcript(detail), 0, len(entries))
+    return _file(
+        f"Session {what}",
+        pages.store,
+        await _tokens(reader, [detail]),
+        g=None,
+        s=detail.summary,
+        detail=detail,
+        tab="Transcript",
+        entries=entries,
+        turns=turns,
+        following=None,
+        current=None,
+        link=lambda entry: f"#call-{entry.number}",
+    )
+
+
+async def _group(pages: Pages, group_id: str) -> str:
+    try:
+        group = await pages.reader.group(group_id)
+    except NotFound:
+        raise NotFound(f"no session and no group {group_id!r}") from None
+    details = [await pages.reader.session(each.session.id) for each in group.rollouts if each.session is not None]
+    values = await pages.group_values(group)
+    return _file(f"Group {group_id}", pages.store, await _tokens(pages.reader, details), **values)
+
+
+async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[str, Any]:
+    """Every call's runs, and each token once: with the call that rendered or sampled it."""
+    calls: dict[str, Any] = {}
+    chunks: list[Any] = []
+    vocabulary = True
+    for detail in details:
+        lines = {line.id: line for line in detail.calls}
+        numbers = {line.id: number for number, line in enumerate(detail.calls, 1)}
+        for line in detail.calls:
+            view = await reader.break_of(line.id) if line.break_ else None
+            calls[line.id] = call_json(line.id, lines, numbers, view)
+            known = lines.get(line.parent_id or "")
+            own = await reader.tokens(line.id, line.shared if known is not None else 0)
+            vocabulary = vocabulary and own.vocabulary
+            chunks.append(chunk_json(own))
+    return {"chunk": CHUNK, "vocabulary": vocabulary, "first": None, "calls": calls, "chunks": chunks}
+
+
+def _file(heading: str, store: str, data: dict[str, Any], **values: Any) -> str:
+    style = ASSETS["viewer.css"].decode()
+    scripts = [ASSETS[name].decode() for name in ("viewer.js", "tokens.js")]
+    hashes = " ".join(map(_hash, scripts))
+    return render(
+        "file.html",
+        heading=heading,
+        store=store,
+        saved_at=time.time(),
+        policy_line=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {hashes}",
+        style=Markup(style),
+        scripts=[Markup(script) for script in scripts],
+        data=data,
+        vocabulary=data["vocabulary"],
+        policy="",
+        spread=spread,
+        breaks=BREAKS,
+        calls="#tokens-",
+        offline=True,
+        **values,
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

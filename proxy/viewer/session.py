@@ -1,0 +1,182 @@
+"""A session's pages: its outline, its turns, and a timeline of what waited for what."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rolltap.reading.types import CallLine, CallTurn, MessageView, SessionDetail
+from rolltap.types import CallKind, Outcome
+
+TURNS = 40
+"""Calls that a page of the transcript holds; the browser asks for more as one scrolls."""
+
+WHY = {
+    "session": "the whole session is a judge's or a simulated user's",
+    "stated": "the harness's own header, or the policy, says so",
+    "role": "the session's owner gave the caller this role",
+    "replaces_history": "its reply replaced the history",
+    "aside": "it offers no tools and nothing goes on from it",
+    "agent": "an agent's own call",
+}
+"""Why a call has its kind, by the rule that decided it."""
+
+BREAKS = {
+    "new_conversation": "a new conversation: nothing recorded precedes it",
+    "history_edited": "the harness changed a message of the history",
+    "system_changed": "the system text differs",
+    "tools_changed": "the tool schemas differ",
+    "compaction": "the harness replaced its history by a summary",
+    "thinking_dropped": "the template drops the thinking of former turns",
+    "template_not_bridgeable": "the chat template can't be continued token for token",
+    "parent_unfinished": "the parent's turn was not completed",
+    "ambiguous_parent": "several recorded calls match and nothing decides",
+    "tokens_differ": "the engine's own prompt ids do not extend the parent",
+    "policy_changed": "another policy, tokenizer or template renders this call",
+}
+"""Breaks in words, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineEntry:
+    """A call in the outline. `depth` is 0 for the main agent; `branch`: an earlier call continues the same parent."""
+
+    number: int
+    line: CallLine
+    depth: int
+    branch: bool
+    look: str
+    label: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """What a call added to the transcript. `tools_of` names the tool of each result in `new`."""
+
+    entry: OutlineEntry
+    new: Sequence[MessageView]
+    reply: MessageView | None
+    tools_of: Mapping[str, str]
+
+
+def entries_of(detail: SessionDetail) -> list[OutlineEntry]:
+    entries: list[OutlineEntry] = []
+    followed: set[str] = set()
+    for number, line in enumerate(detail.calls, 1):
+        side = line.kind != CallKind.MAIN
+        depth = 2 if side and line.agent else 1 if side or line.agent else 0
+        branch = line.parent_id is not None and line.parent_id in followed and line.outcome != Outcome.REFUSED
+        if line.parent_id and not side:
+            followed.add(line.parent_id)
+        entries.append(
+            OutlineEntry(number, line, depth, branch, _look(line), label_of(line), WHY.get(line.rule, line.rule))
+        )
+    return entries
+
+
+def _look(line: CallLine) -> str:
+    if line.outcome == "open":
+        return "open"
+    if line.outcome != Outcome.COMPLETED or line.flaw:
+        return "bad"
+    if line.kind != CallKind.MAIN:
+        return line.kind
+    return "masked" if line.mask else "trained"
+
+
+def label_of(line: CallLine) -> str:
+    """What a call did, in a few words."""
+    if line.outcome not in (Outcome.COMPLETED, "open"):
+        return line.outcome.replace("_", " ")
+    tools = ", ".join(dict.fromkeys(line.tool_calls))
+    said = " ".join(line.preview.split())
+    return f"{tools}: {said}" if tools and said else tools or said or ("…" if line.outcome == "open" else "no text")
+
+
+def turns_of(
+    entries: Sequence[OutlineEntry], transcript: Sequence[CallTurn], start: int, limit: int = TURNS
+) -> list[ShownTurn]:
+    """The turns of calls `start` to `start + limit`, counted from 0."""
+    by_call = {turn.call_id: turn for turn in transcript}
+    names = {
+        part.id: part.name
+        for turn in transcript
+        for message in (*turn.new, turn.reply)
+        if message is not None
+        for part in message.parts
+        if part.kind == "tool_call" and part.id
+    }
+    turns = []
+    for entry in entries[start : start + limit]:
+        turn = by_call.get(entry.line.id)
+        turns.append(ShownTurn(entry, turn.new if turn else (), turn.reply if turn else None, names))
+    return turns
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch of time of a lane, in shares of the whole."""
+
+    start: float
+    width: float
+    kind: str
+    title: str
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    name: str
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`engine_s` is what the main agent waited for the engine, `harness_s` what lay between its calls."""
+
+    lanes: Sequence[Lane]
+    seconds: float
+    engine_s: float
+    harness_s: float
+    slowest: Sequence[OutlineEntry]
+
+
+def timeline_of(entries: Sequence[OutlineEntry], now: float) -> Timeline | None:
+    """Bars for the engine's time and the harness's between its calls, a lane for each agent. None without calls."""
+    if not entries:
+        return None
+    ends = {entry.line.id: entry.line.finished_at or now for entry in entries}
+    first, last = min(entry.line.created_at for entry in entries), max(ends.values())
+    whole = max(last - first, 1e-3)
+    by_lane: defaultdict[str, list[OutlineEntry]] = defaultdict(list)
+    for entry in entries:
+        by_lane[_lane(entry.line)].append(entry)
+    lanes, waited, between = [], 0.0, 0.0
+    for name, members in by_lane.items():
+        bars: list[Bar] = []
+        free = 0.0
+        previous: OutlineEntry | None = None
+        for entry in members:
+            line = entry.line
+            end = ends[line.id]
+            if previous is not None and line.created_at > free:
+                did = ", ".join(previous.line.tool_calls) or "harness"
+                gap = line.created_at - free
+                between += gap if not lanes else 0.0
+                bars.append(Bar((free - first) / whole, gap / whole, "harness", f"{did}: {gap:.2f} s", line.id))
+            kind = "bad" if entry.look == "bad" else line.kind if line.kind != CallKind.MAIN else "engine"
+            title = f"call {entry.number}, {line.outcome}: {end - line.created_at:.2f} s, {line.output_tokens} tokens"
+            bars.append(Bar((line.created_at - first) / whole, (end - line.created_at) / whole, kind, title, line.id))
+            waited += max(0.0, end - max(line.created_at, free)) if not lanes else 0.0
+            free, previous = max(free, end), entry
+        lanes.append(Lane(name, bars))
+    slowest = sorted(entries, key=lambda entry: entry.line.created_at - ends[entry.line.id])[:8]
+    return Timeline(lanes, whole, waited, between, slowest)
+
+
+def _lane(line: CallLine) -> str:
+    if line.kind != CallKind.MAIN:
+        return f"{line.kind} calls"
+    return line.agent or "main agent"

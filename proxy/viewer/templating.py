@@ -1,0 +1,138 @@
+"""Pages from templates. Whatever a template prints is escaped, and its control characters are made visible.
+
+Recorded text is hostile: it holds markup, terminal escapes and characters that reorder what is read. `visible` runs
+over every printed value (jinja's `finalize`), so that no template can forget it; markup is only what `highlight` makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from rolltap.proxy.viewer.highlight import arguments_of, highlight_code, highlight_text
+
+HERE = Path(__file__).parent
+ASSETS: Mapping[str, bytes] = {path.name: path.read_bytes() for path in sorted((HERE / "assets").iterdir())}
+ASSETS_HASH = hashlib.sha256(b"".join(ASSETS.values())).hexdigest()[:12]
+"""Stands in the assets' addresses: a browser keeps them for ever, and asks for new ones after an upgrade."""
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+
+
+def visible(text: str) -> str:
+    """`text` with characters that one can't see, or that reorder others, as signs: ESC as ␛, U+202E as ⟨202E⟩."""
+    return _HIDDEN.sub(_sign, text)
+
+
+def _sign(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"⟨{code:04X}⟩"
+
+
+def ago(at: float | None, now: float | None = None) -> str:
+    """How long ago a time was, in one unit."""
+    if at is None:
+        return ""
+    age = (time.time() if now is None else now) - at
+    if age < 10:
+        return "now"
+    for size, unit in ((60, "s"), (3600, "min"), (86_400, "h"), (86_400 * 60, "d")):
+        if age < size:
+            return f"{age / UNIT_S[unit]:.0f} {unit}"
+    return moment(at)[:10]
+
+
+UNIT_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
+
+
+def moment(at: float | None) -> str:
+    """A time as people write it, in UTC."""
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(number: int | None) -> str:
+    """A whole number with thin spaces between its thousands."""
+    return "" if number is None else f"{number:,}".replace(",", "\u202f")
+
+
+def decimal(number: float | None, digits: int = 2) -> str:
+    return "" if number is None else f"{number:.{digits}f}"
+
+
+def token_text(text: str) -> str:
+    """A token's text in one line."""
+    return visible(text).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
+
+
+def json_block(value: Any) -> Markup:
+    """JSON for a `<script type="application/json">`: nothing in it can end the element."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+_IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+\Z")
+
+
+def safe_image(url: str) -> bool:
+    """Whether an image may be shown: pixels in the record itself. Another address would tell its host of the reader."""
+    return _IMAGE.match(url) is not None
+
+
+def _finalize(value: Any) -> Any:
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return "" if value is None else value
+    return visible(value)
+
+
+def _environment() -> Environment:
+    env = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = {"ago": ago, "moment": moment, "duration": duration, "count": count, "decimal": decimal}
+    env.filters.update(filters)
+    env.filters["arguments"] = lambda text: arguments_of(text)
+    env.filters["json"] = json_block
+    env.filters["path"] = lambda text: quote(text, safe="")
+    env.filters["safe_image"] = safe_image
+    env.filters["token"] = token_text
+    env.filters["word"] = lambda text: re.sub(r"[^a-z]", "", text)
+    env.filters["code"] = lambda text, language="": Markup(highlight_code(visible(text), language))
+    env.filters["prose"] = lambda text: Markup(highlight_text(visible(text)))
+    return env
+
+
+_ENVIRONMENT = _environment()
+
+
+def render(template: str, **values: Any) -> str:
+    return _ENVIRONMENT.get_template(template).render(assets=f"/view/assets/{ASSETS_HASH}", **values)

@@ -1,0 +1,123 @@
+"""A call's tokens for the page: who put each of them there, in runs, and chunks of them as JSON.
+
+A call's context is its prompt followed by its output. A prompt's first `shared` tokens are its parent's context, so a
+walk up the parents says which call rendered or sampled every token, without reading one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from rolltap.proxy.viewer.templating import visible
+from rolltap.reading.types import BreakView, CallLine, CallTokens, TokenView
+
+CHUNK = 2048
+"""Tokens that a browser asks for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Tokens `[start, end)` of a context that one call rendered into its prompt, or sampled."""
+
+    start: int
+    end: int
+    call_id: str
+    number: int
+    sampled: bool
+    own: bool
+    mask: str  # why the sampled tokens carry no loss; "" where they do
+
+
+def runs_of(call_id: str, lines: Mapping[str, CallLine], numbers: Mapping[str, int]) -> list[TokenRun]:
+    """The runs of a call's context, in order."""
+    runs: list[TokenRun] = []
+    line: CallLine | None = lines[call_id]
+    limit = line.prompt_tokens + line.output_tokens
+    seen: set[str] = set()
+    while line is not None and limit > 0 and line.id not in seen:
+        seen.add(line.id)
+        pieces = ((line.prompt_tokens, line.prompt_tokens + line.output_tokens, True), (0, line.prompt_tokens, False))
+        for start, end, sampled in pieces:
+            first = start if sampled or lines.get(line.parent_id or "") is None else line.shared
+            last = min(end, limit)
+            if first < last:
+                own = line.id == call_id
+                runs.append(TokenRun(first, last, line.id, numbers[line.id], sampled, own, line.mask))
+        limit = min(limit, line.shared)
+        line = lines.get(line.parent_id or "")
+    return runs[::-1]
+
+
+def call_json(
+    call_id: str, lines: Mapping[str, CallLine], numbers: Mapping[str, int], view: BreakView | None
+) -> dict[str, Any]:
+    """A call for `tokens.js`, without its tokens."""
+    line = lines[call_id]
+    names = ("start", "end", "number", "sampled", "own", "mask")
+    return {
+        "title": f"Tokens of call {numbers[call_id]}",
+        "total": line.prompt_tokens + line.output_tokens,
+        "break_at": view.token_index if view is not None and view.parent_id is not None else None,
+        "runs": [
+            {"call": run.call_id, **{name: getattr(run, name) for name in names}}
+            for run in runs_of(call_id, lines, numbers)
+        ],
+    }
+
+
+def chunk_json(tokens: CallTokens) -> dict[str, Any]:
+    """A chunk for `tokens.js`: one row a token, its texts already made visible."""
+    return {"call": tokens.call_id, "start": tokens.start, "rows": [_row(token) for token in tokens.tokens]}
+
+
+def _row(token: TokenView) -> list[Any]:
+    flags = token.sampled | token.trained << 1 | token.shared << 2
+    row: list[Any] = [
+        token.id,
+        visible(token.text),
+        flags,
+        None if token.logprob is None else round(token.logprob, 4),
+        token.version,
+    ]
+    if token.top:
+        row.append([[top.id, visible(top.text), round(top.logprob, 3)] for top in token.top])
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Tokens of one side of a break, and how they differ from the other's: `same`, `out` or `in`."""
+
+    token: TokenView
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakSides:
+    """A break's two sides, and where they meet again: so many tokens replaced by so many others, if they do."""
+
+    view: BreakView
+    recorded: Sequence[Difference]
+    resent: Sequence[Difference]
+    replaced: tuple[int, int] | None
+
+
+def sides_of(view: BreakView) -> BreakSides:
+    expected, found = [token.id for token in view.expected], [token.id for token in view.found]
+    blocks = SequenceMatcher(None, expected, found, autojunk=False).get_matching_blocks()
+    block = next((block for block in blocks if block.size >= 3), None)
+    equal_left = _covered((block.a, block.size) for block in blocks if block.size >= 3)
+    equal_right = _covered((block.b, block.size) for block in blocks if block.size >= 3)
+    return BreakSides(
+        view,
+        [Difference(token, "same" if index in equal_left else "out") for index, token in enumerate(view.expected)],
+        [Difference(token, "same" if index in equal_right else "in") for index, token in enumerate(view.found)],
+        (block.a, block.b) if block is not None else None,
+    )
+
+
+def _covered(blocks: Iterable[tuple[int, int]]) -> set[int]:
+    return {index for start, size in blocks for index in range(start, start + size)}

@@ -1,0 +1,270 @@
+"""What every recipe keeps to, those of other packages too: packed or plain, interrupted or not, it learns the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rolltap.errors import AlignmentError, ConfigError
+from rolltap.trainer_client import planning
+from rolltap.trainer_client.collate import Batch, collate
+from rolltap.trainer_client.find_recipe import make_recipe, recipe_class, recipe_names
+from rolltap.trainer_client.learner import Learner, Readout
+from rolltap.trainer_client.loop import Trainer
+from rolltap.trainer_client.network import Predictions
+from rolltap.trainer_client.packing import PackedRow
+from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.recipe import MISSING, Recipe
+from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
+from rolltap.trainer_client.step import POLICY, PolicyReading, Step, view
+
+from .acting import acted_group
+from .making import config, model_folder, random_group
+from .plane import KEY, Plane, running
+from .test_loop import trainer
+
+ONE = Ranks(0, 1, torch.device("cpu"))
+GROUPS = [acted_group("a", 1), acted_group("b", 2)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("policy") / "model")
+
+
+def made(name: str, model: Path, out: Path, **more: Any) -> TrainerSettings:
+    base = {"key": KEY, "policy": "policy", "model": model, "out": out, "recipe": name, "groups": 2, "steps": 2}
+    fixed = {"optimiser": {"lr": 1e-3}, "compute": {"device": "cpu", "token_budget": 90}}
+    return load_trainer_settings(**{**base, **fixed, **more})
+
+
+def learner_of(settings: TrainerSettings, recipe: Recipe) -> Learner:
+    """The learner of the tiny model, with heads that say something."""
+    learner = Learner(settings.model, settings, ONE, recipe)
+    torch.manual_seed(7)
+    for head in learner.network.heads.parameters():
+        torch.nn.init.normal_(head, std=0.1)
+    return learner
+
+
+def packed_readings(learner: Learner, planner: planning.Planner, step: Step) -> Step:
+    packs = planner.packer(1)(planning.all_rows(step))
+    readouts = [learner.read(collate(pack)) for pack in packs]
+    return replace(step, readings={POLICY: planning.read_rows(step, packs, readouts)})
+
+
+def gradient_of(learner: Learner, losses: Sequence[Tensor]) -> Tensor:
+    learner.forget()
+    torch.stack(list(losses)).sum().backward()
+    return torch.cat(
+        [torch.zeros(one.numel()) if one.grad is None else one.grad.flatten() for one in learner.network.parameters()]
+    )
+
+
+class Plain:
+    """The policy as a reader would write it: eager attention, a row a pass, whole logits."""
+
+    def __init__(self, learner: Learner) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_config(config(), attn_implementation="eager")
+        self.model.load_state_dict(learner.model.state_dict())
+        self.heads = learner.network.heads
+        self.detached = [name for name in self.heads if name in learner.network._detached]
+
+    def predict(self, segments: Sequence[Any]) -> Predictions:
+        logprobs, entropies, values = [], [], {name: [] for name in self.heads}
+        for part in segments:
+            places = torch.from_numpy(np.flatnonzero(part.loss_mask)) - 1
+            ids = torch.from_numpy(part.token_ids.astype(np.int64)).unsqueeze(0)
+            said = self.model(ids, output_hidden_states=True)
+            all_logprobs = torch.log_softmax(said.logits[0], -1)[places]
+            logprobs.append(all_logprobs.gather(-1, ids[0, places + 1, None])[:, 0])
+            entropies.append(-(all_logprobs.exp() * all_logprobs).sum(-1))
+            for name, head in self.heads.items():
+                hidden = said.hidden_states[-1][0][places]
+                values[name].append(head(hidden.detach() if name in self.detached else hidden)[:, 0])
+        joined = {name: torch.cat(found) for name, found in values.items()}
+        return Predictions(torch.cat(logprobs), torch.cat(entropies), joined)
+
+    def reading(self, step: Step) -> PolicyReading:
+        found: list[Readout] = []
+        with torch.no_grad():
+            for row in step.rows:
+                one = self.predict([row.segment])
+                found.append(
+                    Readout(
+                        one.logprobs_M.numpy(),
+                        one.entropy_M.numpy(),
+                        {name: value.numpy() for name, value in one.values.items()},
+                    )
+                )
+
+        def placed(values: Sequence[Any]) -> tuple[Any, ...]:
+            arrays = tuple(np.zeros(len(row.segment), np.float32) for row in step.rows)
+            for array, row, own in zip(arrays, step.rows, values, strict=True):
+                array[row.segment.loss_mask] = own
+            return arrays
+
+        values = {name: placed([one.values[name] for one in found]) for name in self.heads}
+        return PolicyReading(placed([one.logprobs for one in found]), placed([one.entropy for one in found]), values)
+
+    def gradient(self, learner: Learner, losses: Sequence[Tensor]) -> Tensor:
+        self.model.zero_grad()
+        learner.forget()
+        torch.stack(list(losses)).sum().backward()
+        named = {**{f"model.{name}": one for name, one in self.model.named_parameters()}}
+        named |= {f"heads.{name}": one for name, one in self.heads.named_parameters()}
+        return torch.cat(
+            [
+                torch.zeros(one.numel()) if (grad := named[name].grad) is None else grad.flatten()
+                for name, one in learner.network.named_parameters()
+            ]
+        )
+
+
+def plain_batch(rows: Sequence[PackedRow]) -> Batch:
+    """The loss's part of a batch, of rows one after the other."""
+
+    def joined(of: Any) -> Tensor:
+        return torch.from_numpy(np.concatenate([of(row)[row.segment.loss_mask] for row in rows]))
+
+    none = torch.zeros(0, dtype=torch.long)
+    return Batch(
+        token_ids_N=none, position_ids_N=none, spans=(), sources_M=none,
+        targets_M=joined(lambda row: row.segment.token_ids), logprobs_M=joined(lambda row: row.segment.logprobs),
+        versions_M=joined(lambda row: row.segment.versions), advantages_M=joined(lambda row: row.advantages),
+        weights_M=joined(lambda row: row.weights),
+        rollouts_M=joined(lambda row: np.full(len(row), row.rollout)), rows=len(rows), unshared_tokens=0,
+        extra={name: joined(lambda row, name=name: row.extra[name]) for name in rows[0].extra},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_packed_it_has_the_gradient_of_plain_rows(name: str, model: Path, tmp_path: Path) -> None:
+    """Its readings too, from which its credit is made; over the batches of each of its updates."""
+    settings = made(name, model, tmp_path, loss={"kl": 0.0})
+    packed_recipe, plain_recipe = (make_recipe(name, {}) for _ in range(2))
+    learner = learner_of(settings, packed_recipe)
+    step = planning.look(GROUPS, settings.loss)
+    plain, policy_loss = Plain(learner), planning.policy_loss(settings.loss)
+
+    planner = planning.Planner(packed_recipe, settings)
+    read = packed_readings(learner, planner, step)
+    ours = []
+    for rows in planner.updates(read, packed_recipe.credit(read)):
+        batches = [collate(pack) for pack in planner.packer(1)(rows)]
+        ours.append([packed_recipe.loss(learner.predict(one), one, policy_loss).loss for one in batches])
+
+    planner = planning.Planner(plain_recipe, settings)
+    read = replace(step, readings={POLICY: plain.reading(step)})
+    theirs = []
+    for rows in planner.updates(read, plain_recipe.credit(read)):
+        losses = []
+        for rollout in sorted({row.rollout for row in rows}):
+            own = [row for row in rows if row.rollout == rollout]
+            predicted = plain.predict([row.segment for row in own])
+            losses.append(plain_recipe.loss(predicted, plain_batch(own), policy_loss).loss)
+        theirs.append(losses)
+
+    assert len(ours) == len(theirs) > 0
+    for packed, alone in zip(ours, theirs, strict=True):
+        found = gradient_of(learner, packed)
+        assert found.abs().max() > 1e-5
+        torch.testing.assert_close(found, plain.gradient(learner, alone), atol=1e-5, rtol=1e-3)
+
+
+@pytest.fixture
+def plane() -> Plane:
+    return Plane()
+
+
+@pytest.fixture
+def url(plane: Plane) -> Iterator[str]:
+    with running(plane) as address:
+        yield address
+
+
+def offer(plane: Plane, start: int, count: int) -> None:
+    plane.offer(*(acted_group(f"g{index}", index) for index in range(start, start + count)))
+
+
+def run(settings: TrainerSettings) -> Trainer:
+    one = trainer(settings)
+    one.run()
+    return one
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_it_steps_through_the_loop_and_resumes_as_if_nothing_had_happened(
+    name: str, plane: Plane, url: str, model: Path, tmp_path: Path
+) -> None:
+    once = made(name, model, tmp_path / "once", url=url)
+    offer(plane, 0, 4)
+    straight = run(once)
+    plane.forget()
+    twice = made(name, model, tmp_path / "twice", url=url)
+    offer(plane, 0, 4)
+    stopped = trainer(twice)
+    stopped.checkpoints.save = _dying(stopped.checkpoints.save)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    resumed = run(twice)
+    ends = [load_file(one.out / "checkpoints" / "step-2" / "model.safetensors") for one in (once, twice)]
+    start = load_file(model / "model.safetensors")
+    assert any(not torch.equal(start[key], ends[0][key]) for key in start)
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, atol=1e-6, rtol=1e-5)
+    assert _state(resumed) == pytest.approx(_state(straight))
+
+
+def _dying(save: Any) -> Any:
+    def saves(step: int, *rest: Any) -> Path:
+        if step == 2:
+            raise KeyboardInterrupt
+        return save(step, *rest)
+
+    return saves
+
+
+def _state(one: Trainer) -> dict[str, float]:
+    """The recipe's state, with every number by its path."""
+
+    def flat(value: Any, path: str) -> Iterator[tuple[str, float]]:
+        if isinstance(value, dict | list):
+            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from flat(inner, f"{path}/{key}")
+        elif isinstance(value, int | float):
+            yield path, float(value)
+
+    return dict(flat(json.loads(json.dumps(one._recipe.state())), ""))
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_what_the_record_lacks_is_said_with_the_remedy(name: str) -> None:
+    bare = view([random_group("bare", [1.0, 0.0])])
+    recipe = make_recipe(name, {})
+    if recipe_class(name).needs:
+        with pytest.raises(ConfigError) as caught:
+            recipe.check(bare)
+        assert any(MISSING[need] in caught.value.message for need in recipe.needs)
+    else:
+        recipe.check(bare)
+
+
+def test_credit_that_is_no_number_names_rollout_and_turn(model: Path, tmp_path: Path) -> None:
+    settings = made("grpo", model, tmp_path)
+    step = planning.look(GROUPS, settings.loss)
+    values = np.zeros(len(step.turns))
+    values[1] = np.nan
+    with pytest.raises(AlignmentError, match=r"rollout a-r0, turn 0 \(call ar0-01\): the recipe's advantages is nan"):
+        planning.rows_to_train(step, step.broadcast_turns(values), settings.loss)

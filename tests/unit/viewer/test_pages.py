@@ -1,0 +1,186 @@
+"""The pages show what is on record, to those who may see it, and run nothing that is in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rolltap.proxy.viewer.access import LINK_S, Access
+from rolltap.proxy.viewer.one_file import one_file
+
+from ..reading.conftest import QUESTION, SYSTEM
+from .conftest import HOSTILE, Viewed
+
+ALLOWED_SCRIPT = re.compile(r"/view/assets/[0-9a-f]{12}/[a-z]+\.js")
+
+
+class Elements(HTMLParser):
+    """What a browser would make of a page: its scripts, its handlers, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.problems: list[str] = []
+        self.texts: list[str] = []
+        self.links: list[str] = []
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag
+        values = dict(attrs)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.problems += [f"{tag} {name}" for name in values if name.startswith("on") or name == "style"]
+        source = values.get("src") or ""
+        if tag == "script" and values.get("type") != "application/json" and not ALLOWED_SCRIPT.fullmatch(source):
+            self.problems.append(f"script {source}")
+        if tag == "img" and not source.startswith("data:image/"):
+            self.problems.append(f"img {source}")
+        if tag in ("iframe", "object", "embed", "base", "form") and values.get("action") != "/view/":
+            self.problems.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._inside != "script":
+            self.texts.append(data)
+
+
+async def hostile_session(viewed: Viewed) -> str:
+    """A session with hostile text wherever a client can put some."""
+    talk = await viewed.reading.talk(harness=HOSTILE.replace("\x1b", ""), note=HOSTILE.replace("\x1b", ""))
+    history: list[dict[str, Any]] = [
+        {"role": "system", "content": HOSTILE},
+        {"role": "user", "name": "x", "content": HOSTILE},
+    ]
+    history.append(await talk.ask(*history))
+    call = history[-1]["tool_calls"][0]["id"]
+    history.append({"role": "tool", "tool_call_id": call, "content": f"```python\n{HOSTILE}\n```\n{HOSTILE}"})
+    await talk.ask(*history)
+    await talk.ask({"role": "user", "content": [{"type": "text", "text": HOSTILE}]}, tools=False)
+    return talk.session_id
+
+
+async def every_page(viewed: Viewed, session_id: str) -> list[str]:
+    calls = (await viewed.reading.reader.session(session_id)).calls
+    paths = ["/", "/groups", "/runs", "/runs/tiny", f"/sessions/{session_id}", f"/sessions/{session_id}/timeline"]
+    paths += [f"/sessions/{session_id}/turns?from=1", *(f"/calls/{call.id}" for call in calls)]
+    return [await viewed.get(path) for path in paths]
+
+
+async def test_a_session_is_shown_from_the_list_to_its_tokens(viewed: Viewed):
+    talk = await viewed.reading.talk(harness="codex")
+    await talk.two_turns()
+    listed = await viewed.get("/")
+    assert talk.session_id in listed
+    assert "codex" in listed
+    shown = await viewed.get(f"/sessions/{talk.session_id}")
+    for said in (SYSTEM["content"], QUESTION["content"], "stripes.txt", "bash", "holds a zebra"):
+        assert said in shown
+    _, second = (await viewed.reading.reader.session(talk.session_id)).calls
+    page = await viewed.get(f"/calls/{second.id}")
+    data = json.loads(re.search(r'id="token-data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    runs = data["calls"][second.id]["runs"]
+    assert [(run["number"], run["sampled"]) for run in runs] == [(1, False), (1, True), (2, False), (2, True)]
+    assert (runs[0]["start"], runs[-1]["end"]) == (0, second.prompt_tokens + second.output_tokens)
+    assert all(one["end"] == other["start"] for one, other in pairwise(runs))
+    own = [row for chunk in data["chunks"] for row in chunk["rows"]]
+    assert sum(row[2] & 1 for row in own) == second.output_tokens
+    assert len(own[-1][5]) == 3, "three candidates, as the policy asks for"
+
+
+async def test_a_chunk_of_tokens_is_what_the_reader_says(viewed: Viewed):
+    talk = await viewed.reading.talk()
+    await talk.two_turns()
+    first, _ = (await viewed.reading.reader.session(talk.session_id)).calls
+    chunk = json.loads(await viewed.get(f"/calls/{first.id}/tokens?start=3&end=9"))
+    known = (await viewed.reading.reader.tokens(first.id, 3, 9)).tokens
+    assert [row[0] for row in chunk["rows"]] == [token.id for token in known]
+    assert (chunk["start"], chunk["call"]) == (3, first.id)
+
+
+async def test_recorded_text_runs_nowhere_and_hides_nothing(viewed: Viewed):
+    session_id = await hostile_session(viewed)
+    pages = await every_page(viewed, session_id)
+    for page in pages:
+        elements = Elements(page)
+        assert elements.problems == []
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e]", page)
+    shown = "".join(Elements(pages[4]).texts)
+    assert shown.count("␛[2J⟨202E⟩gnp.exe⟨200B⟩{{ 7 * 7 }}&lt;") >= 4, "system, user, tool and reply"
+    assert "<script>window.broken = 1</script>" in unescape(shown)
+
+
+async def test_one_file_holds_everything_and_runs_only_itself(viewed: Viewed):
+    session_id = await hostile_session(viewed)
+    page = await one_file(viewed.reading.reader, session_id)
+    scripts = re.findall(r'<script type="module">', page)
+    assert len(scripts) == 2
+    assert page.count("<script") == 3, "two of ours and the data"
+    assert "sha256-" in page
+    outside = [link for link in Elements(page).links if not link.startswith(("#", "data:"))]
+    assert outside == [], "nothing is fetched"
+    data = json.loads(re.search(r'id="token-data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    calls = (await viewed.reading.reader.session(session_id)).calls
+    assert set(data["calls"]) == {call.id for call in calls}
+    held = {(chunk["call"], chunk["start"] + at) for chunk in data["chunks"] for at in range(len(chunk["rows"]))}
+    for runs in (call["runs"] for call in data["calls"].values()):
+        assert all((run["call"], index) in held for run in runs for index in range(run["start"], run["end"]))
+
+
+async def test_pages_need_a_link_that_works_once(viewed: Viewed):
+    link = f"{viewed.admin}/view/open?token={viewed.reading.home.app.view_access.new_link()}"
+    async with aiohttp.ClientSession() as stranger:
+        for path in ("/", "/groups", "/runs", "/sessions/x", "/calls/x/tokens", "/sessions/x/file"):
+            async with stranger.get(f"{viewed.admin}/view{path}") as response:
+                assert response.status == 401
+        async with stranger.get(link) as response:
+            cookie = response.headers["set-cookie"]
+            assert {"HttpOnly", "SameSite=strict", "Path=/view"} <= {part.strip() for part in cookie.split(";")}
+            assert "script-src 'self'" in response.headers["content-security-policy"]
+        async with stranger.get(link) as response:
+            assert response.status == 403
+            assert "set-cookie" not in response.headers
+        async with stranger.post(f"{viewed.admin}/view/links") as response:
+            assert response.status == 401
+    async with viewed.browser.post(f"{viewed.admin}/view/links") as response:
+        assert response.status == 401, "a cookie reads; only a key makes links"
+
+
+async def test_a_key_makes_links(viewed: Viewed):
+    headers = {"Authorization": f"Bearer {viewed.reading.home.app.settings.keys.admin}"}
+    async with aiohttp.ClientSession(headers=headers) as admin:
+        async with admin.post(f"{viewed.admin}/view/links") as response:
+            path = (await response.json())["path"]
+        async with admin.get(f"{viewed.admin}{path}") as response:
+            assert response.status == 200
+
+
+async def test_what_is_unknown_is_said(viewed: Viewed):
+    for path in ("/sessions/nope", "/calls/nope", "/groups/nope", "/runs/nope"):
+        assert "no " in await viewed.get(path, 404)
+    assert "filter" in await viewed.get("/?where=colour%3Dred")
+
+
+@pytest.mark.parametrize("use", ["link", "cookie"])
+def test_links_and_cookies_end(use: str):
+    now = [1000.0]
+    access = Access("secret", clock=lambda: now[0])
+    token = access.new_link()
+    if use == "link":
+        now[0] += LINK_S + 1
+        assert access.redeem(token) is None
+        return
+    cookie = access.redeem(token)
+    assert cookie is not None
+    assert access.allows(cookie)
+    assert not Access("another", clock=lambda: now[0]).allows(cookie)
+    assert not access.allows(token)
+    assert not access.allows(cookie[:-1])
+    assert access.redeem(cookie) is None
+    now[0] += 8 * 86_400
+    assert not access.allows(cookie)

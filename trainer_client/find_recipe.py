@@ -1,0 +1,93 @@
+"""Recipes by the name or file that the settings give, with their options; and what tells one recipe from another."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rolltap.errors import CheckpointMismatch, ConfigError
+from rolltap.plugins import known_names, lookup
+from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes import RECIPES
+
+ENTRY_POINTS = "rolltap.recipes"
+
+
+def recipe_names() -> list[str]:
+    """Our recipes and those of installed packages."""
+    return known_names(RECIPES, ENTRY_POINTS)
+
+
+def recipe_class(name: str) -> type[Recipe]:
+    """The recipe called `name`, or the one in the file `name`; `ConfigError` lists the known ones."""
+    found = _of_file(Path(name)) if name.endswith(".py") else lookup("recipe", name, RECIPES, ENTRY_POINTS, ConfigError)
+    if not (isinstance(found, type) and issubclass(found, Recipe)):
+        raise ConfigError(f"the recipe {name!r} is {found!r}: it has to be a class that derives from Recipe")
+    return found
+
+
+def make_recipe(name: str, options: Mapping[str, Any]) -> Recipe:
+    """The recipe with its options. `ConfigError` names an option that it does not have, or a value of another type."""
+    found = recipe_class(name)
+    known = [field.name for field in dataclasses.fields(found) if field.init]
+    for option in options:
+        if option not in known:
+            has = f"its options: {', '.join(known)}" if known else "it has none"
+            raise ConfigError(f"trainer.options.{option}: recipe {name!r} has no such option; {has}")
+    try:
+        return TypeAdapter(found).validate_python(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"trainer.options.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def fingerprint(name: str, recipe: Recipe) -> dict[str, Any]:
+    """Name, options and a digest of the file's code: what makes it the same recipe. Comments do not count."""
+    options = {field.name: repr(getattr(recipe, field.name)) for field in dataclasses.fields(recipe) if field.init}
+    source = Path(inspect.getfile(type(recipe))).read_text(encoding="utf-8")
+    code = hashlib.sha256(ast.dump(ast.parse(source)).encode()).hexdigest()[:16]
+    return {"name": Path(name).stem, "options": options, "code": code}
+
+
+def restore(name: str, recipe: Recipe, saved: dict[str, Any] | None, *, changed: bool = False) -> None:
+    """Gives the recipe its state of a checkpoint. `CheckpointMismatch` if that is of another recipe, unless `changed`.
+
+    What a changed recipe finds in the state is its own affair; the state of one with another name is left out.
+    """
+    own = fingerprint(name, recipe)
+    before = {key: value for key, value in (saved or {}).items() if key != "state"}
+    if before != own and not changed:
+        differing = ", ".join(key for key in own if before.get(key) != own[key])
+        raise CheckpointMismatch(
+            f"the checkpoint was made with another recipe ({before.get('name', 'none')}): {differing} changed; "
+            "set recipe_changed to go on with this one"
+        )
+    if saved and before.get("name") == own["name"]:
+        recipe.restore(saved["state"])
+
+
+def _of_file(path: Path) -> type[Recipe]:
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as failure:  # foreign code: whatever its import raises
+        raise ConfigError(f"the recipe {path} can't be loaded: {failure!r}") from failure
+    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    found = [one for one in own if issubclass(one, Recipe)]
+    if len(found) != 1:
+        names = ", ".join(one.__name__ for one in found) or "none"
+        raise ConfigError(f"{path} has to define one class that derives from Recipe; it has: {names}")
+    return found[0]

@@ -1,0 +1,131 @@
+"""From leased groups to rows with their credit, and from rows to packs: what the settings and the recipe decide."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from rolltap.contract.leases import LeasedGroup, RolloutRecord
+from rolltap.trainer_client.learner import Readout
+from rolltap.trainer_client.loss import Correction, PolicyLoss
+from rolltap.trainer_client.packing import Pack, PackedRow, Packer
+from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.scoring import Overlong, token_weights, trained_tokens
+from rolltap.trainer_client.settings import LossSettings, OptimiserSettings, TrainerSettings
+from rolltap.trainer_client.step import Credit, PolicyReading, RowArrays, Step, check_credit, view
+from rolltap.types import Float32
+
+NO_EXTRA: Mapping[str, Float32] = {}
+
+
+def look(groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1) -> Step:
+    """The step's tables; rewards with the length penalty of the settings."""
+    limit = loss.overlong_limit
+    overlong = Overlong(limit, min(loss.overlong_buffer, limit)) if limit else None
+
+    def reward(record: RolloutRecord) -> float:
+        value = record.reward or 0.0
+        return value if overlong is None else value + overlong.penalty(trained_tokens(record))
+
+    return view(groups, number, reward)
+
+
+def rows_to_train(step: Step, credit: Credit, loss: LossSettings, *, still: bool = False) -> list[PackedRow]:
+    """The rows that have a gradient, with their arrays. `still`: those whose advantages are all 0 have one, too.
+
+    `AlignmentError` names the rollout and turn where the credit is not a finite number.
+    """
+    check_credit(credit, step)
+    trained = np.array([rollout.trained for rollout in step.rollouts], bool)
+    lengths = np.array([rollout.tokens for rollout in step.rollouts], np.int64)
+    weights_R = token_weights(lengths, trained, loss.normalise, loss.length)
+    found = []
+    for number, row in enumerate(step.rows):
+        weights = np.full(len(row.segment), weights_R[row.rollout], np.float32)
+        if credit.weights is not None:
+            weights *= credit.weights[number]
+        advantages, mask = credit.advantages[number], row.segment.loss_mask
+        if weights[mask].any() and (still or loss.kl or advantages[mask].any()):
+            extra = {name: arrays[number] for name, arrays in credit.extra.items()} or NO_EXTRA
+            found.append(PackedRow(row.segment, row.rollout, number, advantages, weights, extra))
+    return found
+
+
+def all_rows(step: Step) -> list[PackedRow]:
+    """Every row of the step, without credit: for readings."""
+    return [PackedRow.uniform(row.segment, row.rollout, number) for number, row in enumerate(step.rows)]
+
+
+def read_rows(step: Step, packs: Sequence[Pack], readouts: Sequence[Readout]) -> PolicyReading:
+    """What a network said of the packs of `all_rows`, as arrays over the step's rows."""
+    masks = [row.segment.loss_mask for row in step.rows]
+    names = readouts[0].values if readouts else ()
+
+    def placed(of: Callable[[Readout], Float32]) -> RowArrays:
+        arrays = tuple(np.zeros(len(mask), np.float32) for mask in masks)
+        for pack, readout in zip(packs, readouts, strict=True):
+            start, values = 0, of(readout)
+            for row in pack.rows:
+                count = int(masks[row.number].sum())
+                arrays[row.number][masks[row.number]] = values[start : start + count]
+                start += count
+        return arrays
+
+    return PolicyReading(
+        placed(lambda readout: readout.logprobs),
+        placed(lambda readout: readout.entropy),
+        {name: placed(lambda readout, name=name: readout.values[name]) for name in names},
+    )
+
+
+def minibatches(rows: Sequence[PackedRow], optimiser: OptimiserSettings, order: random.Random) -> list[list[PackedRow]]:
+    """The rows of each optimiser step: every epoch shuffles the rollouts into its minibatches, equal in weight."""
+    rollouts = [list(own) for _, own in groupby(rows, key=lambda row: row.rollout)]
+    parts = optimiser.minibatches
+    found = []
+    for _ in range(optimiser.epochs):
+        if parts > 1:
+            order.shuffle(rollouts)
+        for part in range(parts):
+            found.append([row.scaled(parts) for rollout in rollouts[part::parts] for row in rollout])
+    return [update for update in found if update]
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """What each optimiser step of a training step is made of."""
+
+    recipe: Recipe
+    settings: TrainerSettings
+
+    def updates(self, step: Step, credit: Credit) -> list[list[PackedRow]]:
+        """The rows of each optimiser step, in their order."""
+        loss, still = self.settings.loss, self.recipe.moves_still_rows
+        ordered = self.recipe.updates(step, credit)
+        if ordered is not None:
+            updates = [rows_to_train(step, one, loss, still=still) for one in ordered]
+            return [update for update in updates if update]
+        order = random.Random(f"{self.settings.seed}/{step.number - 1}")
+        return minibatches(rows_to_train(step, credit, loss, still=still), self.settings.optimiser, order)
+
+    def packer(self, ranks: int) -> Packer:
+        """Rows to packs; a ratio over whole rollouts needs each of them in one pack."""
+        compute = self.settings.compute
+        whole = self.settings.loss.ratio == "sequence" or self.recipe.whole
+        return Packer(compute.token_budget, compute.share_prefixes, whole=whole, ranks=ranks)
+
+
+def policy_loss(settings: LossSettings) -> PolicyLoss:
+    """The policy gradient as set."""
+    return PolicyLoss(
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        clip_dual=settings.clip_dual,
+        ratio=settings.ratio,
+        correction=Correction(settings.correction, settings.importance_cap, settings.importance_band),
+        kl=settings.kl,
+    )

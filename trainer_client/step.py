@@ -1,0 +1,271 @@
+"""What a recipe sees of a training step, and what it gives back.
+
+A `Step` is three tables: rollouts [R], their turns [T] and the rows [W] that are trained. A row is a segment with
+trained tokens, and its arrays are as long as the segment [L]. A turn is one call whose tokens are trained; the turns of
+a rollout stand in the order of its calls. Rollouts that only count in the baseline (`MASKED`) are in all tables, with
+`trained` False; unscorable ones and those without a reward are in none. Only numpy is needed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rolltap.contract.leases import LeasedGroup, RolloutRecord
+from rolltap.errors import AlignmentError
+from rolltap.trainer_client.scoring import baseline, trained_segments
+from rolltap.types import Float32, Int32, Scoring, Segment
+
+Numbers = NDArray[np.float64]
+RowArrays = tuple[Float32, ...]
+"""One array [L] a row, in the order of `Step.rows`."""
+
+POLICY = "policy"
+"""The reading of the weights in training, as they are before the step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRollout:
+    """A rollout of the step. `reward` is the rollout-scope one with the length penalty; `group` counts from 0."""
+
+    id: str
+    group: int
+    task: str
+    reward: float
+    trained: bool
+    tokens: int
+    roles: Mapping[str, float]
+    """Sums of the rewards of scope `role:<name>`, by name."""
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTurn:
+    """One call. `places` are its trained tokens in row `row`; `observed` are the ids since the turn before, or since
+    the row's start. `index` counts the turns of its agent in its rollout, from 0. `reward` sums the rewards of its call
+    and of spans of it; `rewarded` says whether there is any."""
+
+    rollout: int
+    row: int
+    places: Int32
+    observed: Int32
+    call_id: str
+    agent: str
+    index: int
+    reward: float
+    rewarded: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRow:
+    """A segment with trained tokens, of rollout number `rollout`."""
+
+    rollout: int
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyReading:
+    """What one network says of the rows' trained tokens, before the step; 0 elsewhere. `values` are those of heads."""
+
+    logprobs: RowArrays
+    entropy: RowArrays
+    values: Mapping[str, RowArrays] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Credit:
+    """What the loss is given, each an array [L] a row of the step.
+
+    `weights` scale what a token weighs by `loss.normalise` (0 takes it out, None is 1 everywhere); `extra` reaches the
+    loss as `batch.extra[name]`, one value a trained token.
+    """
+
+    advantages: RowArrays
+    weights: RowArrays | None = None
+    extra: Mapping[str, RowArrays] = field(default_factory=dict)
+
+    def weighted(self, weights: Sequence[NDArray[Any]]) -> Credit:
+        """The same with weights, multiplied with those that it has."""
+        own = self.weights or tuple(np.ones_like(one) for one in self.advantages)
+        return replace(self, weights=tuple(np.float32(a * b) for a, b in zip(own, weights, strict=True)))
+
+    def carrying(self, **extra: Sequence[NDArray[Any]]) -> Credit:
+        """The same with more arrays for the loss."""
+        added = {name: tuple(np.asarray(one, np.float32) for one in arrays) for name, arrays in extra.items()}
+        return replace(self, extra={**self.extra, **added})
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The step that leads to number `number`, from 1."""
+
+    number: int
+    rollouts: tuple[StepRollout, ...]
+    turns: tuple[StepTurn, ...]
+    rows: tuple[StepRow, ...]
+    readings: Mapping[str, PolicyReading] = field(default_factory=dict)
+
+    @cached_property
+    def rewards(self) -> Numbers:
+        """[R]"""
+        return np.array([rollout.reward for rollout in self.rollouts], np.float64)
+
+    @cached_property
+    def groups(self) -> NDArray[np.int64]:
+        """[R] Which group each rollout is in."""
+        return np.array([rollout.group for rollout in self.rollouts], np.int64)
+
+    @cached_property
+    def turn_rewards(self) -> Numbers:
+        """[T] The turns' own rewards, without the rollout's."""
+        return np.array([turn.reward for turn in self.turns], np.float64)
+
+    @cached_property
+    def turn_rollouts(self) -> NDArray[np.int64]:
+        """[T] Which rollout each turn is of."""
+        return np.array([turn.rollout for turn in self.turns], np.int64)
+
+    @cached_property
+    def turn_groups(self) -> NDArray[np.int64]:
+        """[T] Which group each turn is in."""
+        return self.groups[self.turn_rollouts]
+
+    def with_outcome(self, values: Numbers | None = None) -> Numbers:
+        """[T] The turns' own rewards (or `values`), plus the rollout's reward at the last turn of each rollout."""
+        found = (self.turn_rewards if values is None else values).copy()
+        for sequence in self.sequences():
+            found[sequence[-1]] += self.rollouts[self.turns[sequence[0]].rollout].reward
+        return found
+
+    def sequences(self, *, by_agent: bool = False) -> list[list[int]]:
+        """Numbers of the turns that follow one another, a list a rollout, or a list an agent of a rollout."""
+        found: dict[tuple[int, str], list[int]] = {}
+        for number, turn in enumerate(self.turns):
+            found.setdefault((turn.rollout, turn.agent if by_agent else ""), []).append(number)
+        return list(found.values())
+
+    def over_turns(self, values: RowArrays, reduce: Callable[[Float32], float] = np.mean) -> Numbers:
+        """[T] One number a turn from what a row array says of its trained tokens; `np.mean` or a function of yours."""
+        return np.array([reduce(values[turn.row][turn.places]) for turn in self.turns], np.float64)
+
+    def at_start_of_turns(self, values: RowArrays) -> Numbers:
+        """[T] The value at each turn's first trained token: a head's, read where the prompt ends."""
+        return self.over_turns(values, lambda own: float(own[0]))
+
+    def broadcast(self, values: NDArray[Any]) -> Credit:
+        """Advantages [R] to all trained tokens of each rollout."""
+        return Credit(tuple(np.where(row.segment.loss_mask, np.float32(values[row.rollout]), 0) for row in self.rows))
+
+    def broadcast_turns(self, values: NDArray[Any]) -> Credit:
+        """Advantages [T] to all trained tokens of each turn."""
+        return Credit(self.spread_turns(values))
+
+    def spread_turns(self, values: NDArray[Any]) -> RowArrays:
+        """Numbers [T] as row arrays: each at all trained tokens of its turn."""
+        arrays = tuple(np.zeros(len(row.segment), np.float32) for row in self.rows)
+        for turn, value in zip(self.turns, values, strict=True):
+            arrays[turn.row][turn.places] = value
+        return arrays
+
+    def place_turns(self, values: NDArray[Any]) -> RowArrays:
+        """Numbers [T] as row arrays: each at the first trained token of its turn, 0 elsewhere."""
+        arrays = tuple(np.zeros(len(row.segment), np.float32) for row in self.rows)
+        for turn, value in zip(self.turns, values, strict=True):
+            arrays[turn.row][turn.places[0]] = value
+        return arrays
+
+    def where(self, row: int, place: int) -> str:
+        """Names the token at `place` of a row by its rollout and turn, for errors."""
+        rollout = self.rollouts[self.rows[row].rollout].id
+        turn = next((turn for turn in self.turns if turn.row == row and place in turn.places), None)
+        return f"rollout {rollout}" if turn is None else f"rollout {rollout}, turn {turn.index} (call {turn.call_id})"
+
+
+def view(
+    groups: Sequence[LeasedGroup], number: int = 1, reward: Callable[[RolloutRecord], float] | None = None
+) -> Step:
+    """The step that `groups` make. `reward` is what a rollout counts for, its own reward by default."""
+    rollouts: list[StepRollout] = []
+    turns: list[StepTurn] = []
+    rows: list[StepRow] = []
+    for position, group in enumerate(groups):
+        for record in baseline(group):
+            segments = trained_segments(record)
+            rollout = StepRollout(
+                record.rollout.id,
+                position,
+                group.task.id,
+                (record.reward or 0.0) if reward is None else reward(record),
+                record.rollout.scoring is Scoring.SCORED and bool(segments),
+                sum(int(segment.loss_mask.sum()) for segment in segments),
+                _by_scope(record, "role"),
+                group.task.tags,
+            )
+            turns += _turns(record, segments, len(rollouts), len(rows))
+            rows += [StepRow(len(rollouts), segment) for segment in segments]
+            rollouts.append(rollout)
+    return Step(number, tuple(rollouts), tuple(turns), tuple(rows))
+
+
+def check_credit(credit: Credit, step: Step) -> None:
+    """`AlignmentError` names the array, rollout and turn of what is misaligned or not a finite number."""
+    named = {"advantages": credit.advantages, **{f"extra[{name!r}]": one for name, one in credit.extra.items()}}
+    if credit.weights is not None:
+        named["weights"] = credit.weights
+    for name, arrays in named.items():
+        if len(arrays) != len(step.rows):
+            raise AlignmentError(f"the recipe's {name} has {len(arrays)} arrays for the step's {len(step.rows)} rows")
+        for index, (array, row) in enumerate(zip(arrays, step.rows, strict=True)):
+            if len(array) != len(row.segment):
+                where = f"rollout {step.rollouts[row.rollout].id}"
+                raise AlignmentError(f"{where}: the recipe's {name} has {len(array)} of {len(row.segment)} tokens")
+            bad = np.flatnonzero(~np.isfinite(array) & row.segment.loss_mask)
+            if len(bad):
+                value = array[bad[0]]
+                raise AlignmentError(f"{step.where(index, bad[0])}: the recipe's {name} is {value}")
+
+
+def _turns(record: RolloutRecord, segments: Sequence[Segment], rollout: int, first_row: int) -> Iterator[StepTurn]:
+    """The record's trained calls in the order in which they were made; ids of calls sort by time."""
+    rewards = _by_scope(record, "call", "span")
+    spans = [
+        (span.call_id, row, number)
+        for row, segment in enumerate(segments)
+        for number, span in enumerate(segment.turns)
+        if segment.loss_mask[span.start : span.end].any()
+    ]
+    seen: dict[str, int] = {}
+    for call_id, row, number in sorted(spans):
+        segment = segments[row]
+        span = segment.turns[number]
+        before = segment.turns[number - 1].end if number else 0
+        index = seen.get(span.agent, 0)
+        seen[span.agent] = index + 1
+        yield StepTurn(
+            rollout,
+            first_row + row,
+            (np.flatnonzero(segment.loss_mask[span.start : span.end]) + span.start).astype(np.int32),
+            segment.token_ids[before : span.start],
+            call_id,
+            span.agent,
+            index,
+            rewards.get(call_id, 0.0),
+            call_id in rewards,
+        )
+
+
+def _by_scope(record: RolloutRecord, *kinds: str) -> dict[str, float]:
+    """Sums of the rewards whose scope is `<kind>:<name>` or `<kind>:<name>:...`, by name."""
+    found: dict[str, float] = {}
+    for reward in record.rollout.rewards:
+        kind, _, rest = reward.scope.partition(":")
+        if kind in kinds:
+            name = rest.partition(":")[0] if kind == "span" else rest
+            found[name] = found.get(name, 0.0) + reward.value
+    return found
