@@ -5,7 +5,10 @@ is at least once, the effect exactly once, if a trainer
 
 1. acknowledges a lease *before* it applies the update made from it, and forgets the update where that is refused;
 2. calls `rewind(step, versions)` after restoring the checkpoint of `step`, before anything else;
-3. keeps its name over restarts and shares it with no other running trainer.
+3. keeps its name and `run` over restarts (`rolltap.trainer_client.run.run_id` keeps one beside the checkpoints).
+
+The rewind makes this client the owner of its policies. Every later call carries the incarnation that it was given, and
+raises `TrainerFenced` once another process is the owner: this one must stop then.
 
 A server that can't be reached, or whose store or engine can't, is tried again for `patience` seconds. That is safe for
 every call: repeating one that was carried out changes nothing, except that a repeated `lease` may leave groups claimed
@@ -15,49 +18,60 @@ alone is sent once.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 
 from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseOptions, PauseMode, PolicyState, PushWeights, Rewound, Transfer
+from rolltap.contract.trainer import LeaseOptions, PauseMode, PolicyState, PushWeights, Rewind, Rewound, Transfer
 from rolltap.http_client import AsyncHttpClient, HttpClient
 from rolltap.trainer_client import protocol
+from rolltap.trainer_client.protocol import TrainerCaller
 
 
 class TrainerClient(HttpClient):
     """Blocking calls to one server in the name of `trainer`; threads may share it.
 
+    `run` is an id that stays the same when the trainer is started again; a client without one is a run of its own.
     `timeout` is how long one reply may take, `patience` how long an unreachable server is tried, in seconds.
     """
 
-    def __init__(self, url: str, key: str, trainer: str, *, timeout: float = 120.0, patience: float = 60.0) -> None:
+    def __init__(
+        self, url: str, key: str, trainer: str, *, run: str = "", timeout: float = 120.0, patience: float = 60.0
+    ) -> None:
         super().__init__(url, key, timeout=timeout, patience=patience)
-        self.trainer = trainer
+        self.run = run or uuid.uuid4().hex
+        self.caller = TrainerCaller(trainer=trainer, incarnation=0)
 
     def lease(self, policy: str, *, groups: int, options: LeaseOptions | None = None) -> Lease | None:
         """Up to `groups` whole groups; None if there are none within `options.wait` seconds."""
-        return self.send(protocol.lease(self.trainer, policy, groups, options or LeaseOptions()))
+        return self.send(protocol.lease(self.caller, policy, groups, options or LeaseOptions()))
 
     def extend(self, lease: Lease, ttl: float = 600.0) -> float:
         """Keeps the lease for `ttl` seconds from now, which it returns; `LeaseLost` if it is no longer ours."""
-        return self.send(protocol.extend(lease, ttl))
+        return self.send(protocol.extend(self.caller, lease, ttl))
 
     def ack(self, lease: Lease, step: int) -> int:
         """The groups become part of `step`; returns how many. `LeaseLost`: they are somebody else's, forget them."""
-        return self.send(protocol.ack(lease, step))
+        return self.send(protocol.ack(self.caller, lease, step))
 
     def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
         """The groups can't be trained. The `blamed` ones (default: all) count a failure; returns how many died."""
-        return self.send(protocol.nack(lease, reason, blamed))
+        return self.send(protocol.nack(self.caller, lease, reason, blamed))
 
     def release(self, lease: Lease) -> None:
         """The groups were not used: others may have them, and no failure is counted."""
-        self.send(protocol.release(lease))
+        self.send(protocol.release(self.caller, lease))
 
-    def rewind(self, step: int, versions: Mapping[str, int]) -> Rewound:
+    def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
         """The checkpoint of `step` was restored, of `versions` by policy: what was acknowledged after it can be leased
         again, and later versions are abandoned. The reply says under which number the restored weights go on.
+
+        From now on this client owns the policies. `TrainerFenced` if another trainer does, unless told to `take_over`.
         """
-        return self.send(protocol.rewind(self.trainer, step, versions))
+        restored = Rewind(step, dict(versions), self.run, take_over)
+        rewound = self.send(protocol.rewind(self.caller["trainer"], restored))
+        self.caller["incarnation"] = rewound.incarnation
+        return rewound
 
     def policy(self, name: str) -> PolicyState:
         """The policy; `UnknownPolicy` lists the known ones."""
@@ -65,12 +79,13 @@ class TrainerClient(HttpClient):
 
     def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
         """Pauses the policy's engines."""
-        self.send(protocol.begin_update(policy, mode))
+        self.send(protocol.begin_update(self.caller, policy, mode))
 
-    def push(self, policy: str, path: str, version: int, *, adapter: bool = False) -> None:
+    def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
         """The engines load the safetensors folder `path` (as they see it), a model's or a peft adapter's; if that fails
-        the old version serves on."""
-        self.send(protocol.push(policy, PushWeights(path, version, adapter)))
+        the old version serves on. `digest` (`rolltap.trainer_client.digest`) is kept with the version: `LedgerError` if
+        the number stands for other weights."""
+        self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
 
     def ranks(self, policy: str) -> int:
         """How many processes of the policy's engines would receive a transfer now."""
@@ -83,43 +98,49 @@ class TrainerClient(HttpClient):
 
     def finish_update(self, policy: str) -> None:
         """The policy's engines go on; `WeightsLost` if the last transfer of weights broke off."""
-        self.send(protocol.finish_update(policy))
+        self.send(protocol.finish_update(self.caller, policy))
 
 
 class AsyncTrainerClient(AsyncHttpClient):
     """The same calls for asyncio, over one connection pool: `async with AsyncTrainerClient(...) as client`."""
 
-    def __init__(self, url: str, key: str, trainer: str, *, timeout: float = 120.0, patience: float = 60.0) -> None:
+    def __init__(
+        self, url: str, key: str, trainer: str, *, run: str = "", timeout: float = 120.0, patience: float = 60.0
+    ) -> None:
         super().__init__(url, key, timeout=timeout, patience=patience)
-        self.trainer = trainer
+        self.run = run or uuid.uuid4().hex
+        self.caller = TrainerCaller(trainer=trainer, incarnation=0)
 
     async def lease(self, policy: str, *, groups: int, options: LeaseOptions | None = None) -> Lease | None:
         """See `TrainerClient.lease`; the same holds for every method here."""
-        return await self.send(protocol.lease(self.trainer, policy, groups, options or LeaseOptions()))
+        return await self.send(protocol.lease(self.caller, policy, groups, options or LeaseOptions()))
 
     async def extend(self, lease: Lease, ttl: float = 600.0) -> float:
-        return await self.send(protocol.extend(lease, ttl))
+        return await self.send(protocol.extend(self.caller, lease, ttl))
 
     async def ack(self, lease: Lease, step: int) -> int:
-        return await self.send(protocol.ack(lease, step))
+        return await self.send(protocol.ack(self.caller, lease, step))
 
     async def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
-        return await self.send(protocol.nack(lease, reason, blamed))
+        return await self.send(protocol.nack(self.caller, lease, reason, blamed))
 
     async def release(self, lease: Lease) -> None:
-        await self.send(protocol.release(lease))
+        await self.send(protocol.release(self.caller, lease))
 
-    async def rewind(self, step: int, versions: Mapping[str, int]) -> Rewound:
-        return await self.send(protocol.rewind(self.trainer, step, versions))
+    async def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
+        restored = Rewind(step, dict(versions), self.run, take_over)
+        rewound = await self.send(protocol.rewind(self.caller["trainer"], restored))
+        self.caller["incarnation"] = rewound.incarnation
+        return rewound
 
     async def policy(self, name: str) -> PolicyState:
         return await self.send(protocol.policy(name))
 
     async def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
-        await self.send(protocol.begin_update(policy, mode))
+        await self.send(protocol.begin_update(self.caller, policy, mode))
 
-    async def push(self, policy: str, path: str, version: int, *, adapter: bool = False) -> None:
-        await self.send(protocol.push(policy, PushWeights(path, version, adapter)))
+    async def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
+        await self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
 
     async def ranks(self, policy: str) -> int:
         return await self.send(protocol.ranks(policy))
@@ -128,4 +149,4 @@ class AsyncTrainerClient(AsyncHttpClient):
         await self.send(protocol.receive(policy, transfer))
 
     async def finish_update(self, policy: str) -> None:
-        await self.send(protocol.finish_update(policy))
+        await self.send(protocol.finish_update(self.caller, policy))

@@ -115,7 +115,8 @@ class Trainer:
         A policy that is paused was left so by a run that died while it pushed: pushing again ends that, too.
         """
         policy = self.settings.policy
-        version = self.client.rewind(self.step, {policy: self.version}).versions[policy]
+        rewound = self.client.rewind(self.step, {policy: self.version}, take_over=self.settings.take_over)
+        version = rewound.versions[policy]
         if self._saved and version != self.version:
             self.checkpoints.renumber(self._saved, version)
         self.version = version

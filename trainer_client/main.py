@@ -15,6 +15,7 @@ from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.distributed import follow
 from rolltap.trainer_client.loop import Trainer
 from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.run import locked, run_id
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Terminal, open_sinks
 from rolltap.trainer_client.worker import RankWorker
@@ -35,8 +36,9 @@ def run(settings: TrainerSettings) -> None:
 
 
 def _lead(settings: TrainerSettings, ranks: Ranks) -> None:
-    client = TrainerClient(settings.url, settings.key, settings.name)
+    client = TrainerClient(settings.url, settings.key, settings.name, run=run_id(settings.out))
     with ExitStack() as stack:
+        stack.enter_context(locked(settings.out))
         sinks = [Terminal(), *open_sinks(settings.report.sinks, settings.out, settings.report.project, settings.name)]
         for sink in sinks:
             stack.callback(sink.close)

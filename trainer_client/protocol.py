@@ -5,8 +5,8 @@ Both clients build their requests here. Bodies and replies are `rolltap.contract
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -18,6 +18,7 @@ from rolltap.contract.trainer import (
     AckLease,
     BeginUpdate,
     ExtendLease,
+    FinishUpdate,
     LeaseOptions,
     LeaseRequest,
     NackLease,
@@ -34,42 +35,49 @@ from rolltap.http_client import Request, read_json
 T = TypeVar("T")
 
 
-def lease(trainer: str, policy: str, groups: int, options: LeaseOptions) -> Request[Lease | None]:
+class TrainerCaller(TypedDict):
+    """Who asks: a trainer in the incarnation that its last rewind gave it."""
+
+    trainer: str
+    incarnation: int
+
+
+def lease(by: TrainerCaller, policy: str, groups: int, options: LeaseOptions) -> Request[Lease | None]:
     chosen = {**values_of(options), "at_least": min(options.at_least or groups, groups)}
-    request = LeaseRequest(trainer, policy, groups, **chosen)
+    request = LeaseRequest(by["trainer"], policy, groups, incarnation=by["incarnation"], **chosen)
     return Request("POST", "/leases", values_of(request), parse=_lease, wait=options.wait)
 
 
-def extend(leased: Lease, ttl: float) -> Request[float]:
-    return Request(
-        "POST", f"/leases/{leased.id}/extend", ExtendLease(leased.token, ttl), parse=_field("expires_in", float)
-    )
+def extend(by: TrainerCaller, leased: Lease, ttl: float) -> Request[float]:
+    body = ExtendLease(leased.token, ttl, by["incarnation"])
+    return Request("POST", f"/leases/{leased.id}/extend", body, parse=_field("expires_in", float))
 
 
-def ack(leased: Lease, step: int) -> Request[int]:
-    return Request("POST", f"/leases/{leased.id}/ack", AckLease(leased.token, step), parse=_field("groups", int))
+def ack(by: TrainerCaller, leased: Lease, step: int) -> Request[int]:
+    body = AckLease(leased.token, step, by["incarnation"])
+    return Request("POST", f"/leases/{leased.id}/ack", body, parse=_field("groups", int))
 
 
-def nack(leased: Lease, reason: str, blamed: tuple[str, ...]) -> Request[int]:
-    body = NackLease(leased.token, reason, blamed)
+def nack(by: TrainerCaller, leased: Lease, reason: str, blamed: tuple[str, ...]) -> Request[int]:
+    body = NackLease(leased.token, reason, blamed, by["incarnation"])
     return Request("POST", f"/leases/{leased.id}/nack", body, parse=_field("dead", int))
 
 
-def release(leased: Lease) -> Request[None]:
-    return Request("POST", f"/leases/{leased.id}/release", ReleaseLease(leased.token), parse=_nothing)
+def release(by: TrainerCaller, leased: Lease) -> Request[None]:
+    body = ReleaseLease(leased.token, by["incarnation"])
+    return Request("POST", f"/leases/{leased.id}/release", body, parse=_nothing)
 
 
-def rewind(trainer: str, step: int, versions: Mapping[str, int]) -> Request[Rewound]:
-    path = f"/trainers/{quote(trainer, safe='')}/rewind"
-    return Request("POST", path, Rewind(step, dict(versions)), parse=_reply(Rewound))
+def rewind(trainer: str, restored: Rewind) -> Request[Rewound]:
+    return Request("POST", f"/trainers/{quote(trainer, safe='')}/rewind", restored, parse=_reply(Rewound))
 
 
 def policy(name: str) -> Request[PolicyState]:
     return Request("GET", _path(name), parse=_reply(PolicyState))
 
 
-def begin_update(name: str, mode: PauseMode) -> Request[None]:
-    return Request("POST", _path(name, "/begin_update"), BeginUpdate(mode), parse=_nothing)
+def begin_update(by: TrainerCaller, name: str, mode: PauseMode) -> Request[None]:
+    return Request("POST", _path(name, "/begin_update"), BeginUpdate(mode, **by), parse=_nothing)
 
 
 def push(name: str, weights: PushWeights) -> Request[None]:
@@ -84,8 +92,8 @@ def receive(name: str, transfer: Transfer) -> Request[None]:
     return Request("POST", _path(name, "/receive"), transfer, parse=_nothing, wait=transfer.timeout_s, once=True)
 
 
-def finish_update(name: str) -> Request[None]:
-    return Request("POST", _path(name, "/finish_update"), {}, parse=_nothing)
+def finish_update(by: TrainerCaller, name: str) -> Request[None]:
+    return Request("POST", _path(name, "/finish_update"), FinishUpdate(**by), parse=_nothing)
 
 
 def _path(name: str, rest: str = "") -> str:

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import TCPStore
 from rolltap.contract.trainer import Bucket, PauseMode, Transfer
 from rolltap.errors import EngineError, TrainerError
 from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.digest import digest_of_tensors
 from rolltap.trainer_client.settings import PushSettings
 from rolltap.trainer_client.weights import updating
 from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
@@ -52,10 +53,11 @@ class WeightSender:
         self, client: TrainerClient, policy: str, weights: Mapping[str, Tensor], version: int, mode: PauseMode
     ) -> None:
         """The policy's engines take over `weights`, on the CPU, as `version`. The last try's error says what serves."""
+        digest = digest_of_tensors(weights)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with updating(client, policy, mode):
-                    self._send(client, policy, weights, version)
+                    self._send(client, policy, weights, WeightsName(version, digest))
                 return
             except EngineError as error:
                 if attempt == ATTEMPTS:
@@ -69,7 +71,7 @@ class WeightSender:
             self._process.communicate()
             self._process = None
 
-    def _send(self, client: TrainerClient, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
+    def _send(self, client: TrainerClient, policy: str, weights: Mapping[str, Tensor], name: WeightsName) -> None:
         group = f"rolltap-{uuid.uuid4().hex[:12]}"
         buckets = tuple(_buckets(weights))
         ranks = client.ranks(policy)
@@ -85,7 +87,7 @@ class WeightSender:
             port = self._told(pipes.stdin, pipes.stdout, order)
             feeder = threading.Thread(target=_feed, args=(pipes.stdin, weights), daemon=True)
             feeder.start()
-            client.receive(policy, self._transfer(order, version, port))
+            client.receive(policy, self._transfer(client, order, name, port))
             feeder.join()
             if not pipes.stdout.readline():
                 self.close()
@@ -105,10 +107,11 @@ class WeightSender:
             raise TrainerError(f"the process that sends weights could not open port {order.rendezvous.port}")
         return int(line)
 
-    def _transfer(self, order: Order, version: int, port: int) -> Transfer:
+    def _transfer(self, client: TrainerClient, order: Order, name: WeightsName, port: int) -> Transfer:
         rendezvous = order.rendezvous
         return Transfer(
-            version=version,
+            version=name.version,
+            digest=name.digest,
             address=self._settings.address,
             port=port,
             group=rendezvous.name,
@@ -116,6 +119,7 @@ class WeightSender:
             backend=self._backend,
             timeout_s=rendezvous.timeout_s,
             buckets=list(order.buckets),
+            **client.caller,
         )
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -130,6 +134,14 @@ class WeightSender:
                 start_new_session=True,
             )
         return self._process
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsName:
+    """What a set of weights goes by."""
+
+    version: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

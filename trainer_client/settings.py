@@ -147,6 +147,9 @@ class TrainerSettings(BaseSettings):
         min_length=1,
         description="name of this trainer: leases and rewinds are recorded under it, so keep it across restarts",
     )
+    take_over: bool = Field(
+        False, description="take the policy from another trainer, or the name from another run; stop that one first"
+    )
     model: Path = Field(description="folder of the model to start from")
     out: Path = Field(description="folder of checkpoints, pushed weights and metrics; with `disk`, engines must see it")
     recipe: str = Field(

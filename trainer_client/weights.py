@@ -17,6 +17,7 @@ from typing import Any
 
 from rolltap.errors import CheckpointMismatch, WeightsLost
 from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.digest import digest_of_folder
 from rolltap.trainer_client.protocol import PauseMode
 
 COMPANIONS = (
@@ -59,8 +60,9 @@ def push(
 
     If they can't, the old version serves on, and the error says why.
     """
+    digest = digest_of_folder(folder)
     with updating(client, policy, mode):
-        client.push(policy, os.path.abspath(folder), version, adapter=adapter)
+        client.push(policy, os.path.abspath(folder), version, digest=digest, adapter=adapter)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Response
 from rolltap import wire
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import AckLease, ExtendLease, LeaseRequest, NackLease, ReleaseLease, Rewind
+from rolltap.ledger.leases import LeaseKey
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
 
@@ -26,24 +27,24 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/leases/{lease_id}/extend")
     async def extend(lease_id: str, body: ExtendLease) -> dict[str, float]:
-        return {"expires_in": await trainers.extend(lease_id, body.token, body.ttl)}
+        return {"expires_in": await trainers.extend(_key(lease_id, body), body.ttl)}
 
     @routes.post("/leases/{lease_id}/ack")
     async def acknowledge(lease_id: str, body: AckLease) -> dict[str, int]:
-        return {"groups": await trainers.acknowledge(lease_id, body.token, body.step)}
+        return {"groups": await trainers.acknowledge(_key(lease_id, body), body.step)}
 
     @routes.post("/leases/{lease_id}/nack")
     async def refuse(lease_id: str, body: NackLease) -> dict[str, int]:
-        return {"dead": await trainers.refuse(lease_id, body.token, body.reason, body.blamed)}
+        return {"dead": await trainers.refuse(_key(lease_id, body), body.reason, body.blamed)}
 
     @routes.post("/leases/{lease_id}/release")
     async def release(lease_id: str, body: ReleaseLease) -> dict[str, str]:
-        await trainers.release(lease_id, body.token)
+        await trainers.release(_key(lease_id, body))
         return {"lease_id": lease_id}
 
     @routes.post("/trainers/{name}/rewind")
     async def rewind(name: str, body: Rewind) -> dict[str, Any]:
-        return asdict(await trainers.rewind(name, body.step, body.versions))
+        return asdict(await trainers.rewind(name, body))
 
     @routes.get("/dead-letters")
     async def dead_letters(policy: str | None = None, limit: Limit = 100) -> dict[str, Any]:
@@ -56,6 +57,10 @@ def router(services: Services) -> APIRouter:
         return {"group_id": group_id}
 
     return routes
+
+
+def _key(lease_id: str, body: ExtendLease | AckLease | NackLease | ReleaseLease) -> LeaseKey:
+    return LeaseKey(lease_id, body.token, body.incarnation)
 
 
 async def _payload(lease: Lease) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from rolltap.contract.trainer import LOST, BeginUpdate, PushWeights
+from rolltap.contract.trainer import LOST, BeginUpdate, FinishUpdate, PushWeights
 from rolltap.errors import InvalidRequest, UnknownPolicy, WeightsLost
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.routes.services import Services
@@ -33,7 +33,7 @@ def admin_router(services: Services) -> APIRouter:
 
 
 def trainer_router(services: Services) -> APIRouter:
-    """Weight updates: begin, push (or receive: `routes/transfers.py`), finish.
+    """Weight updates: begin, push (or receive: `routes/transfers.py`), finish; by the trainer that owns the policy.
 
     A failed push leaves the old weights and the old version. After a transfer that broke off in the middle the policy
     serves nothing (`paused` is `lost`) until a whole push.
@@ -48,6 +48,7 @@ def trainer_router(services: Services) -> APIRouter:
     @routes.post("/policies/{name}/begin_update")
     async def begin_update(name: str, body: BeginUpdate) -> dict[str, str]:
         runtime = policy_of(services, name)
+        await policies.check_weights_owner(name, body)
         await runtime.engine.pause(body.mode)
         if (await policies.get(name)).paused != LOST:
             await policies.set_paused(name, body.mode)
@@ -57,16 +58,17 @@ def trainer_router(services: Services) -> APIRouter:
     async def push(name: str, body: PushWeights) -> dict[str, Any]:
         runtime = policy_of(services, name)
         check_weights_path(body.path, runtime.settings.weights_roots)
-        await policies.give_version(name, body.version)
         if body.adapter and (await policies.get(name)).paused == LOST:
             raise _still_lost(name)
+        await policies.give_version(name, body.version, body.digest, body)
         adapter = (runtime.settings.model or name) if body.adapter else ""
         await runtime.engine.load_weights(body.path, body.version, adapter)
         return await serve_version(services, runtime, body.version)
 
     @routes.post("/policies/{name}/finish_update")
-    async def finish_update(name: str) -> dict[str, str]:
+    async def finish_update(name: str, body: FinishUpdate) -> dict[str, str]:
         runtime = policy_of(services, name)
+        await policies.check_weights_owner(name, body)
         if (await policies.get(name)).paused == LOST:
             raise _still_lost(name)
         await runtime.engine.resume()

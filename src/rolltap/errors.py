@@ -26,6 +26,7 @@
     ├── LedgerError              the trainer's contract
     │   ├── UnknownPolicy        404
     │   ├── LeaseLost            409   expired, foreign, or fenced by a newer lease
+    │   ├── TrainerFenced        409   the policy is another trainer's, or a newer incarnation's
     │   └── StepRegression       409   an acknowledged step that goes backwards
     ├── RolloutError             running a rollout
     │   ├── TaskInvalid          400
@@ -244,6 +245,12 @@ class LeaseLost(LedgerError):
     """The lease has expired, is another trainer's, or is fenced by a newer one."""
 
     code = "lease_lost"
+
+
+class TrainerFenced(LedgerError):
+    """The policy is another trainer's, or a newer incarnation's of this one: stop, and leave the weights alone."""
+
+    code = "trainer_fenced"
 
 
 class StepRegression(LedgerError):

@@ -40,9 +40,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(stack: Stack) -> TrainerClient:
-    return TrainerClient(stack.trainer_url, stack.keys["trainer"], "trainer", patience=5)
+    """The policy's owner."""
+    owner = TrainerClient(stack.trainer_url, stack.keys["trainer"], "trainer", patience=5)
+    owner.rewind(0, {POLICY: 0})
+    return owner
 
 
 def good(folder: Path) -> Path:
@@ -103,22 +106,26 @@ def test_the_old_weights_serve_on_and_the_trainer_is_told(
     stack: Stack, client: TrainerClient, tmp_path: Path, make: Any
 ) -> None:
     before = client.policy(POLICY)
+    number = client.rewind(1, {POLICY: before.version}).versions[POLICY] + 1
     with pytest.raises(EngineRefused, match="the weights in use stay"):
-        weights.push(client, POLICY, make(tmp_path / "bad"), before.version + 1, "keep")
+        weights.push(client, POLICY, make(tmp_path / "bad"), number, "keep")
     after = client.policy(POLICY)
     assert (after.version, after.paused) == (before.version, None)
     assert versions(leased(stack, client)) == {before.version}
 
 
 def test_the_next_good_push_counts(stack: Stack, client: TrainerClient, tmp_path: Path) -> None:
-    version = client.policy(POLICY).version + 1
+    version = client.rewind(1, {POLICY: client.policy(POLICY).version}).versions[POLICY] + 1
     weights.push(client, POLICY, good(tmp_path / "good"), version, "drain")
     assert client.policy(POLICY).version == version
     group = leased(stack, client)
     assert versions(group) == {version}
     assert log_prob_distance(group, FOLDER) < 1e-4
     with pytest.raises(LedgerError, match="numbers only grow"):
-        client.push(POLICY, str(tmp_path / "good"), version - 1)
+        client.push(POLICY, str(tmp_path / "good"), version - 1, digest="old")
+    with pytest.raises(LedgerError, match="stands for weights with digest"):
+        client.push(POLICY, str(tmp_path / "good"), version, digest="other")
+    weights.push(client, POLICY, tmp_path / "good", version, "keep")
 
 
 def test_calls_wait_while_weights_are_loaded(stack: Stack, client: TrainerClient) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
-from rolltap.errors import EngineError, WeightsLost
+from rolltap.errors import EngineError, LedgerError, WeightsLost
 from rolltap.trainer_client import sender as sending
 from rolltap.trainer_client import weights
 from rolltap.trainer_client.client import TrainerClient
@@ -49,9 +50,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(stack: Stack) -> TrainerClient:
-    return TrainerClient(stack.trainer_url, stack.keys["trainer"], "trainer", patience=5)
+    return owner(stack)
+
+
+def owner(stack: Stack) -> TrainerClient:
+    """A client that owns the policy as it is served now."""
+    made = TrainerClient(stack.trainer_url, stack.keys["trainer"], "trainer", run="tests", patience=5)
+    made.rewind(0, {POLICY: made.policy(POLICY).version}, take_over=True)
+    return made
 
 
 @pytest.fixture
@@ -112,9 +120,11 @@ def until(holds: Callable[[], bool]) -> None:
 @pytest.fixture
 def version(client: TrainerClient, sender: WeightSender) -> int:
     """The version that all replicas serve now."""
-    now = client.policy(POLICY).version + 1
-    sender.push(client, POLICY, changed(1.0), now, "keep")
-    return now
+    for number in range(client.policy(POLICY).version + 1, sys.maxsize):
+        with suppress(LedgerError):  # the number was tried with other weights
+            sender.push(client, POLICY, changed(1.0), number, "keep")
+            return number
+    raise AssertionError
 
 
 def test_a_swap_in_mid_answer(stack: Stack, client: TrainerClient, sender: WeightSender, version: int) -> None:
@@ -160,7 +170,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.mark.parametrize("spoil", [of_another_shape, of_another_name, not_finite, incomplete])
 def test_one_engine_that_refuses_serves_the_old_weights(alone: Stack, sender: WeightSender, spoil: Any) -> None:
-    client = TrainerClient(alone.trainer_url, alone.keys["trainer"], "trainer", patience=5)
+    client = owner(alone)
     version = client.policy(POLICY).version
     before, _ = sampled(alone, "engine")
     state = changed(1.1)
@@ -170,8 +180,8 @@ def test_one_engine_that_refuses_serves_the_old_weights(alone: Stack, sender: We
     assert not isinstance(raised.value, WeightsLost)
     assert sampled(alone, "engine")[0] == before
     assert (client.policy(POLICY).version, client.policy(POLICY).paused) == (version, None)
-    sender.push(client, POLICY, changed(1.0 + version), version + 1, "keep")
-    stands(alone, client, version + 1)
+    sender.push(client, POLICY, changed(1.0 + version), version + 2, "keep")
+    stands(alone, client, version + 2)
 
 
 def test_what_one_replica_refuses_stands_still_until_a_whole_push(
@@ -189,9 +199,9 @@ def test_what_one_replica_refuses_stands_still_until_a_whole_push(
     with pytest.raises(WeightsLost):
         client.finish_update(POLICY)
     with pytest.raises(WeightsLost):
-        client.push(POLICY, str(FOLDER), version + 1, adapter=True)
-    sender.push(client, POLICY, changed(1.1), version + 1, "keep")
-    stands(stack, client, version + 1)
+        client.push(POLICY, str(FOLDER), version + 2, digest="adapter", adapter=True)
+    sender.push(client, POLICY, changed(1.1), version + 2, "keep")
+    stands(stack, client, version + 2)
 
 
 def test_a_whole_folder_ends_it_too(stack: Stack, client: TrainerClient, sender: WeightSender, version: int) -> None:
@@ -199,8 +209,8 @@ def test_a_whole_folder_ends_it_too(stack: Stack, client: TrainerClient, sender:
     of_another_shape(state)
     with pytest.raises(WeightsLost):
         sender.push(client, POLICY, state, version + 1, "keep")
-    weights.push(client, POLICY, FOLDER, version + 1, "keep")
-    stands(stack, client, version + 1)
+    weights.push(client, POLICY, FOLDER, version + 2, "keep")
+    stands(stack, client, version + 2)
 
 
 TRAINER = """
@@ -211,8 +221,9 @@ from rolltap.trainer_client.settings import PushSettings
 from tests.acceptance.test_transfer import POLICY, changed, half_fed
 
 sender._feed = half_fed
-url, key, version = sys.argv[1:]
+url, key, version, incarnation = sys.argv[1:]
 client = TrainerClient(url, key, "trainer")
+client.caller["incarnation"] = int(incarnation)
 weights = sender.WeightSender(PushSettings(timeout_s=60), torch.device("cpu"))
 weights.push(client, POLICY, changed(1.3), int(version), "keep")
 """
@@ -233,6 +244,7 @@ def test_a_trainer_killed_in_mid_broadcast(
 ) -> None:
     before = [sampled(stack, engine)[0] for engine in stack.engine_names]
     command = [sys.executable, "-c", TRAINER, stack.trainer_url, stack.keys["trainer"], str(version + 1)]
+    command.append(str(client.caller["incarnation"]))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "half\n"
@@ -291,8 +303,9 @@ def test_a_run_sends_its_weights(tmp_path: Path) -> None:
         }
         trainer = alone.start_trainer([text for k, v in options.items() for text in (f"--{k}", str(v))], environment)
         assert trainer.child.wait(100) == 0, trainer.log.read_text()
-        client = TrainerClient(alone.trainer_url, alone.keys["trainer"], "trainer", patience=5)
+        client = owner(alone)
         stands(alone, client, 3)
+        weights.push(client, POLICY, out / "checkpoints" / "step-3", 3, "keep")  # what was sent, in a folder
         sent, _ = sampled(alone, "engine")
         weights.push(client, POLICY, out / "checkpoints" / "step-3", 4, "keep")
         assert sampled(alone, "engine")[0] == sent

@@ -170,7 +170,7 @@ def lease_everything(process: subprocess.Popen[bytes], url: str, groups: int, at
             size, count = array_bytes(lease)
             total, tokens, taken, done = total + size, tokens + count, taken + len(lease.groups), done + 1
             memory.append(resident_mb(process))
-        client.rewind(0, {})
+        client.rewind(0, {POLICY: 0})
     seconds, worked = time.perf_counter() - started, cpu_seconds(process) - worked
     return Result(
         groups=2 * groups,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from rolltap.contract.trainer import LeaseRequest, Replay
+from rolltap.contract.trainer import LeaseRequest, Replay, Rewind
 from rolltap.errors import (
     InvalidRequest,
     LeaseLost,
     LedgerError,
     RateLimited,
     StepRegression,
+    TrainerFenced,
 )
+from rolltap.ledger.leases import LeaseKey
 from rolltap.types import GroupStatus
 
-from ..unit.ledger.world import World, status, wants
+from ..unit.ledger.world import World, key, status, wants
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -61,7 +64,7 @@ async def test_fencing_tokens_only_grow(world: World) -> None:
     for _ in range(3):
         await world.complete(1)
         lease = await world.ledger.trainers.lease(wants())
-        await world.ledger.trainers.release(lease.id, lease.token)
+        await world.ledger.trainers.release(key(lease))
         tokens.append(lease.token)
     assert tokens == sorted(set(tokens))
 
@@ -71,40 +74,40 @@ async def test_an_expired_lease_is_lost_and_its_groups_come_back(world: World) -
     old = await world.ledger.trainers.lease(wants(ttl=60))
     world.clock.ahead += 61
     with pytest.raises(LeaseLost, match="expired"):
-        await world.ledger.trainers.acknowledge(old.id, old.token, 1)
+        await world.ledger.trainers.acknowledge(key(old), 1)
     new = await world.ledger.trainers.lease(LeaseRequest("second", "policy", 1))
     assert new.groups[0].group.id == group.id
     assert new.token > old.token
     for refused in (
-        world.ledger.trainers.acknowledge(old.id, old.token, 1),
-        world.ledger.trainers.extend(old.id, old.token, 60),
-        world.ledger.trainers.refuse(old.id, old.token, "late"),
-        world.ledger.trainers.acknowledge(new.id, old.token, 1),
-        world.ledger.trainers.acknowledge("nope", new.token, 1),
+        world.ledger.trainers.acknowledge(key(old), 1),
+        world.ledger.trainers.extend(key(old), 60),
+        world.ledger.trainers.refuse(key(old), "late"),
+        world.ledger.trainers.acknowledge(LeaseKey(new.id, old.token), 1),
+        world.ledger.trainers.acknowledge(LeaseKey("nope", new.token), 1),
     ):
         with pytest.raises(LeaseLost):
             await refused
     assert await status(world, group.id) is GroupStatus.LEASED
-    assert await world.ledger.trainers.acknowledge(new.id, new.token, 1) == 1
+    assert await world.ledger.trainers.acknowledge(key(new), 1) == 1
 
 
 async def test_an_extended_lease_holds(world: World) -> None:
     await world.complete(1)
     lease = await world.ledger.trainers.lease(wants(ttl=60))
     world.clock.ahead += 50
-    assert await world.ledger.trainers.extend(lease.id, lease.token, 60) == 60
+    assert await world.ledger.trainers.extend(key(lease), 60) == 60
     world.clock.ahead += 50
     await world.ledger.sweep()
-    assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 1) == 1
+    assert await world.ledger.trainers.acknowledge(key(lease), 1) == 1
 
 
 async def test_an_acknowledgement_can_be_repeated_but_not_changed(world: World) -> None:
     group = await world.complete(1)
     lease = await world.ledger.trainers.lease(wants())
-    assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 4) == 1
-    assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 4) == 1
+    assert await world.ledger.trainers.acknowledge(key(lease), 4) == 1
+    assert await world.ledger.trainers.acknowledge(key(lease), 4) == 1
     with pytest.raises(LeaseLost, match="is acknowledged"):
-        await world.ledger.trainers.acknowledge(lease.id, lease.token, 5)
+        await world.ledger.trainers.acknowledge(key(lease), 5)
     assert await status(world, group.id) is GroupStatus.ACKNOWLEDGED
 
 
@@ -112,12 +115,12 @@ async def test_a_step_never_goes_backwards(world: World) -> None:
     for step in (3, 3):
         await world.complete(1)
         lease = await world.ledger.trainers.lease(wants())
-        await world.ledger.trainers.acknowledge(lease.id, lease.token, step)
+        await world.ledger.trainers.acknowledge(key(lease), step)
     await world.complete(1)
     lease = await world.ledger.trainers.lease(wants())
     with pytest.raises(StepRegression, match="has acknowledged step 3; step 2 is behind it"):
-        await world.ledger.trainers.acknowledge(lease.id, lease.token, 2)
-    assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 4) == 1
+        await world.ledger.trainers.acknowledge(key(lease), 2)
+    assert await world.ledger.trainers.acknowledge(key(lease), 4) == 1
 
 
 async def test_a_rewind_brings_back_exactly_what_came_after(world: World) -> None:
@@ -125,31 +128,33 @@ async def test_a_rewind_brings_back_exactly_what_came_after(world: World) -> Non
     for step in (1, 2, 3):
         ids.append((await world.complete(1)).id)
         lease = await world.ledger.trainers.lease(wants())
-        await world.ledger.trainers.acknowledge(lease.id, lease.token, step)
+        await world.ledger.trainers.acknowledge(key(lease), step)
     held = (await world.complete(1)).id
     open_lease = await world.ledger.trainers.lease(wants())
-    other = await world.complete(1)
-    foreign = await world.ledger.trainers.lease(LeaseRequest("second", "policy", 1))
-    await world.ledger.trainers.acknowledge(foreign.id, foreign.token, 9)
+    await world.ledger.policies.register("another")
+    other = await world.complete(1, policy="another")
+    foreign = await world.ledger.trainers.lease(LeaseRequest("second", "another", 1))
+    await world.ledger.trainers.acknowledge(key(foreign), 9)
 
-    rewound = await world.ledger.trainers.rewind("trainer", 1, {})
+    rewound = await world.ledger.trainers.rewind("trainer", Rewind(1, {"policy": 0}, "run"))
     assert (rewound.acknowledged, rewound.leased) == (2, 1)
-    with pytest.raises(LeaseLost, match="rewound"):
-        await world.ledger.trainers.acknowledge(open_lease.id, open_lease.token, 4)
-    with pytest.raises(LeaseLost, match="rewound"):  # a retry by the dead process
-        await world.ledger.trainers.acknowledge(lease.id, lease.token, 3)
-    again = await world.ledger.trainers.lease(wants(9))
+    for late, step in ((open_lease, 4), (lease, 3)):
+        with pytest.raises(TrainerFenced, match="incarnation 1 since"):  # a retry by the dead process
+            await world.ledger.trainers.acknowledge(key(late), step)
+        with pytest.raises(LeaseLost, match="rewound"):
+            await world.ledger.trainers.acknowledge(key(late, rewound.incarnation), step)
+    again = await world.ledger.trainers.lease(wants(9, incarnation=rewound.incarnation))
     assert {group.group.id for group in again.groups} == {*ids[1:], held}
     assert await status(world, ids[0]) is GroupStatus.ACKNOWLEDGED
     assert await status(world, other.id) is GroupStatus.ACKNOWLEDGED
-    assert await world.ledger.trainers.acknowledge(again.id, again.token, 2) == 3
+    assert await world.ledger.trainers.acknowledge(key(again, rewound.incarnation), 2) == 3
 
 
 async def test_a_group_that_is_refused_too_often_is_dead_until_revived(world: World) -> None:
     poisoned, fine = (await world.complete(1)).id, (await world.complete(1)).id
     for number in range(3):
         lease = await world.ledger.trainers.lease(wants(2))
-        dead = await world.ledger.trainers.refuse(lease.id, lease.token, f"NaN {number}", [poisoned])
+        dead = await world.ledger.trainers.refuse(key(lease), f"NaN {number}", [poisoned])
         assert dead == (number == 2)
     assert [(letter.group.id, letter.reason) for letter in await world.ledger.trainers.dead_letters()] == [
         (poisoned, "NaN 2")
@@ -162,7 +167,7 @@ async def test_a_group_that_is_refused_too_often_is_dead_until_revived(world: Wo
     lease = await world.ledger.trainers.lease(wants(2))
     assert [group.group.id for group in lease.groups] == [poisoned]
     with pytest.raises(InvalidRequest, match="not groups of lease"):
-        await world.ledger.trainers.refuse(lease.id, lease.token, "?", [fine])
+        await world.ledger.trainers.refuse(key(lease), "?", [fine])
 
 
 async def test_a_group_that_cannot_be_rebuilt_is_not_delivered(world: World) -> None:
@@ -171,7 +176,7 @@ async def test_a_group_that_cannot_be_rebuilt_is_not_delivered(world: World) -> 
     lease = await world.ledger.trainers.lease(wants(2))
     assert [group.group.id for group in lease.groups] == [fine.id]
     for _ in range(2):
-        assert await world.ledger.trainers.acknowledge(lease.id, lease.token, 1) == 1
+        assert await world.ledger.trainers.acknowledge(key(lease), 1) == 1
     for _ in range(2):
         assert (await world.ledger.trainers.lease(wants(2))).groups == ()
     letters = await world.ledger.trainers.dead_letters("policy")
@@ -182,16 +187,16 @@ async def test_a_group_that_cannot_be_rebuilt_is_not_delivered(world: World) -> 
 async def test_a_group_whose_calls_were_removed_is_not_delivered_as_if_it_had_none(world: World) -> None:
     whole, pruned = await world.complete(2), await world.complete(2)
     lease = await world.ledger.trainers.lease(wants(2))
-    await world.ledger.trainers.acknowledge(lease.id, lease.token, 2)
+    await world.ledger.trainers.acknowledge(key(lease), 2)
     world.pruned.add(str(pruned.rollouts[1].session_id))
     replay = await world.ledger.trainers.lease(wants(2, replay=Replay()))
     assert [one.group.id for one in replay.groups] == [whole.id]
-    assert await world.ledger.trainers.acknowledge(replay.id, replay.token, 2) == 1
-    await world.ledger.trainers.rewind("trainer", 1, {})
+    assert await world.ledger.trainers.acknowledge(key(replay), 2) == 1
+    now = (await world.ledger.trainers.rewind("trainer", Rewind(1, {"policy": 1}, "run"))).incarnation
     for _ in range(3):
-        lease = await world.ledger.trainers.lease(wants(2))
+        lease = await world.ledger.trainers.lease(wants(2, incarnation=now))
         assert [one.group.id for one in lease.groups] == [whole.id]
-        await world.ledger.trainers.release(lease.id, lease.token)
+        await world.ledger.trainers.release(key(lease, now))
     (letter,) = await world.ledger.trainers.dead_letters()
     assert letter.group.id == pruned.id
     assert pruned.rollouts[1].id in letter.reason
@@ -228,7 +233,7 @@ async def test_outstanding_groups_are_bounded_by_what_trainers_take(world: World
     assert len(lease.groups) == len(opened)
     with pytest.raises(RateLimited):  # leased groups still count
         await world.open(1)
-    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
+    await world.ledger.trainers.acknowledge(key(lease), 1)
     await world.open(1)
     world.clock.ahead += 4000  # the trainer has not been seen for an hour
     assert (await world.ledger.policies.stats("policy")).room is None
@@ -281,11 +286,11 @@ async def test_acknowledged_groups_are_leased_again_as_replay(world: World) -> N
     ids = [(await world.complete(2, version)).id for version in (0, 2)]
     assert (await world.ledger.trainers.lease(wants(2, replay=Replay()))).groups == ()
     lease = await world.ledger.trainers.lease(wants(2))
-    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
+    await world.ledger.trainers.acknowledge(key(lease), 1)
     await world.ledger.policies.set_version("policy", 3)
     replay = await world.ledger.trainers.lease(wants(2, replay=Replay(max_age=2, min_reward=0.5)))
     assert [(one.group.id, one.replay) for one in replay.groups] == [(ids[1], True)]
-    assert await world.ledger.trainers.acknowledge(replay.id, replay.token, 2) == 1
+    assert await world.ledger.trainers.acknowledge(key(replay), 2) == 1
     assert await status(world, ids[1]) is GroupStatus.ACKNOWLEDGED
     assert (await world.ledger.trainers.lease(wants(2, replay=Replay(tags=("rare",))))).groups == ()
     everything = await world.ledger.trainers.lease(wants(2, replay=Replay()))
@@ -297,10 +302,22 @@ async def test_a_replay_of_some_age_has_no_tokens_of_abandoned_weights(world: Wo
     await world.ledger.policies.set_version("policy", 8)
     kept, abandoned = [await world.complete(2, version) for version in (5, 7)]
     lease = await world.ledger.trainers.lease(wants(2))
-    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
-    await world.ledger.trainers.rewind("another", 5, {"policy": 5})
+    await world.ledger.trainers.acknowledge(key(lease), 1)
+    now = (await world.ledger.trainers.rewind("another", Rewind(5, {"policy": 5}, "run"))).incarnation
     await world.ledger.policies.set_version("policy", 9)
-    replay = await world.ledger.trainers.lease(wants(2, replay=Replay(max_age=1)))
+    wanted = LeaseRequest("another", "policy", 2, incarnation=now)
+    replay = await world.ledger.trainers.lease(replace(wanted, replay=Replay(max_age=1)))
     assert [(one.group.id, one.staleness) for one in replay.groups] == [(kept.id, 0)]
-    everything = await world.ledger.trainers.lease(wants(2, replay=Replay()))
+    everything = await world.ledger.trainers.lease(replace(wanted, replay=Replay()))
     assert {one.group.id for one in everything.groups} == {kept.id, abandoned.id}
+
+
+async def test_a_replayed_group_that_is_blamed_ends_the_lease_and_stays_trained(world: World) -> None:
+    group = await world.complete(2)
+    lease = await world.ledger.trainers.lease(wants())
+    await world.ledger.trainers.acknowledge(key(lease), 1)
+    replay = await world.ledger.trainers.lease(wants(replay=Replay()))
+    assert await world.ledger.trainers.refuse(key(replay), "NaN", [group.id]) == 0
+    with pytest.raises(LeaseLost, match="is refused"):
+        await world.ledger.trainers.acknowledge(key(replay), 2)
+    assert await status(world, group.id) is GroupStatus.ACKNOWLEDGED

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rolltap.contract.admin import FinishRollout, NewReward
-from rolltap.contract.trainer import LeaseRequest, Replay
+from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Replay, Rewind
 from rolltap.errors import (
     ConfigError,
     InvalidRequest,
@@ -19,7 +19,7 @@ from rolltap.errors import (
 from rolltap.ledger.groups import GroupSpec
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring, Task
 
-from ..unit.ledger.world import World, status, wants
+from ..unit.ledger.world import World, key, status, wants
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -178,7 +178,7 @@ async def test_a_mean_reward_is_of_the_usable_rollouts(world: World) -> None:
     await world.finish(poor, 0.0)
     await world.finish(failed, -5.0, status=RolloutStatus.FAILED)
     lease = await world.ledger.trainers.lease(wants())
-    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
+    await world.ledger.trainers.acknowledge(key(lease), 1)
     replay = await world.ledger.trainers.lease(wants(replay=Replay(min_reward=0.5, max_reward=0.5)))
     assert [one.group.id for one in replay.groups] == [group.id]
 
@@ -200,19 +200,21 @@ async def test_a_version_is_never_the_number_of_other_weights(world: World) -> N
     for _ in range(2):
         await policies.set_version("policy", 5)
     with pytest.raises(LedgerError, match="can't go to version 3: numbers only grow, and it is at 5"):
-        await policies.give_version("policy", 3)
-    await policies.give_version("policy", 6)  # and the push fails
+        await policies.set_version("policy", 3)
+    first = await world.ledger.trainers.rewind("trainer", Rewind(5, {"policy": 5}, "run"))
+    owner = BeginUpdate(trainer="trainer", incarnation=first.incarnation)
+    await policies.give_version("policy", 6, "digest", owner)  # and the push fails
     for _ in range(2):  # the reply was lost, the request is sent again
-        rewound = await world.ledger.trainers.rewind("trainer", 3, {"policy": 3})
+        rewound = await world.ledger.trainers.rewind("trainer", Rewind(3, {"policy": 3}, "run"))
         assert rewound.versions == {"policy": 7}
     for version in (3, 4, 6):
         with pytest.raises(LedgerError, match="it is at 5, with all up to 6 taken back"):
             await policies.set_version("policy", version)
     await policies.set_version("policy", 7)
-    assert (await world.ledger.trainers.rewind("trainer", 3, {"policy": 7})).versions == {"policy": 7}
-    assert (await world.ledger.trainers.rewind("trainer", 3, {"policy": 9})).versions == {"policy": 9}
+    assert (await world.ledger.trainers.rewind("trainer", Rewind(3, {"policy": 7}, "run"))).versions == {"policy": 7}
+    assert (await world.ledger.trainers.rewind("trainer", Rewind(3, {"policy": 9}, "run"))).versions == {"policy": 9}
     with pytest.raises(UnknownPolicy):
-        await world.ledger.trainers.rewind("trainer", 3, {"nobody": 0})
+        await world.ledger.trainers.rewind("trainer", Rewind(3, {"nobody": 0}, "run"))
 
 
 async def test_tokens_of_abandoned_weights_are_never_fresh(world: World) -> None:
@@ -220,29 +222,30 @@ async def test_tokens_of_abandoned_weights_are_never_fresh(world: World) -> None
     await world.ledger.policies.set_version("policy", 8)
     kept, abandoned, across = [await world.complete(1, *versions) for versions in ((5,), (7,), (5, 8))]
     too_old = await world.complete(1, 3)
-    await world.ledger.trainers.rewind("trainer", 5, {"policy": 5})
+    now = (await world.ledger.trainers.rewind("trainer", Rewind(5, {"policy": 5}, "run"))).incarnation
     await world.ledger.policies.set_version("policy", 9)
     assert (await world.ledger.policies.stats("policy")).staleness == {0: 2, 2: 2}
-    lease = await world.ledger.trainers.lease(wants(9, max_staleness=0))
+    lease = await world.ledger.trainers.lease(wants(9, max_staleness=0, incarnation=now))
     assert [(one.group.id, one.staleness) for one in lease.groups] == [(kept.id, 0)]
     assert [await status(world, one.id) for one in (abandoned, across, too_old)] == [GroupStatus.STALE] * 3
     await world.ledger.policies.set_version("policy", 10)
     old, new = [await world.complete(1, version) for version in (5, 9)]
-    assert [one.staleness for one in (await world.ledger.trainers.lease(wants(9))).groups] == [1, 1]
-    await world.ledger.trainers.rewind("trainer", 5, {})
-    lease = await world.ledger.trainers.lease(wants(9, max_staleness=1))
+    lease = await world.ledger.trainers.lease(wants(9, incarnation=now))
+    assert [one.staleness for one in lease.groups] == [1, 1]
+    now = (await world.ledger.trainers.rewind("trainer", Rewind(5, {"policy": 10}, "run"))).incarnation
+    lease = await world.ledger.trainers.lease(wants(9, max_staleness=1, incarnation=now))
     assert {one.group.id for one in lease.groups} == {kept.id, old.id, new.id}
 
 
 async def test_an_abandoned_checkpoint_may_be_restored_after_all(world: World) -> None:
     """Version 7 was abandoned for 5, and is taken up again: 6 is behind it, 8 and 10 are of no use."""
     await world.ledger.policies.set_version("policy", 8)
-    await world.ledger.trainers.rewind("trainer", 5, {"policy": 5})
+    await world.ledger.trainers.rewind("trainer", Rewind(5, {"policy": 5}, "run"))
     await world.ledger.policies.set_version("policy", 10)
-    rewound = await world.ledger.trainers.rewind("trainer", 7, {"policy": 7})
+    rewound = await world.ledger.trainers.rewind("trainer", Rewind(7, {"policy": 7}, "run"))
     assert rewound.versions == {"policy": 11}
     groups = {version: (await world.complete(1, version)).id for version in (5, 6, 7, 8, 10)}
-    lease = await world.ledger.trainers.lease(wants(9, max_staleness=1))
+    lease = await world.ledger.trainers.lease(wants(9, max_staleness=1, incarnation=rewound.incarnation))
     assert {one.group.id: one.staleness for one in lease.groups} == {groups[6]: 1, groups[7]: 0}
 
 
@@ -250,11 +253,11 @@ async def test_a_checkpoint_that_abandoned_others_may_be_restored_after_all(worl
     """Version 2 was abandoned for 1, which went on as 3, which was abandoned for 0 and is taken up again."""
     await world.ledger.policies.set_version("policy", 2)
     for restored, number in ((1, 3), (0, 4), (3, 5)):
-        rewound = await world.ledger.trainers.rewind("trainer", restored, {"policy": restored})
+        rewound = await world.ledger.trainers.rewind("trainer", Rewind(restored, {"policy": restored}, "run"))
         assert rewound.versions == {"policy": number}
         await world.ledger.policies.set_version("policy", number)
     groups = [(await world.complete(1, version)).id for version in range(5)]
-    lease = await world.ledger.trainers.lease(wants(9, max_staleness=1))
+    lease = await world.ledger.trainers.lease(wants(9, max_staleness=1, incarnation=rewound.incarnation))
     assert {one.group.id: one.staleness for one in lease.groups} == {groups[0]: 1, groups[1]: 0, groups[3]: 0}
 
 
@@ -335,7 +338,7 @@ async def test_events_tell_what_happened_in_order(world: World) -> None:
     before = await world.ledger.events.last()
     group = await world.complete(1)
     lease = await world.ledger.trainers.lease(wants())
-    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
+    await world.ledger.trainers.acknowledge(key(lease), 1)
     kinds = []
     async with asyncio.timeout(5):
         async for event in world.ledger.events.follow(before):

@@ -3,7 +3,8 @@
 The machine holds what each trainer's weights were made of, in memory and in its last durable checkpoint, and drives the
 ledger by the rules of `rolltap.ledger.leases`. Whatever happens: no group is in the weights twice, none that is
 acknowledged is missing from them, none comes in parts, none with a token of weights that were given up counts as fresh,
-and in the end every group has been trained, died or gone stale.
+and in the end every group has been trained, died or gone stale. Of two trainers one owns the policy; the other may take
+it over, and what is then a zombie is refused, whatever it tries.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rolltap.calllog.database import Database
 from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseRequest, Replay
-from rolltap.errors import LeaseLost
+from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Replay, Rewind
+from rolltap.errors import LeaseLost, LedgerError, TrainerFenced
+from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.schema import metadata
 from rolltap.types import Group, GroupStatus
 
@@ -32,8 +34,6 @@ from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty
 T = TypeVar("T")
 
 NAMES = ("one", "two")
-PUSHER = NAMES[0]
-"""The trainer whose weights are the policy's."""
 TTL = 60.0
 LONG = 600.0
 
@@ -57,7 +57,8 @@ class Trainer:
     held: list[Lease] = field(default_factory=list)
     acknowledged: list[tuple[Lease, int]] = field(default_factory=list)  # of dead processes too, for late retries
     abandoned: list[Lease] = field(default_factory=list)
-    up: bool = True
+    incarnation: int = 0
+    up: bool = False
 
 
 class Runner:
@@ -95,7 +96,9 @@ class Machine(RuleBasedStateMachine):
         self.trainers = {name: Trainer(name) for name in NAMES}
         self.sizes: dict[str, int] = {}
         self.lines: dict[int, tuple[int, ...]] = {0: ()}  # by version, the updates that made it
-        self.line: tuple[int, ...] = ()  # of the weights that the pusher goes on with
+        self.line: tuple[int, ...] = ()  # of the weights that the owner goes on with
+        self.owner = NAMES[0]
+        self.keys: dict[str, LeaseKey] = {}
         self.updates = 0
         self.sampled: dict[str, tuple[int, ...]] = {}
 
@@ -104,6 +107,7 @@ class Machine(RuleBasedStateMachine):
         self.run(empty(self.run.database))
         self.world = World(self.run.database, clock=StillClock())
         self.run(self.world.ledger.policies.register("policy"))
+        self.rewind(self.trainers[self.owner])
 
     @property
     def ledger(self) -> Any:
@@ -122,10 +126,15 @@ class Machine(RuleBasedStateMachine):
     def lease(self, name: str, groups: int, staleness: int | None) -> None:
         trainer = self.trainers[name]
         if trainer.up:
-            request = LeaseRequest(name, "policy", groups, max_staleness=staleness, ttl=TTL, batch=100)
+            options: dict[str, Any] = {"max_staleness": staleness, "ttl": TTL, "batch": 100}
             stale = self.stale()
-            lease = self.run(self.ledger.lease(request))
+            request = LeaseRequest(name, "policy", groups, incarnation=trainer.incarnation, **options)
+            lease = self.result(self.ledger.lease(request))
+            if isinstance(lease, LedgerError):
+                self.is_fenced(trainer, lease)
+                return
             self.whole(lease)
+            self.keys[lease.id] = LeaseKey(lease.id, lease.token, trainer.incarnation)
             if staleness is not None:
                 self.fresh(lease, staleness, self.stale() - stale)
             if lease.groups:
@@ -144,8 +153,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(names=st.permutations(NAMES))
     def a_slow_trainer_is_overtaken(self, names: list[str]) -> None:
-        """Its leases run out, another one takes the groups and trains them first."""
+        """Its leases run out, another one takes over and trains the groups first."""
         self.world.clock.ahead += TTL + 1
+        self.start_again(names[1])
         self.lease(names[1], 3, None)
         self.train(names[1], dies=False)
         self.train(names[0], dies=False)
@@ -155,10 +165,15 @@ class Machine(RuleBasedStateMachine):
         """Replay is another thing than training: it changes nothing here."""
         trainer = self.trainers[name]
         if trainer.up:
-            replay = self.run(self.ledger.lease(LeaseRequest(name, "policy", 2, ttl=TTL, replay=Replay())))
+            request = LeaseRequest(name, "policy", 2, ttl=TTL, replay=Replay(), incarnation=trainer.incarnation)
+            replay = self.result(self.ledger.lease(request))
+            if isinstance(replay, LedgerError):
+                self.is_fenced(trainer, replay)
+                return
             self.whole(replay)
             if replay.groups:
-                self.run(self.ledger.acknowledge(replay.id, replay.token, trainer.memory.step))
+                key = LeaseKey(replay.id, replay.token, trainer.incarnation)
+                self.run(self.ledger.acknowledge(key, trainer.memory.step))
 
     @rule(name=trainers, dies=st.booleans())
     def train(self, name: str, dies: bool) -> None:
@@ -168,9 +183,11 @@ class Machine(RuleBasedStateMachine):
             return
         step, kept = trainer.memory.step + 1, []
         for lease in trainer.held:
-            try:
-                count = self.run(self.ledger.acknowledge(lease.id, lease.token, step))
-            except LeaseLost:
+            count = self.result(self.ledger.acknowledge(self.keys[lease.id], step))
+            if isinstance(count, TrainerFenced):
+                self.is_fenced(trainer, count)
+                return
+            if isinstance(count, LeaseLost):
                 trainer.abandoned.append(lease)
                 continue
             assert count == len(lease.groups)
@@ -202,16 +219,34 @@ class Machine(RuleBasedStateMachine):
             self.die(trainer)
         self.rewind(trainer)
 
-    @rule()
-    def the_pusher_dies_before_it_restored_the_engines(self) -> None:
-        pusher = self.trainers[PUSHER]
-        self.start_again(PUSHER)
+    @rule(name=trainers)
+    def it_dies_before_it_restored_the_engines(self, name: str) -> None:
+        pusher = self.trainers[name]
+        self.start_again(name)
         self.updates += 1
         self.line = (*self.line, self.updates)
-        self.push(pusher.durable.version + 1)
+        self.push(pusher, pusher.durable.version + 1)
         self.die(pusher)
-        self.run(self.ledger.rewind(PUSHER, pusher.durable.step, {"policy": pusher.durable.version}))
+        self.claim(pusher)
         self.line = self.lines[pusher.durable.version]
+
+    @rule(name=trainers)
+    def an_intruder_is_refused(self, name: str) -> None:
+        """Who is not the owner changes nothing without being told to take over; nor does another run of the name."""
+        trainer = self.trainers[name]
+        run = "another run" if name == self.owner else "run"
+        rewind = Rewind(trainer.durable.step, {"policy": trainer.durable.version}, run)
+        assert isinstance(self.result(self.ledger.rewind(name, rewind)), TrainerFenced)
+
+    @rule()
+    def a_zombie_of_the_owner_goes_on(self) -> None:
+        """An incarnation that was replaced: paused, or forgotten."""
+        older = self.trainers[self.owner].incarnation - 1
+        request = LeaseRequest(self.owner, "policy", 3, ttl=TTL, incarnation=older)
+        assert isinstance(self.result(self.ledger.lease(request)), TrainerFenced)
+        by = BeginUpdate(trainer=self.owner, incarnation=older)
+        pushed = self.result(self.world.ledger.policies.give_version("policy", max(self.lines) + 1, "other", by))
+        assert isinstance(pushed, TrainerFenced)
 
     @rule(name=trainers, step=st.integers(1, 9))
     def a_dead_process_acknowledges_late(self, name: str, step: int) -> None:
@@ -219,9 +254,7 @@ class Machine(RuleBasedStateMachine):
         trainer = self.trainers[name]
         for lease in trainer.abandoned:
             late = max(step, self.seen(trainer))
-            try:
-                self.run(self.ledger.acknowledge(lease.id, lease.token, late))
-            except LeaseLost:
+            if isinstance(self.result(self.ledger.acknowledge(self.keys[lease.id], late)), LedgerError):
                 continue
             assert not trainer.up
             trainer.acknowledged.append((lease, late))
@@ -230,28 +263,25 @@ class Machine(RuleBasedStateMachine):
     def an_acknowledgement_is_repeated(self, name: str) -> None:
         """The reply was lost, the request is sent again: the same, or refused where it was taken back."""
         for lease, step in self.trainers[name].acknowledged:
-            found = self.result(self.ledger.acknowledge(lease.id, lease.token, step))
-            assert found == len(lease.groups) or "rewound" in str(found)
+            found = self.result(self.ledger.acknowledge(self.keys[lease.id], step))
+            assert found == len(lease.groups) or isinstance(found, TrainerFenced)
 
     @rule(name=trainers, refuse=st.booleans())
     def give_back(self, name: str, refuse: bool) -> None:
         trainer = self.trainers[name]
         for lease in trainer.held:
-            try:
-                if refuse:
-                    self.run(self.ledger.refuse(lease.id, lease.token, "not finite"))
-                else:
-                    self.run(self.ledger.release(lease.id, lease.token))
-            except LeaseLost:
-                continue
+            if refuse:
+                self.result(self.ledger.refuse(self.keys[lease.id], "not finite"))
+            else:
+                self.result(self.ledger.release(self.keys[lease.id]))
         trainer.abandoned += trainer.held
         trainer.held = []
 
     @rule(name=trainers)
     def extend(self, name: str) -> None:
         for lease in self.trainers[name].held:
-            found = self.result(self.ledger.extend(lease.id, lease.token, TTL))
-            assert found == TTL or "expired" in str(found)
+            found = self.result(self.ledger.extend(self.keys[lease.id], TTL))
+            assert found == TTL or "expired" in str(found) or isinstance(found, TrainerFenced)
 
     @rule(seconds=st.sampled_from([-LONG, -1.0, TTL / 2, TTL + 1, LONG]))
     def the_clock_jumps(self, seconds: float) -> None:
@@ -268,16 +298,21 @@ class Machine(RuleBasedStateMachine):
         again.versions = self.world.versions
         self.world = again
 
-    @rule(fails=st.booleans(), checkpoint=st.booleans())
-    def weights_are_pushed(self, fails: bool, checkpoint: bool) -> None:
+    @rule(name=trainers, fails=st.booleans(), checkpoint=st.booleans())
+    def weights_are_pushed(self, name: str, fails: bool, checkpoint: bool) -> None:
         """A push that fails may have reached some engines, which have sampled from the new weights."""
-        pusher = self.trainers[PUSHER]
+        pusher = self.trainers[name]
         if not pusher.up:
             return
-        self.updates += 1
         version = pusher.memory.version + 1
+        if name != self.owner:
+            by = BeginUpdate(trainer=name, incarnation=pusher.incarnation)
+            refused = self.result(self.world.ledger.policies.give_version("policy", version, "other", by))
+            self.is_fenced(pusher, refused)
+            return
+        self.updates += 1
         self.line = (*self.line, self.updates)
-        self.push(version, fails=fails)
+        self.push(pusher, version, fails=fails)
         pusher.memory = replace(pusher.memory, version=version)
         if checkpoint:
             pusher.durable = pusher.memory
@@ -308,7 +343,7 @@ class Machine(RuleBasedStateMachine):
         for trainer in self.trainers.values():
             self.die(trainer)
             self.rewind(trainer)
-        last = self.trainers[NAMES[0]]
+        last = self.trainers[self.owner]
         self.lease(last.name, 3, None)
         while last.held:
             self.train(last.name, dies=False)
@@ -319,18 +354,25 @@ class Machine(RuleBasedStateMachine):
         assert left <= {GroupStatus.DEAD, GroupStatus.STALE}
 
     def rewind(self, trainer: Trainer) -> None:
-        """From the checkpoint; the pusher's weights go on under the number that it is told."""
-        mine = {"policy": trainer.durable.version} if trainer.name == PUSHER else {}
-        versions = self.run(self.ledger.rewind(trainer.name, trainer.durable.step, mine)).versions
-        if mine:
-            self.line = self.lines[trainer.durable.version]
-            trainer.durable = replace(trainer.durable, version=versions["policy"])
-            self.push(versions["policy"])
+        """From the checkpoint, as the owner; its weights go on under the number that it is told."""
+        version = self.claim(trainer)
+        self.line = self.lines[trainer.durable.version]
+        trainer.durable = replace(trainer.durable, version=version)
+        self.push(trainer, version)
         trainer.memory, trainer.up = trainer.durable, True
 
-    def push(self, version: int, *, fails: bool = False) -> None:
+    def claim(self, trainer: Trainer) -> int:
+        rewind = Rewind(trainer.durable.step, {"policy": trainer.durable.version}, "run", take_over=True)
+        rewound = self.run(self.ledger.rewind(trainer.name, rewind))
+        self.owner, trainer.incarnation = trainer.name, rewound.incarnation
+        return rewound.versions["policy"]
+
+    def push(self, trainer: Trainer, version: int, *, fails: bool = False) -> None:
         assert self.lines.setdefault(version, self.line) == self.line, "a number stands for two sets of weights"
-        self.run(self.world.ledger.policies.give_version("policy", version))
+        by = BeginUpdate(trainer=trainer.name, incarnation=trainer.incarnation)
+        self.run(self.world.ledger.policies.give_version("policy", version, str(self.line), by))
+        other = self.result(self.world.ledger.policies.give_version("policy", version, "other weights", by))
+        assert isinstance(other, LedgerError)
         if not fails:
             self.run(self.world.ledger.policies.set_version("policy", version))
 
@@ -358,12 +400,18 @@ class Machine(RuleBasedStateMachine):
             assert len(group.rollouts) == len(group.group.rollouts) == self.sizes[group.group.id]
             assert all(record.trajectory.segments for record in group.rollouts)
 
-    def result(self, work: Coroutine[Any, Any, T]) -> T | str:
-        """What `work` returns, or the reason why the lease is lost."""
+    def result(self, work: Coroutine[Any, Any, T]) -> T | LedgerError:
+        """What `work` returns, or why the ledger refuses it."""
         try:
             return self.run(work)
-        except LeaseLost as error:
-            return error.message
+        except LedgerError as error:
+            return error
+
+    def is_fenced(self, trainer: Trainer, refused: object) -> None:
+        """It is refused because the policy is the other's: it stops."""
+        assert isinstance(refused, TrainerFenced)
+        assert trainer.name != self.owner
+        self.die(trainer)
 
     def die(self, trainer: Trainer) -> None:
         trainer.abandoned += trainer.held

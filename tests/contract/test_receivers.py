@@ -42,6 +42,8 @@ class Plane:
     def __init__(self, kind: str, *urls: str) -> None:
         self.settings = EngineSettings.model_validate({"kind": kind, "url": ",".join(urls)})
 
+        self.caller = {"trainer": "trainer", "incarnation": 1}
+
     def begin_update(self, policy: str, mode: str) -> None: ...
 
     def finish_update(self, policy: str) -> None: ...

@@ -16,7 +16,7 @@ from rolltap.ids import new_id
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Task
 
-from ..unit.ledger.world import World, empty
+from ..unit.ledger.world import World, empty, key
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -120,7 +120,7 @@ async def test_groups_wait_in_the_queue_while_the_trainers_have_no_room(world: W
     assert await lease(world) == ()
     assert await world.ledger.nodes.anything_waits()
     claimed = await world.ledger.trainers.lease(LeaseRequest("trainer", "policy", 1, max_staleness=0))
-    await world.ledger.trainers.acknowledge(claimed.id, claimed.token, 1)
+    await world.ledger.trainers.acknowledge(key(claimed), 1)
     assert len(await lease(world)) == 1
     assert (await world.ledger.submissions.get("s")).queued == 1
 
@@ -142,7 +142,7 @@ async def test_a_submission_says_what_it_waits_for(world: World) -> None:
     assert "room at the trainers of policy: slow (last heard of at 20" in told
     assert told.endswith("groups: 1 ready, 0 leased, 0 under way")
     claimed = await world.ledger.trainers.lease(trainer)
-    await world.ledger.trainers.acknowledge(claimed.id, claimed.token, 1)
+    await world.ledger.trainers.acknowledge(key(claimed), 1)
     assert await waits_for(world) == "a free slot of n1"
     world.clock.ahead += 100
     assert "(`rolltap node`); the last one, n1, asked at 20" in await waits_for(world)
@@ -159,7 +159,7 @@ async def test_a_trainers_demand_ends_with_its_silence(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=1), submission_id="s")
     silence = world.ledger.settings.trainer_silence
     world.clock.ahead += silence - 100
-    await world.ledger.trainers.extend(claimed.id, claimed.token, 2 * silence)
+    await world.ledger.trainers.extend(key(claimed), 2 * silence)
     world.clock.ahead += silence - 100
     assert await lease(world) == ()
     world.clock.ahead += 200

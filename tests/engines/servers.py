@@ -19,6 +19,9 @@ import httpx
 import pytest
 
 from rolltap.engine.tiny import FOLDER
+from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.protocol import PauseMode
+from rolltap.trainer_client.weights import push
 
 from ..conftest import ROOT, free_port
 from ..integration.service import rolltap
@@ -112,15 +115,20 @@ class Proxy:
         """The session's forest as the admin plane tells it."""
         return self.admin.get(f"/sessions/{session_id}").raise_for_status().json()["calls"]
 
-    def push(self, policy: str, weights: Path, mode: str = "keep", *, adapter: bool = False) -> int:
+    def push(self, policy: str, weights: Path, mode: PauseMode = "keep", *, adapter: bool = False) -> int:
         """New weights between `begin_update` and `finish_update`, as a trainer pushes them; returns their version."""
-        version = 1 + self.trainer.get(f"/policies/{policy}").raise_for_status().json()["version"]
-        self.trainer.post(f"/policies/{policy}/begin_update", json={"mode": mode}).raise_for_status()
-        body = {"path": str(weights), "version": version, "adapter": adapter}
-        pushed = self.trainer.post(f"/policies/{policy}/push", json=body)
-        self.trainer.post(f"/policies/{policy}/finish_update").raise_for_status()
-        pushed.raise_for_status()
+        client = self.owner(policy)
+        served = client.policy(policy).version
+        free = client.rewind(0, {policy: served}).versions[policy]  # another one after a push that failed
+        version = max(free, served + 1)
+        push(client, policy, weights, version, mode, adapter=adapter)
         return version
+
+    def owner(self, policy: str) -> TrainerClient:
+        """A client that owns the policy as it is served now; earlier ones are fenced."""
+        client = TrainerClient(str(self.trainer.base_url), self.trainer_key, "trainer", run="tests", patience=5)
+        client.rewind(0, {policy: client.policy(policy).version})
+        return client
 
 
 @contextmanager

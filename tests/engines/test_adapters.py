@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
 import numpy as np
 import openai
 import pytest
 import torch
 
 from rolltap.engine.tiny import FOLDER
+from rolltap.errors import EngineError
 from rolltap.trainer_client.lora import add_adapters, merged, save_adapters
 from rolltap.trainer_client.network import load_model
 from rolltap.trainer_client.settings import LoraSettings
@@ -56,7 +56,7 @@ def test_adapters_are_swapped_and_a_failed_one_changes_nothing(served: Proxy, tm
     ask(session)
     versions.append(served.push("adapted", second[0], adapter=True))
     ask(session)
-    with pytest.raises(httpx.HTTPStatusError):
+    with pytest.raises(EngineError):
         served.push("adapted", tmp_path / "missing", adapter=True)
     ask(session)
     rows = rows_of(served.database, session["session_id"])

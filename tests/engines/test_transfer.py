@@ -28,8 +28,8 @@ __all__ = ["restored"]
 
 
 @pytest.fixture
-def client(served: Proxy) -> TrainerClient:
-    return TrainerClient(str(served.trainer.base_url), served.trainer_key, "trainer", patience=5)
+def client(restored: Proxy) -> TrainerClient:
+    return restored.owner("tiny")
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def test_a_transfer_that_breaks_off_stands_still_until_a_whole_one(
         sender.push(client, "tiny", {**state, "model.layers.9.weight": torch.ones(2)}, version + 1, "keep")
     assert (client.policy("tiny").version, client.policy("tiny").paused) == (version, "lost")
     assert httpx.get(f"{vllm_url}/is_paused").json() == {"is_paused": True}
-    sender.push(client, "tiny", state, version + 1, "keep")
+    sender.push(client, "tiny", state, version + 2, "keep")
     session = restored.open_session("tiny")
     answer(restored, session, 50)
     (row,) = rows_of(restored.database, session["session_id"])
-    assert {span.version for span in done(row).versions} == {version + 1}
+    assert {span.version for span in done(row).versions} == {version + 2}
     np.testing.assert_allclose(done(row).logprobs, Reference(folder).logprobs(row), rtol=0, atol=1e-4)

@@ -69,6 +69,7 @@ class Clients:
         self.proxy = proxy
         self.told = Told()
         self.session_of: dict[str, str] = {}  # by key
+        self.incarnation = 0  # of the trainer that owns the policy
         self._http = http
 
     async def ask(
@@ -186,9 +187,17 @@ class Clients:
         await self.admin(f"/rollouts/{rollout}/finish", {"status": "succeeded", "attempt": attempt})
         self.told.finished[rollout] = "succeeded"
 
+    async def take_over(self, trainer: str = "trainer") -> None:
+        """The trainer starts from nothing and owns the policy."""
+        body = {"step": 0, "versions": {"tiny": 0}, "run": trainer, "take_over": True}
+        status, data = await self.call("trainer", f"/trainers/{trainer}/rewind", body)
+        assert status == 200, data
+        self.incarnation = json.loads(data)["incarnation"]
+
     async def lease(self, trainer: str = "trainer", *, groups: int = 4, ttl: float = 60.0) -> Lease | None:
         """What is ready; notes a group that comes again although it was acknowledged."""
         body = {"trainer": trainer, "policy": "tiny", "groups": groups, "wait": 0.2, "at_least": 1, "ttl": ttl}
+        body["incarnation"] = self.incarnation
         status, data = await self.call("trainer", "/leases", body)
         assert status in (200, 204), (status, data)
         if status == 204:
@@ -199,7 +208,8 @@ class Clients:
 
     async def ack(self, lease: Lease, step: int) -> int:
         """The status: 200, or 409 if the lease was lost."""
-        status, _ = await self.call("trainer", f"/leases/{lease.id}/ack", {"token": lease.token, "step": step})
+        body = {"token": lease.token, "step": step, "incarnation": self.incarnation}
+        status, _ = await self.call("trainer", f"/leases/{lease.id}/ack", body)
         assert status in (200, 409)
         if status == 200:
             for leased in lease.groups:
@@ -211,7 +221,8 @@ class Clients:
 
     async def holds(self, lease: Lease) -> bool:
         """Whether the lease is still its trainer's: it can be extended."""
-        status, _ = await self.call("trainer", f"/leases/{lease.id}/extend", {"token": lease.token, "ttl": 30.0})
+        body = {"token": lease.token, "ttl": 30.0, "incarnation": self.incarnation}
+        status, _ = await self.call("trainer", f"/leases/{lease.id}/extend", body)
         return status == 200
 
     async def learn(self, groups: int, *, ttl: float = 2.0) -> None:

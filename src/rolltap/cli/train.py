@@ -21,6 +21,9 @@ def train(
     url: Annotated[str | None, typer.Option(help=f"the server's trainer plane [{DEFAULT_URLS['trainer']}]")] = None,
     key: Annotated[str | None, typer.Option(help="trainer key [ROLLTAP_TRAINER_KEY, or the server's own]")] = None,
     name: Annotated[str | None, typer.Option(help="the trainer's name; keep it over restarts")] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="take the policy from another trainer, or the name from another run")
+    ] = False,
     steps: Annotated[int | None, typer.Option(help="step to train to, counted from the start of the run")] = None,
     groups: Annotated[int | None, typer.Option(help="groups a step")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="most weight versions that a group may be behind")] = None,
@@ -40,6 +43,7 @@ def train(
     given = _given(
         url=url or os.environ.get("ROLLTAP_TRAINER_URL") or None,
         name=name,
+        take_over=take_over or None,
         steps=steps,
         groups=groups,
         max_staleness=max_staleness,

@@ -55,11 +55,16 @@ class LeaseOptions(RequestBody):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest(LeaseOptions):
-    """Asks for up to `groups` whole groups of `policy`. A body that leaves `wait` out does not wait."""
+    """Asks for up to `groups` whole groups of `policy`. A body that leaves `wait` out does not wait.
+
+    `incarnation`, here and of every body below, is what the trainer's last rewind answered; 0 for one that never
+    rewound, which gets groups only while the policy has no trainer.
+    """
 
     trainer: str
     policy: str
     groups: int
+    incarnation: Integer = field(default=0, kw_only=True)
     wait: Annotated[float, Field(ge=0, le=300)] = field(default=0.0, kw_only=True)
     at_least: Annotated[int, Field(ge=1)] | None = field(default=None, kw_only=True)
 
@@ -81,6 +86,7 @@ class ExtendLease(RequestBody):
 
     token: int
     ttl: float | None = None
+    incarnation: Integer = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,7 @@ class AckLease(RequestBody):
 
     token: int
     step: int
+    incarnation: Integer = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,31 +105,47 @@ class NackLease(RequestBody):
     token: int
     reason: str
     blamed: Sequence[str] = ()
+    incarnation: Integer = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease(RequestBody):
     token: int
+    incarnation: Integer = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rewind(RequestBody):
-    """The trainer restored its checkpoint of `step`; `versions` are the weight versions in it, by policy."""
+    """The trainer restored its checkpoint of `step`; `versions` are the weight versions in it, by policy.
+
+    `run` is an id of the trainer's folder of checkpoints, the same at every start. With `take_over` the trainer gets
+    policies that are another trainer's, and a name that is another run's.
+    """
 
     step: int
     versions: dict[str, Integer]
+    run: Annotated[str, Field(min_length=1, max_length=200)]
+    take_over: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.versions:
+            raise InvalidRequest(
+                "versions names the policies of the restored checkpoint with their weight versions", param="versions"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
     """What a rewind brought back: groups acknowledged after the step, and groups of the trainer's open leases.
 
-    `versions` are the numbers, by policy, under which the restored weights are served from now on.
+    `versions` are the numbers, by policy, under which the restored weights are served from now on. `incarnation` is to
+    be sent with every later call: those of older ones are refused.
     """
 
     acknowledged: int
     leased: int
     versions: Mapping[str, int]
+    incarnation: int
 
 
 PauseMode = Literal["keep", "drain", "abort"]
@@ -135,25 +158,47 @@ and the policy serves nothing until it has received a whole set of weights."""
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """A policy in the ledger. `paused` is the mode of the weight update under way, or `LOST`."""
+    """A policy in the ledger. `paused` is the mode of the weight update under way, or `LOST`.
+
+    `owner` is the trainer that trains it, since the time `owned_since`; None until one has rewound.
+    """
 
     name: str
     version: int
     tokenizer_hash: str
     paused: str | None = None
+    owner: str | None = None
+    owned_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerRequest(RequestBody):
+    """Changes a policy's weights: from the trainer that owns it, in the incarnation that its last rewind gave it."""
+
+    trainer: str
+    incarnation: Integer
 
 
 @dataclass(frozen=True, slots=True)
-class BeginUpdate(RequestBody):
+class BeginUpdate(OwnerRequest):
     mode: PauseMode = "keep"
 
 
 @dataclass(frozen=True, slots=True)
-class PushWeights(RequestBody):
-    """The engines load the safetensors folder `path`, as they see it, and serve it as `version`."""
+class FinishUpdate(OwnerRequest):
+    """The engines go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushWeights(OwnerRequest):
+    """The engines load the safetensors folder `path`, as they see it, and serve it as `version`.
+
+    `digest` identifies the weights: a version is never pushed again with another one.
+    """
 
     path: Annotated[str, Field(min_length=1)]
     version: Annotated[Integer, Field(ge=0)]
+    digest: Annotated[str, Field(min_length=1, max_length=200)]
     adapter: Annotated[bool, Field(description="`path` holds a peft adapter for the policy's model name")] = False
 
 
@@ -167,14 +212,15 @@ class Bucket(RequestBody):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer(RequestBody):
+class Transfer(OwnerRequest):
     """Weights that the trainer sends as rank 0 of a process group (`rolltap.weight_group`), in the buckets' order.
 
     `world_size` counts all ranks: the trainer, and the engine processes that `ranks` counts. `timeout_s` is how long
-    any rank waits for the others.
+    any rank waits for the others. `digest` is as in a push.
     """
 
     version: Annotated[Integer, Field(ge=0)]
+    digest: Annotated[str, Field(min_length=1, max_length=200)]
     address: Annotated[str, Field(min_length=1)]
     port: Annotated[Integer, Field(ge=1, le=65_535)]
     group: Annotated[str, Field(min_length=1)]

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.policies import policy_row
-from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
+from rolltap.ledger.ownership import check_owner, lock_incarnation
+from rolltap.ledger.policies import policy_row, shared_policy
+from rolltap.ledger.schema import demands, groups, lease_groups, leases
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.ledger.version_history import VersionHistory, fresh, history_of
 from rolltap.types import GroupStatus
@@ -53,13 +54,20 @@ def claim(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> ClaimedGroups:
 
 def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
     """Notes what the trainer wants, ends what has run out and drops what is too stale."""
-    history = history_of(tx, policy_row(tx, request.policy))
-    lock_trainer(tx, request.trainer)
+    history = admit(tx, request)
     note_demand(tx, request)
     expire(tx)
     if request.max_staleness is not None and request.stale == "drop":
         _drop_stale(tx, request.policy, fresh(history, request.max_staleness))
     return history
+
+
+def admit(tx: Tx, request: LeaseRequest) -> VersionHistory:
+    """The policy's history. `TrainerFenced` unless the policy is the trainer's, or nobody's."""
+    lock_incarnation(tx, request.trainer, request.incarnation)
+    policy = shared_policy(tx, request.policy)
+    check_owner(policy, request.trainer)
+    return history_of(tx, policy)
 
 
 def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
@@ -157,11 +165,6 @@ def _drop_stale(tx: Tx, policy: str, fresh_enough: sa.ColumnElement[bool]) -> No
     tx.run(sa.update(groups).where(groups.c.id.in_(ids)).values(status=GroupStatus.STALE, reason="too stale"))
     for row in rows:
         tx.note("group_stale", row.id, policy=policy, oldest_version=row.oldest_version)
-
-
-def lock_trainer(tx: Tx, name: str) -> Any:
-    tx.insert_new(trainers, {"name": name, "step": None})
-    return tx.first(sa.select(trainers).where(trainers.c.name == name).with_for_update(key_share=True))
 
 
 def note_demand(tx: Tx, request: LeaseRequest) -> None:

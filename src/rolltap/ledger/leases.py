@@ -7,32 +7,50 @@ At-least-once delivery, exactly-once effect, if a trainer does three things:
 2. After restoring a checkpoint of step s it calls `rewind(trainer, s, versions)` before anything else, with the weight
    version that the checkpoint is of each of its policies. What it had acknowledged after s is not part of its weights,
    and comes back; so do the groups of its open leases. Versions after the checkpoint's are abandoned.
-3. It keeps its name over restarts, and no two running trainers share one.
+3. It keeps its name and its run over restarts, and sends the incarnation that its last rewind gave it with every call.
+   A process of an older incarnation is refused, and so is another trainer (`rolltap.ledger.ownership`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.contract.trainer import Rewound
+from rolltap.contract.trainer import Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression
 from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.claims import end_lease, fail, lock_trainer
-from rolltap.ledger.policies import restore
+from rolltap.ledger.claims import end_lease, fail
+from rolltap.ledger.ownership import check_owner, lock_incarnation, new_incarnation, own
+from rolltap.ledger.policies import locked_policy, policy_row, restore
 from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus
 
 
-def _locked_lease(tx: Tx, lease_id: str, token: int) -> Any:
-    """The lease's row, its trainer and itself locked; `LeaseLost` unless `token` is its own."""
-    trainer = tx.scalar(sa.select(leases.c.trainer).where(leases.c.id == lease_id))
-    if trainer is None:
+@dataclass(frozen=True, slots=True)
+class LeaseKey:
+    """What a call about a lease shows: the lease's fencing token and the trainer's incarnation."""
+
+    id: str
+    token: int
+    incarnation: int = 0
+
+
+def _locked_lease(tx: Tx, key: LeaseKey) -> Any:
+    """The lease's row, its trainer and itself locked.
+
+    `LeaseLost` unless the token is its own, `TrainerFenced` unless the trainer is of this incarnation and owns the
+    policy.
+    """
+    lease_id, token = key.id, key.token
+    found = tx.first(sa.select(leases.c.trainer, leases.c.policy).where(leases.c.id == lease_id))
+    if found is None:
         raise LeaseLost(f"no lease {lease_id!r}")
-    lock_trainer(tx, trainer)
+    lock_incarnation(tx, found.trainer, key.incarnation)
+    check_owner(policy_row(tx, found.policy), found.trainer)
     lease = tx.first(sa.select(leases).where(leases.c.id == lease_id).with_for_update(key_share=True))
     assert lease is not None  # leases are never deleted
     if lease.token != token:
@@ -40,32 +58,32 @@ def _locked_lease(tx: Tx, lease_id: str, token: int) -> Any:
     return lease
 
 
-def _held_lease(tx: Tx, lease_id: str, token: int) -> Any:
+def _held_lease(tx: Tx, key: LeaseKey) -> Any:
     """The lease's row, and its trainer was heard of; `LeaseLost` unless it is open and its time is not over."""
-    lease = _locked_lease(tx, lease_id, token)
+    lease = _locked_lease(tx, key)
     if lease.status != "open":
-        raise LeaseLost(f"lease {lease_id} is {lease.status}")
+        raise LeaseLost(f"lease {key.id} is {lease.status}")
     if lease.expires_at <= tx.now:
-        raise LeaseLost(f"lease {lease_id} expired {tx.now - lease.expires_at:.1f} s ago; extend leases in time")
+        raise LeaseLost(f"lease {key.id} expired {tx.now - lease.expires_at:.1f} s ago; extend leases in time")
     of_trainer = sa.and_(demands.c.trainer == lease.trainer, demands.c.policy == lease.policy)
     tx.run(sa.update(demands).where(of_trainer).values(seen_at=tx.now))
     return lease
 
 
-def extend(tx: Tx, lease_id: str, token: int, ttl: float) -> float:
+def extend(tx: Tx, key: LeaseKey, ttl: float) -> float:
     """The lease holds for `ttl` seconds from now; returns them."""
-    _held_lease(tx, lease_id, token)
-    tx.run(sa.update(leases).where(leases.c.id == lease_id).values(expires_at=tx.now + ttl))
+    _held_lease(tx, key)
+    tx.run(sa.update(leases).where(leases.c.id == key.id).values(expires_at=tx.now + ttl))
     return ttl
 
 
-def acknowledge(tx: Tx, lease_id: str, token: int, step: int) -> int:
+def acknowledge(tx: Tx, key: LeaseKey, step: int) -> int:
     """The groups are part of the trainer's step `step`. The same again changes nothing. Returns how many groups."""
-    lease = _locked_lease(tx, lease_id, token)
+    lease, token = _locked_lease(tx, key), key.token
     members = sa.select(lease_groups.c.group_id).where(lease_groups.c.token == token)
     if lease.status == "acknowledged" and lease.step == step:
         return len(tx.all(members))
-    lease = _held_lease(tx, lease_id, token)
+    lease = _held_lease(tx, key)
     last = tx.scalar(sa.select(trainers.c.step).where(trainers.c.name == lease.trainer))
     if step < 0 or (last is not None and step < last):
         raise StepRegression(
@@ -78,44 +96,54 @@ def acknowledge(tx: Tx, lease_id: str, token: int, step: int) -> int:
     acknowledgement = {"acked_by": lease.trainer, "acked_step": step, "acked_at": tx.now}
     leased_groups = sa.update(groups).where(groups.c.lease_token == token, groups.c.status == GroupStatus.LEASED)
     tx.run(leased_groups.values(status=GroupStatus.ACKNOWLEDGED, **acknowledgement))
-    tx.note("acknowledged", lease_id, trainer=lease.trainer, policy=lease.policy, step=step)
+    tx.note("acknowledged", key.id, trainer=lease.trainer, policy=lease.policy, step=step)
     return len(tx.all(members))
 
 
-def refuse(tx: Tx, lease_id: str, token: int, reason: str, blamed: Sequence[str], settings: LedgerSettings) -> int:
+def refuse(tx: Tx, key: LeaseKey, reason: str, blamed: Sequence[str], settings: LedgerSettings) -> int:
     """The trainer could not use the groups: they are ready for others, or dead after too many failures.
 
-    Only the `blamed` groups count a failure, all of them where none is named. Returns how many are dead now.
+    Only the `blamed` groups count a failure, all of them where none is named; replayed ones stay as they are. Returns
+    how many are dead now.
     """
-    lease = _held_lease(tx, lease_id, token)
-    leased_groups = tx.all(
-        sa.select(groups).where(groups.c.lease_token == token, groups.c.status == GroupStatus.LEASED)
-    )
-    unknown = set(blamed) - {row.id for row in leased_groups}
+    lease = _held_lease(tx, key)
+    members = tx.all(sa.select(lease_groups.c.group_id).where(lease_groups.c.token == key.token))
+    unknown = set(blamed) - {row.group_id for row in members}
     if unknown:
-        raise InvalidRequest(f"not groups of lease {lease_id}: {', '.join(sorted(unknown))}", param="groups")
+        raise InvalidRequest(f"not groups of lease {key.id}: {', '.join(sorted(unknown))}", param="blamed")
+    leased_groups = tx.all(
+        sa.select(groups).where(groups.c.lease_token == key.token, groups.c.status == GroupStatus.LEASED)
+    )
     dead = 0
     for row in leased_groups:
         failed = not blamed or row.id in blamed
         if failed:
             dead += fail(tx, row, reason, settings)
     end_lease(tx, lease, "refused")
-    tx.note("refused", lease_id, trainer=lease.trainer, policy=lease.policy, reason=reason)
+    tx.note("refused", key.id, trainer=lease.trainer, policy=lease.policy, reason=reason)
     return dead
 
 
-def release(tx: Tx, lease_id: str, token: int) -> None:
+def release(tx: Tx, key: LeaseKey) -> None:
     """The lease is over, unused."""
-    end_lease(tx, _held_lease(tx, lease_id, token), "released")
+    end_lease(tx, _held_lease(tx, key), "released")
 
 
-def rewind(tx: Tx, trainer: str, step: int, versions: Mapping[str, int]) -> Rewound:
-    """Brings back what the trainer acknowledged after `step`, and the groups of its open leases.
+def rewind(tx: Tx, trainer: str, restored: Rewind) -> Rewound:
+    """Brings back what the trainer acknowledged after the step, and the groups of its open leases.
 
-    `versions` are those of the restored weights, by policy; later ones are abandoned.
+    The trainer goes on as a new incarnation, which owns the policies; later versions of them are abandoned, and the
+    leases of others on them are over.
     """
-    row = lock_trainer(tx, trainer)
-    restored = {name: restore(tx, name, version) for name, version in sorted(versions.items())}
+    step = restored.step
+    row = new_incarnation(tx, trainer, restored)
+    foreign: list[Any] = []
+    versions: dict[str, int] = {}
+    for name, version in sorted(restored.versions.items()):
+        foreign += own(tx, locked_policy(tx, name), trainer, take_over=restored.take_over)
+        versions[name] = restore(tx, name, version)
+    for lease in foreign:
+        end_lease(tx, lease, "taken over")
     mine = sa.select(leases).where(leases.c.trainer == trainer).order_by(leases.c.token).with_for_update(key_share=True)
     freed = sum(end_lease(tx, lease, "rewound") for lease in tx.all(mine.where(leases.c.status == "open")))
     undone = tx.all(mine.where(leases.c.status == "acknowledged", leases.c.step > step))
@@ -127,6 +155,6 @@ def rewind(tx: Tx, trainer: str, step: int, versions: Mapping[str, int]) -> Rewo
     returned = tx.run(back.values(status=GroupStatus.COMPLETE, **cleared))
     if row.step is not None and row.step > step:
         tx.run(sa.update(trainers).where(trainers.c.name == trainer).values(step=step))
-    tx.note("rewound", trainer, step=step, acknowledged=returned, leased=freed)
+    tx.note("rewound", trainer, step=step, incarnation=row.incarnation, acknowledged=returned, leased=freed)
     tx.wake_trainers()
-    return Rewound(returned, freed, restored)
+    return Rewound(returned, freed, versions, row.incarnation)

@@ -8,11 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.contract.trainer import PolicyState
+from rolltap.contract.trainer import OwnerRequest, PolicyState
 from rolltap.errors import ConfigError, LedgerError, UnknownPolicy
 from rolltap.ledger.base import PolicyStats
+from rolltap.ledger.ownership import check_weights_owner, lock_incarnation
 from rolltap.ledger.rows import OUTSTANDING
-from rolltap.ledger.schema import abandoned, demands, groups, policies, rollouts
+from rolltap.ledger.schema import abandoned, demands, groups, policies, rollouts, version_digests
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.ledger.version_history import history_of
 from rolltap.types import GroupStatus
@@ -62,12 +63,22 @@ class PolicyVersions:
 
         return await self._uow.transact(work)
 
-    async def give_version(self, name: str, version: int) -> None:
-        """The engines are about to load weights as `version`: from now on the number is never that of others.
+    async def check_weights_owner(self, name: str, by: OwnerRequest) -> None:
+        """`TrainerFenced` unless the policy is the trainer's, in this incarnation."""
+        await self._uow.transact(lambda tx: _owned(tx, name, by))
 
-        `LedgerError` if it is lower than the one served, or of weights that a rewind abandoned.
+    async def give_version(self, name: str, version: int, digest: str, by: OwnerRequest) -> None:
+        """The engines are about to load the weights with `digest` as `version`: the number is never that of others.
+
+        `LedgerError` if it is lower than the one served, of weights that a rewind abandoned, or of another digest.
         """
-        await self._uow.transact(lambda tx: _give(tx, name, version))
+
+        def work(tx: Tx) -> None:
+            _owned(tx, name, by)
+            _give(tx, name, version)
+            _check_digest(tx, name, version, digest)
+
+        await self._uow.transact(work)
 
     async def set_paused(self, name: str, mode: str | None) -> None:
         """Notes that a weight update has begun in `mode`, or has ended."""
@@ -90,7 +101,25 @@ def _update(name: str) -> sa.Update:
 
 
 def _state_of(row: Any) -> PolicyState:
-    return PolicyState(row.name, row.version, row.tokenizer_hash, row.paused)
+    return PolicyState(row.name, row.version, row.tokenizer_hash, row.paused, row.owner, row.owned_since)
+
+
+def _owned(tx: Tx, name: str, by: OwnerRequest) -> None:
+    lock_incarnation(tx, by.trainer, by.incarnation)
+    check_weights_owner(locked_policy(tx, name), by.trainer)
+
+
+def _check_digest(tx: Tx, name: str, version: int, digest: str) -> None:
+    if tx.insert_new(version_digests, {"policy": name, "version": version, "digest": digest}):
+        return
+    of_version = sa.and_(version_digests.c.policy == name, version_digests.c.version == version)
+    known = tx.scalar(sa.select(version_digests.c.digest).where(of_version))
+    if known != digest:
+        raise LedgerError(
+            f"version {version} of policy {name!r} stands for weights with digest {known[:12]}, and these have "
+            f"{digest[:12]}: push them under the next number",
+            param="version",
+        )
 
 
 def restore(tx: Tx, name: str, version: int) -> int:
@@ -138,6 +167,14 @@ def policy_row(tx: Tx, name: str) -> Any:
 def locked_policy(tx: Tx, name: str) -> Any:
     """The policy's row, locked until the transaction ends."""
     row = tx.first(sa.select(policies).where(policies.c.name == name).with_for_update(key_share=True))
+    if row is None:
+        raise _unknown(tx, name)
+    return row
+
+
+def shared_policy(tx: Tx, name: str) -> Any:
+    """The policy's row: it gets no other owner until the transaction ends."""
+    row = tx.first(sa.select(policies).where(policies.c.name == name).with_for_update(read=True))
     if row is None:
         raise _unknown(tx, name)
     return row

@@ -5,18 +5,16 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from rolltap.contract.trainer import LeaseRequest, Replay
-from rolltap.ledger.claims import ClaimedGroups, lock_trainer, open_lease
-from rolltap.ledger.policies import policy_row
+from rolltap.ledger.claims import ClaimedGroups, admit, open_lease
 from rolltap.ledger.schema import groups
 from rolltap.ledger.unit_of_work import Tx
-from rolltap.ledger.version_history import VersionHistory, fresh, history_of
+from rolltap.ledger.version_history import VersionHistory, fresh
 from rolltap.types import GroupStatus
 
 
 def claim_replay(tx: Tx, request: LeaseRequest, replay: Replay) -> ClaimedGroups:
     """A lease on groups that `wanted` describes. They may be leased for replay any number of times."""
-    history = history_of(tx, policy_row(tx, request.policy))
-    lock_trainer(tx, request.trainer)
+    history = admit(tx, request)
     group_ids = _matching(tx, request, replay, history)
     if not group_ids:
         return ClaimedGroups("", 0, (), history)

@@ -34,7 +34,17 @@ policies = Table(
     Column("tokenizer_hash", String, nullable=False),
     Column("given", Integer, nullable=False),  # the highest version that engines were asked to load
     Column("paused", String),  # mode of the weight update under way
+    Column("owner", String),  # the trainer that trains it; None: nobody has claimed it yet
+    Column("owned_since", Double),
     Column("created_at", Double, nullable=False),
+)
+
+version_digests = Table(
+    "version_digests",
+    metadata,
+    Column("policy", ForeignKey("policies.name"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("digest", String, nullable=False),  # of the weights that engines were asked to load as this version
 )
 
 abandoned = Table(
@@ -182,6 +192,9 @@ trainers = Table(
     metadata,
     Column("name", String, primary_key=True),
     Column("step", BigInteger),
+    Column("run", String),  # the folder of checkpoints that goes by this name; None: it never rewound
+    Column("incarnation", Integer, nullable=False),  # how often the run was started; older ones are fenced
+    Column("started_at", Double),  # of the incarnation
 )
 
 demands = Table(

@@ -9,11 +9,12 @@ import sqlalchemy as sa
 
 from rolltap.contract.base import check_ttl
 from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
-from rolltap.contract.trainer import LeaseRequest, Rewound
+from rolltap.contract.trainer import LeaseRequest, Rewind, Rewound
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import dead_letters, leases
 from rolltap.ledger.base import DeadLetter, TrainedVersions
 from rolltap.ledger.claims import ClaimedGroups, claim, count_ready, return_group
+from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.replay import claim_replay
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
 from rolltap.ledger.schema import leases as lease_rows
@@ -55,28 +56,28 @@ class Trainers:
                 return
             await wait_for(ticket, min(left, self._uow.settings.poll))
 
-    async def extend(self, lease_id: str, token: int, ttl: float | None = None) -> float:
+    async def extend(self, lease: LeaseKey, ttl: float | None = None) -> float:
         """The lease holds for `ttl` seconds from now, which are returned."""
         ttl = self._uow.settings.lease_ttl if ttl is None else ttl
         check_ttl(ttl)
-        return await self._uow.transact(lambda tx: leases.extend(tx, lease_id, token, ttl))
+        return await self._uow.transact(lambda tx: leases.extend(tx, lease, ttl))
 
-    async def acknowledge(self, lease_id: str, token: int, step: int) -> int:
+    async def acknowledge(self, lease: LeaseKey, step: int) -> int:
         """The lease's groups are part of step `step`: they are never leased again, except by a rewind or as replay."""
-        return await self._uow.transact(lambda tx: leases.acknowledge(tx, lease_id, token, step))
+        return await self._uow.transact(lambda tx: leases.acknowledge(tx, lease, step))
 
-    async def refuse(self, lease_id: str, token: int, reason: str, blamed: Sequence[str] = ()) -> int:
+    async def refuse(self, lease: LeaseKey, reason: str, blamed: Sequence[str] = ()) -> int:
         """The trainer could not use the lease's groups; `blamed` (default: all) count a failure. Returns the dead."""
         settings = self._uow.settings
-        return await self._uow.transact(lambda tx: leases.refuse(tx, lease_id, token, reason, blamed, settings))
+        return await self._uow.transact(lambda tx: leases.refuse(tx, lease, reason, blamed, settings))
 
-    async def release(self, lease_id: str, token: int) -> None:
+    async def release(self, lease: LeaseKey) -> None:
         """The lease was never used: its groups are ready again, and no failure is counted."""
-        await self._uow.transact(lambda tx: leases.release(tx, lease_id, token))
+        await self._uow.transact(lambda tx: leases.release(tx, lease))
 
-    async def rewind(self, trainer: str, step: int, versions: Mapping[str, int]) -> Rewound:
-        """After a checkpoint of `step` was restored, of `versions` by policy: what came after it comes back."""
-        return await self._uow.transact(lambda tx: leases.rewind(tx, trainer, step, versions))
+    async def rewind(self, trainer: str, restored: Rewind) -> Rewound:
+        """After a checkpoint was restored: what came after it comes back, and the trainer owns its policies."""
+        return await self._uow.transact(lambda tx: leases.rewind(tx, trainer, restored))
 
     async def policies_of_lease(self, lease_id: str) -> Set[str]:
         """The policy of a lease's groups; none if there is no such lease."""

@@ -25,7 +25,7 @@ from rolltap.contract.trainer import LeaseRequest, Replay
 from rolltap.ledger.retention import claims
 from rolltap.types import Session
 
-from ..ledger.world import World
+from ..ledger.world import World, key
 from .facts import a_session, an_intent, append
 
 LARGE = b'{"text": "%s"}' % (b"large " * 400)
@@ -127,11 +127,11 @@ async def test_a_group_must_be_acknowledged_long_ago_and_not_be_leased_again(sql
     wanted = LeaseRequest("trainer", "policy", 1)
     lease = await world.ledger.trainers.lease(wanted)
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.WAITING
-    await world.ledger.trainers.acknowledge(lease.id, lease.token, 1)
+    await world.ledger.trainers.acknowledge(key(lease), 1)
     assert (await reasons(sql_log, before=100.0, **held))[first] == Reason.ACKNOWLEDGED_RECENTLY
     again = await world.ledger.trainers.lease(replace(wanted, replay=Replay()))
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.REPLAYED
-    await world.ledger.trainers.release(again.id, again.token)
+    await world.ledger.trainers.release(key(again))
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.ACKNOWLEDGED
     done = await prune(sql_log.database, before=late, exported={}, claims=claims)
     assert (done.sessions, done.calls) == (1, 1)

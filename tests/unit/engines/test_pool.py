@@ -211,7 +211,7 @@ async def test_replicas_that_stand_still_since_a_former_process_are_pushed_to(po
 
 
 def sent(version: int, ranks: int) -> Transfer:
-    return Transfer(version, "here", 1, "group", 1 + ranks, "gloo", 1.0, [])
+    return Transfer(version, "digest", "here", 1, "group", 1 + ranks, "gloo", 1.0, [], trainer="t", incarnation=1)
 
 
 async def test_what_is_sent_goes_to_all_that_answer(pool: EnginePool, replicas: list[Told]):

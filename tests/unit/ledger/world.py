@@ -15,11 +15,13 @@ import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
 from rolltap.contract.admin import FinishRollout, GroupRule, NewReward
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import RecordCorrupt
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.groups import GroupSpec
+from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.schema import metadata
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
@@ -144,6 +146,11 @@ class World:
 
 def wants(groups: int = 1, **more: object) -> LeaseRequest:
     return LeaseRequest("trainer", "policy", groups, **more)  # type: ignore[arg-type]
+
+
+def key(lease: Lease, incarnation: int = 0) -> LeaseKey:
+    """What a call about the lease shows."""
+    return LeaseKey(lease.id, lease.token, incarnation)
 
 
 async def status(world: World, group_id: str) -> GroupStatus:

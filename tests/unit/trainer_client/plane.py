@@ -18,6 +18,7 @@ from rolltap.errors import (
     LedgerError,
     RolltapError,
     StepRegression,
+    TrainerFenced,
     Unauthenticated,
     UnknownPolicy,
 )
@@ -56,6 +57,7 @@ class Plane:
     lose: set[str] = field(default_factory=set)
     fail_next: int = 0
     last_step: int | None = None
+    incarnation: int = 0
     paused: str | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -77,6 +79,8 @@ class Plane:
         parts = path.strip("/").split("/")
         with self.changed:
             self.calls.append((parts[-1] if method == "POST" else "policy", body))
+            if "run" not in body and body.get("incarnation", self.incarnation) != self.incarnation:
+                raise TrainerFenced(f"incarnation {self.incarnation} owns {self.policy}")
             match parts:
                 case ["leases"]:
                     return self._lease(body)
@@ -129,7 +133,10 @@ class Plane:
 
     def _rewind(self, step: int, versions: dict[str, int]) -> dict[str, Any]:
         restored = {name: one if one >= self.version else self.version + 1 for name, one in versions.items()}
-        back: dict[str, Any] = {"acknowledged": 0, "leased": 0, "versions": restored}
+        self.incarnation += 1
+        back: dict[str, Any] = {
+            "acknowledged": 0, "leased": 0, "versions": restored, "incarnation": self.incarnation
+        }  # fmt: skip
         for held in reversed(self.leases.values()):
             if held.step is not None and held.step > step:
                 back["acknowledged"] += len(held.groups)

@@ -18,6 +18,7 @@ from rolltap.errors import (
     RolltapError,
     ServerUnreachable,
     StepRegression,
+    TrainerFenced,
     Unauthenticated,
     UnknownPolicy,
 )
@@ -41,11 +42,14 @@ def call(request: pytest.FixtureRequest, plane: Plane) -> Iterator[Call]:
     with running(plane) as address:
 
         def blocking(name: str, *given: Any, url: str = address, key: str = KEY, **named: Any) -> Any:
-            return getattr(TrainerClient(url, key, "trainer", patience=0.5), name)(*given, **named)
+            client = TrainerClient(url, key, "trainer", run="run", patience=0.5)
+            client.caller["incarnation"] = plane.incarnation
+            return getattr(client, name)(*given, **named)
 
         def asynchronous(name: str, *given: Any, url: str = address, key: str = KEY, **named: Any) -> Any:
             async def send() -> Any:
-                async with AsyncTrainerClient(url, key, "trainer", patience=0.5) as client:
+                async with AsyncTrainerClient(url, key, "trainer", run="run", patience=0.5) as client:
+                    client.caller["incarnation"] = plane.incarnation
                     return await getattr(client, name)(*given, **named)
 
             return asyncio.run(send())
@@ -69,7 +73,7 @@ def test_a_lease_brings_whole_groups_array_for_array(call: Call, plane: Plane) -
     assert np.array_equal(sent.logprobs, got.logprobs)
     assert plane.calls[-1][1] == {
         "trainer": "trainer", "policy": "policy", "groups": 2, "max_staleness": 3, "stale": "drop", "wait": 2,
-        "at_least": 2, "ttl": 60, "batch": 2,
+        "at_least": 2, "ttl": 60, "batch": 2, "incarnation": 0,
     }  # fmt: skip
 
 
@@ -90,7 +94,7 @@ def test_a_lease_is_extended_acknowledged_and_rewound(call: Call, plane: Plane) 
     assert call("ack", lease, 3) == 1
     assert call("ack", lease, 3) == 1
     assert plane.acked == {"g0": 3}
-    assert call("rewind", 2, {"policy": 0}) == Rewound(acknowledged=1, leased=0, versions={"policy": 0})
+    assert call("rewind", 2, {"policy": 0}) == Rewound(1, 0, {"policy": 0}, incarnation=1)
     assert plane.acked == {}
 
 
@@ -103,7 +107,7 @@ def test_a_lease_is_refused_or_released(call: Call, plane: Plane) -> None:
 
 def test_weights_go_through_begin_push_finish(call: Call, plane: Plane) -> None:
     call("begin_update", "policy", "drain")
-    call("push", "policy", "/weights/step-1", 1)
+    call("push", "policy", "/weights/step-1", 1, digest="digest")
     call("finish_update", "policy")
     assert plane.names() == ["begin_update", "push", "finish_update"]
     assert call("policy", "policy") == PolicyState("policy", 1, "", None)
@@ -173,3 +177,32 @@ def test_every_error_of_the_server_arrives_as_its_own_kind(code: str) -> None:
     body = json.dumps({"error": {"code": code, "message": "why", "param": "field"}}).encode()
     error = error_of(500, body)
     assert (type(error), error.message, error.param) == (ERRORS[code], "why", "field")
+
+
+def test_every_call_carries_the_incarnation_of_the_last_rewind(plane: Plane) -> None:
+    with running(plane) as url:
+        first, second = (TrainerClient(url, KEY, "trainer", run="run", patience=0.5) for _ in range(2))
+        first.rewind(0, {"policy": 0})
+        plane.offer(random_group("g0", [1.0, 0.0], seed=0))
+        lease = first.lease("policy", groups=1, options=LeaseOptions(wait=0))
+        assert lease is not None
+        second.rewind(0, {"policy": 0}, take_over=True)
+        assert plane.calls[-1][1] == {"step": 0, "versions": {"policy": 0}, "run": "run", "take_over": True}
+        for refused in (
+            lambda: first.lease("policy", groups=1),
+            lambda: first.extend(lease),
+            lambda: first.ack(lease, 1),
+            lambda: first.nack(lease, "NaN"),
+            lambda: first.release(lease),
+            lambda: first.begin_update("policy"),
+            lambda: first.push("policy", "/weights", 1, digest="digest"),
+            lambda: first.finish_update("policy"),
+        ):
+            with pytest.raises(TrainerFenced):
+                refused()
+        second.begin_update("policy")
+        second.finish_update("policy")
+
+
+def test_a_client_without_a_run_is_a_run_of_its_own() -> None:
+    assert TrainerClient("http://x", KEY, "trainer").run != TrainerClient("http://x", KEY, "trainer").run

@@ -1,0 +1,50 @@
+"""A run: one folder of checkpoints, which one process at a time trains in.
+
+The folder holds the run's id. The server gives a policy to a run, so a trainer that was killed and starts again on its
+own folder gets it back without being asked, and a trainer with another folder does not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rolltap.errors import TrainerError
+
+ID_FILE = "run-id"
+LOCK_FILE = "lock"
+
+
+def run_id(folder: Path) -> str:
+    """The id of the run that keeps its checkpoints in `folder`; made, and on the disk, before this returns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ID_FILE
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        pass
+    making = folder / f".making-{ID_FILE}-{os.getpid()}"
+    with making.open("w", encoding="utf-8") as file:
+        file.write(uuid.uuid4().hex)
+        file.flush()
+        os.fsync(file.fileno())
+    with suppress(FileExistsError):
+        os.link(making, path)  # of two processes that begin at once, one wins
+    making.unlink()
+    return path.read_text(encoding="utf-8").strip()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else trains in `folder` meanwhile; `TrainerError` if another process does. A killed one's lock is gone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainerError(f"another process trains in {folder}: stop it, or give another --out") from None
+        yield
