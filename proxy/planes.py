@@ -22,6 +22,7 @@ from rolltap.proxy.routes import (
     metrics,
     nodes,
     policies,
+    reading,
     rollouts,
     sessions,
     tasks,
@@ -47,7 +48,7 @@ def admin_app(services: Services, keyring: Keyring) -> FastAPI:
     """Sessions, tasks, rollouts, rewards and keys."""
     app = _app("admin plane")
     guards = [Depends(guard(keyring, access.ADMIN_PLANE)), Depends(check_values)]
-    for part in (sessions, tasks, rollouts, nodes, events, metrics):
+    for part in (sessions, tasks, rollouts, nodes, events, metrics, reading):
         app.include_router(part.router(services), dependencies=guards)
     app.include_router(policies.admin_router(services), dependencies=guards)
     app.include_router(keys.router(services, keyring), dependencies=guards)

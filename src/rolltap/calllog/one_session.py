@@ -25,12 +25,13 @@ def fingerprint(connection: sa.Connection, session_id: str) -> Fingerprint:
         raise NotFound(f"no session {session_id!r}", param="session_id")
     joined = call_intents.outerjoin(call_completions, call_completions.c.call_id == call_intents.c.id)
     joined = joined.outerjoin(deliveries, deliveries.c.call_id == call_intents.c.id)
-    counts = sa.select(*(sa.func.count(t.c[name]) for t, name in _COUNTED)).select_from(joined)
+    counts = sa.select(
+        sa.func.count(call_intents.c.id),
+        sa.func.count(call_completions.c.call_id),
+        sa.func.count(deliveries.c.call_id),
+    ).select_from(joined)
     intents, ended, delivered = connection.execute(counts.where(call_intents.c.session_id == session_id)).one()
     return known.closed_at, intents, ended, delivered
-
-
-_COUNTED = ((call_intents, "id"), (call_completions, "call_id"), (deliveries, "call_id"))
 
 
 def fetch_session(connection: sa.Connection, session_id: str) -> StoredSessions:

@@ -49,7 +49,7 @@ def run_line(counts: PolicyCounts) -> RunLine | None:
 
 def run_point(row: Any) -> RunPoint:
     """A completed group's row."""
-    known = row.oldest_version is not None and row.newest_version is not None
+    oldest, newest = row.oldest_version, row.newest_version
     return RunPoint(
         group_id=row.id,
         at=row.completed_at,
@@ -57,9 +57,9 @@ def run_point(row: Any) -> RunPoint:
         rollouts=row.n,
         reward_mean=row.reward_mean,
         zero_variance=row.zero_variance,
-        oldest_version=row.oldest_version,
-        newest_version=row.newest_version,
-        staleness=row.newest_version - row.oldest_version if known else None,
+        oldest_version=oldest,
+        newest_version=newest,
+        staleness=None if oldest is None or newest is None else newest - oldest,
         step=row.acked_step,
     )
 

@@ -189,7 +189,8 @@ class RecordReader:
         found = decoded.breaks.get(call_id)
         if found is None:
             return None
-        parent = decoded.context(found.parent_id) if found.parent_id in decoded.rows else None
+        parent_id = found.parent_id
+        parent = decoded.context(parent_id) if parent_id is not None and parent_id in decoded.rows else None
         context = decoded.context(call_id)
         vocabulary = self._vocabulary(context.row.intent.policy)
         return await asyncio.to_thread(both_sides, found, context, parent, around, vocabulary)

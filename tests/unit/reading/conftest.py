@@ -41,7 +41,7 @@ class Talk:
 
     async def two_turns(self) -> list[dict[str, Any]]:
         """A question, a tool call with its result, an answer; the whole conversation."""
-        history = [SYSTEM, QUESTION]
+        history: list[dict[str, Any]] = [SYSTEM, QUESTION]
         history.append(await self.ask(*history))
         call_id = history[-1]["tool_calls"][0]["id"]
         history.append({"role": "tool", "tool_call_id": call_id, "content": "stripes.txt"})

@@ -1,0 +1,138 @@
+"""The read routes answer what their OpenAPI schema says, with the record's own values."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jsonschema
+import pytest
+
+from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.engine.scripted import say
+from rolltap.harnesses.client import ClaimedRollout
+from rolltap.types import RolloutStatus, Task
+
+from ..harnesses.house import POLICY, House, house
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(say("Zebras are striped."), tmp_path) as home:
+        yield home
+
+
+class Admin:
+    """The admin plane; every answer is held against the schema of its route."""
+
+    def __init__(self, home: House, http: aiohttp.ClientSession) -> None:
+        self._url, self._http = home.urls["admin"], http
+        self._headers = {"Authorization": f"Bearer {home.app.settings.keys.admin}"}
+        self.schema: dict[str, Any] = home.app.planes["admin"].app.openapi()
+
+    async def get(self, route: str, *, status: int = 200, **ids: Any) -> Any:
+        """`ids` that are in the route's path, and its query."""
+        path = route.format(**ids)
+        query = [(name, value) for name, value in ids.items() if f"{{{name}}}" not in route]
+        async with self._http.get(self._url + path, params=query, headers=self._headers) as response:
+            body = await response.json()
+            assert response.status == status, body
+        if status == 200:
+            self.check(self.schema["paths"][route]["get"], body)
+        return body
+
+    async def post(self, route: str, body: dict[str, Any], *, status: int = 200) -> Any:
+        async with self._http.post(self._url + route, json=body, headers=self._headers) as response:
+            answer = await response.json()
+            assert response.status == status, answer
+        if status == 200:
+            self.check(self.schema["paths"][route]["post"], answer)
+        return answer
+
+    def check(self, operation: dict[str, Any], body: Any) -> None:
+        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        jsonschema.validate(body, {**schema, "components": self.schema["components"]})
+
+
+async def ask(home: House, http: aiohttp.ClientSession, key: str, text: str) -> None:
+    body = {"model": POLICY, "messages": [{"role": "user", "content": text}]}
+    headers = {"Authorization": f"Bearer {key}"}
+    async with http.post(f"{home.urls['agent']}/v1/chat/completions", json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+
+
+async def played_group(home: House, http: aiohttp.ClientSession) -> tuple[str, list[str]]:
+    """A complete group of two rollouts, and their sessions."""
+    task = Task("t", "Look.")
+    group = await home.client.open_group(task, policy=POLICY, n=2)
+    sessions = []
+    for value, rollout_id in enumerate(group.rollout_ids):
+        opened = await home.client.start_rollout(ClaimedRollout(rollout_id), ttl=60)
+        await ask(home, http, opened.endpoint.key, "What of zebras?")
+        await home.client.reward(NewReward(rollout_id, float(value)))
+        end = FinishRollout(RolloutStatus.SUCCEEDED, opened.attempt, evaluation="looked well")
+        await home.client.finish_rollout(rollout_id, end)
+        sessions.append(opened.session_id)
+    return group.id, sessions
+
+
+async def test_every_read_route_answers_as_its_schema_says(home: House):
+    async with aiohttp.ClientSession() as http:
+        admin = Admin(home, http)
+        group_id, session_ids = await played_group(home, http)
+        page = await admin.get("/read/sessions", sort="reward", where="reward>=0")
+        assert [session["id"] for session in page["sessions"]] == session_ids[::-1]
+        assert [session["reward"] for session in page["sessions"]] == [1.0, 0.0]
+        shown = await admin.get("/read/sessions/{session_id}", session_id=session_ids[0])
+        (call,) = shown["calls"]
+        (turn,) = await admin.get("/read/sessions/{session_id}/transcript", session_id=session_ids[0])
+        assert turn["reply"]["parts"][0]["text"] == "Zebras are striped."
+        detail = await admin.get("/read/calls/{call_id}", call_id=call["id"])
+        assert detail["messages"][0]["parts"][0]["text"] == "What of zebras?"
+        tokens = await admin.get("/read/calls/{call_id}/tokens", call_id=call["id"], start=2, end=4)
+        assert [token["index"] for token in tokens["tokens"]] == [2, 3]
+        assert await admin.get("/read/calls/{call_id}/break", call_id=call["id"]) is None
+        (line,) = await admin.get("/read/groups")
+        assert (line["id"], line["rewards"]) == (group_id, [0.0, 1.0])
+        group = await admin.get("/read/groups/{group_id}", group_id=group_id)
+        assert [rollout["reward"] for rollout in group["rollouts"]] == [1.0, 0.0]
+        assert group["rollouts"][0]["evaluation"] == "looked well"
+        assert group["common_tokens"] == call["prompt_tokens"] + call["output_tokens"]
+        rollout_id = group["rollouts"][1]["rollout"]["id"]
+        assert (await admin.get("/read/rollouts/{rollout_id}", rollout_id=rollout_id))["attempts"] == 1
+        (policy,) = await admin.get("/read/policies")
+        assert policy["groups"] == {"complete": 1}
+        (run,) = await admin.get("/read/runs")
+        assert (run["policy"], run["rollouts"], run["reward"]) == (POLICY, 2, 0.5)
+        (point,) = await admin.get("/read/runs/{policy}", policy=POLICY)
+        assert (point["group_id"], point["reward_mean"]) == (group_id, 0.5)
+
+
+async def test_a_captured_call_is_scored_labelled_and_found(home: House):
+    async with aiohttp.ClientSession() as http:
+        admin = Admin(home, http)
+        session = await home.client.open_session(policy=POLICY)
+        await ask(home, http, session.endpoint.key, "What of zebras?")
+        (call,) = (await admin.get("/read/sessions/{session_id}", session_id=session.session_id))["calls"]
+        score = {"kind": "score", "name": "taste", "value": 1, "call_id": call["id"]}
+        added = await admin.post("/read/notes", score)
+        assert (added["session_id"], added["value"], added["author"]) == (session.session_id, 1, "admin")
+        await admin.post("/read/notes", {"kind": "tag", "name": "set", "value": "a", "session_id": session.session_id})
+        (found,) = (await admin.get("/read/sessions", where="tag.set=a"))["sessions"]
+        assert found["id"] == session.session_id
+        assert (await admin.get("/read/calls/{call_id}", call_id=call["id"]))["notes"] == [added]
+        refused = await admin.post("/read/notes", {**score, "value": "much"}, status=400)
+        assert refused["error"]["param"] == "value"
+
+
+async def test_what_cannot_be_asked_is_refused_by_name(home: House):
+    async with aiohttp.ClientSession() as http:
+        admin = Admin(home, http)
+        refused = await admin.get("/read/sessions", status=400, where="colour=red")
+        assert "no field 'colour'" in refused["error"]["message"]
+        for route in ("/read/sessions/{id}", "/read/calls/{id}", "/read/calls/{id}/tokens", "/read/groups/{id}"):
+            assert (await admin.get(route, id="nobody", status=404))["error"]["code"] == "not_found"
+        async with http.get(f"{home.urls['admin']}/read/sessions") as response:
+            assert response.status == 401
