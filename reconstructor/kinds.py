@@ -5,8 +5,10 @@
 3. `role`: the session's owner gave the caller a role, whose calls are the agent's.
 4. `replaces_history`: a summary. Nothing goes on from the reply; the next call of the same agent has a shorter history,
    and quotes the reply or was preceded by this call without tools.
-5. `aside`: a side call. The session's agent offers tools, this call offers none, and nothing goes on from it.
-6. `agent`: everything else. So in a session that never offers tools every call is the agent's.
+5. `aside`: a side call. The session's agent offers tools, this call offers none, and nothing goes on from it. Where no
+   call offers tools: a request of its own that nothing goes on from, beside a conversation of several calls, and for
+   another model or delivered otherwise (streamed or whole) than any call of that conversation.
+6. `agent`: everything else. So in a session that never offers tools nearly every call is the agent's.
 
 What a reply quotes does not count; what a later prompt quotes does.
 """
@@ -64,9 +66,10 @@ def purposes_of(forest: TokenForest) -> Purposes:
         kind, rule = _stated(node) or (CallKind.MAIN, KindRule.AGENT)
         if rule is KindRule.AGENT and node.id in summaries:
             kind, rule = CallKind.SUMMARY, KindRule.REPLACES_HISTORY
-        elif rule is KindRule.AGENT and offers_tools and _is_aside(node, threads):
+        elif rule is KindRule.AGENT and (_is_aside(node, threads) if offers_tools else _is_apart(node, threads)):
             kind, rule = CallKind.AUXILIARY, KindRule.ASIDE
-        by_call[node.id] = Purpose(kind, rule, node.call.agent or agents.get(node.id, ""))
+        agent = agents.get(node.id, "") if kind is CallKind.MAIN else ""
+        by_call[node.id] = Purpose(kind, rule, node.call.agent or agent)
     stated = (node.id for node in forest if _follows_stated_summary(forest, node, by_call))
     return Purposes(by_call, frozenset([*summaries.values(), *stated]))
 
@@ -102,6 +105,17 @@ def _is_aside(node: PrefixNode, threads: Threads) -> bool:
     if len(thread.calls) == 1 or threads.depths[node.id] == 0:
         return True
     return bool(thread.toolsets) and thread.calls[-1] is not node
+
+
+def _is_apart(node: PrefixNode, threads: Threads) -> bool:
+    """Whether a call, in a session without tools, is a request of its own made in another manner than the longest
+    conversation's: what a harness asks beside its agent (a commit message, a name) often goes another way.
+    """
+    manner = node.call.shape.manner
+    conversation = max(threads.threads, key=lambda thread: len(thread.calls))
+    if not manner or len(threads.by_call[node.id].calls) > 1 or len(conversation.calls) < 2:
+        return False
+    return all(other.call.shape.manner not in ("", manner) for other in conversation.calls)
 
 
 def _summaries(forest: TokenForest, threads: Threads) -> dict[str, str]:

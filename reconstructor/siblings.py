@@ -42,11 +42,11 @@ def abandoned_calls(forest: TokenForest) -> set[str]:
 
 
 def _retries(forest: TokenForest) -> Iterator[list[PrefixNode]]:
-    """Calls that asked the same of the same prompt."""
+    """Calls of one agent that asked the same of the same prompt."""
     for siblings in forest.siblings():
-        alike: dict[str, list[PrefixNode]] = {}
+        alike: dict[tuple[str, str], list[PrefixNode]] = {}
         for node in siblings:
-            alike.setdefault(node.call.shape.asked, []).append(node)
+            alike.setdefault((node.call.agent, node.call.shape.asked), []).append(node)
         yield from alike.values()
 
 

@@ -29,6 +29,7 @@ def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) ->
         replies=sum(message.role == "assistant" for message in chat.messages) if apart else 0,
         choices=chat.sampling.n,
         constrained=forced,
+        manner=f"{chat.model}, {'streamed' if chat.stream else 'whole'}",
         unapplied=unapplied,
         asked=_asked(chat),
         role=chat.model if chat.hints.kind == CallKind.MAIN else "",

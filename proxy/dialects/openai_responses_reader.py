@@ -15,6 +15,9 @@ READ = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
+NOTHING = msgspec.Raw()
+
+
 class _Cached(msgspec.Struct):
     cached_tokens: int | None = None
 
@@ -48,8 +51,8 @@ class _Response(msgspec.Struct):
 class _Event(msgspec.Struct):
     type: str
     response: _Response | None = None
-    item: msgspec.Raw | None = None
-    delta: msgspec.Raw | None = None
+    item: msgspec.Raw = NOTHING  # "Raw or null" would take null only
+    delta: msgspec.Raw = NOTHING
     message: str | None = None
 
 
@@ -72,10 +75,10 @@ class ResponsesReader:
         elif event.type == "error":
             self.closing = self.ended = True
             self.error = event.message or "error"
-        elif event.type == "response.output_item.done" and event.item is not None:
+        elif event.type == "response.output_item.done" and event.item is not NOTHING:
             self._items.append(event.item.copy())
             self._open = ""
-        elif event.type == "response.output_text.delta" and event.delta is not None:
+        elif event.type == "response.output_text.delta" and event.delta is not NOTHING:
             self._open += msgspec.json.decode(event.delta, type=str)
 
     def whole(self, body: bytes) -> None:

@@ -159,6 +159,7 @@ class CallShape:
     constrained: bool = False  # a grammar or a forced tool call limits what can be sampled
     unapplied: tuple[str, ...] = ()  # fields of the request that were taken and changed nothing
     asked: str = ""  # digest of the tool choice, effort and grammar asked for; "" for none: others are no retries
+    manner: str = ""  # the model's name as the client gave it, and whether it reads the reply as a stream
     role: str = ""  # the role that the session's owner gave the caller
     quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
 

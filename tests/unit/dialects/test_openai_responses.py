@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from rolltap.proxy.conversation.chat import (
@@ -24,6 +25,7 @@ from rolltap.proxy.conversation.chat import (
     Usage,
 )
 from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects.openai_responses_reader import ResponsesReader
 
 USER = {"role": "user", "content": "hi"}
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
@@ -231,3 +233,13 @@ def test_a_keep_alive_is_a_numbered_event(parse: Any) -> None:
     writer.write(ReplyStarted("c", 0, "m"))
     alive = json.loads(writer.keep_alive().split(b"data: ")[1])
     assert (alive["type"], alive["sequence_number"]) == ("response.in_progress", 2)
+
+
+def test_a_vendors_stream_is_read_as_far_as_it_came() -> None:
+    reader = ResponsesReader()
+    reader.event(b'{"type": "response.output_item.added", "item": {"type": "reasoning", "summary": []}}')
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    reader.event(msgspec.json.encode({"type": "response.output_item.done", "item": call}))
+    reader.event(b'{"type": "response.output_text.delta", "delta": "I lo"}')
+    message = reader.choice().message
+    assert (message.text, [made.name for made in message.tool_calls]) == ("I lo", ["look"])
