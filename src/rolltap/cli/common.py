@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rolltap.cli.client import PlaneClient, kept_key
+from rolltap.cli.screen import say
 from rolltap.contract.keys import Role
 from rolltap.errors import ConfigError, RolltapError
 
@@ -41,7 +42,7 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except RolltapError as error:
-            typer.secho(f"rolltap: {error.message}", fg="red", err=True)
+            say(f"rolltap: {error.message}", style="red", err=True)
             raise typer.Exit(1) from None
 
     return wrapped

@@ -7,10 +7,10 @@ from typing import Annotated
 from urllib.parse import quote, urlencode
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rolltap.cli.common import ConfigOption, JsonOption, TrainerUrlOption, connect, one_line_errors
+from rolltap.cli.screen import Screen, say
 
 app = typer.Typer(help="List and revive groups that trainers refused too often.", no_args_is_help=True)
 
@@ -28,13 +28,13 @@ def list_(
     query = {"limit": limit} | ({"policy": policy} if policy else {})
     letters = connect("trainer", config, url).call("GET", f"/dead-letters?{urlencode(query)}")["dead_letters"]
     if as_json:
-        typer.echo(json.dumps(letters))
+        say(json.dumps(letters))
         return
     table = Table("group", "policy", "task", "failures", "reason")
     for letter in letters:
         group = letter["group"]
         table.add_row(group["id"], group["policy"], group["task_id"], str(group["failures"]), letter["reason"])
-    Console().print(table)
+    Screen().print(table)
 
 
 @app.command()
@@ -44,4 +44,4 @@ def revive(groups: list[str], url: TrainerUrlOption = None, config: ConfigOption
     client = connect("trainer", config, url)
     for group in groups:
         client.call("POST", f"/dead-letters/{quote(group, safe='')}/revive")
-        typer.echo(f"group {group} is ready again")
+        say(f"group {group} is ready again")

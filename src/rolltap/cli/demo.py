@@ -18,10 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from rolltap.cli.doctor import missing_modules
 from rolltap.cli.export import ExportJob, run_export
+from rolltap.cli.screen import Screen
 from rolltap.demo.learn import (
     MEASURED_AT,
     PENALISED,
@@ -50,7 +49,7 @@ MADE = ("data", "dataset", "train", "rolltap.toml", "reward.png", "report.json",
 
 def run(*, seeds: list[int], out: Path, recipe: DemoRecipe, shuffle_rewards: bool, report: Path | None = None) -> None:
     """Runs every seed and prints the results. `report` defaults to `report.json` in `out`."""
-    console = Console()
+    console = Screen()
     check_installation()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the demo's processes end with it
     prepare_folder(out)
@@ -72,7 +71,7 @@ def run(*, seeds: list[int], out: Path, recipe: DemoRecipe, shuffle_rewards: boo
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps(figures, indent=2), encoding="utf-8")
     for result in results:
-        console.print(f"seed {result.seed}  reward by step  [green]{sparkline(result.curve)}[/]")
+        console.print(f"seed {result.seed}  reward by step  {sparkline(result.curve)}")
     console.print(closing_table(figures))
     first = out / f"seed-{seeds[0]}" if len(seeds) > 1 else out
     console.print(f"database  {first}/data/rolltap.db\ndataset   {first}/dataset\nplot      {out}/reward.png")
@@ -116,9 +115,9 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _run_seed(console: Console, folder: Path, recipe: DemoRecipe, seed: int, shuffle: bool) -> SeedResult:
+def _run_seed(console: Screen, folder: Path, recipe: DemoRecipe, seed: int, shuffle: bool) -> SeedResult:
     label = " (control: rewards shuffled)" if shuffle else ""
-    console.print(f"[bold]seed {seed}[/]{label}: mini-swe-agent, unmodified, on small file-system tasks")
+    console.print(f"seed {seed}{label}: mini-swe-agent, unmodified, on small file-system tasks")
     with progress_bars(console) as bars, Stack(folder.absolute(), FOLDER, POLICIES) as stack:
         tasks = {
             "before": bars.add_task("held-out tasks before", total=recipe.held_out, note=""),
@@ -137,7 +136,7 @@ def _run_seed(console: Console, folder: Path, recipe: DemoRecipe, seed: int, shu
             raise failed.exceptions[0] from None
 
 
-def _record(console: Console, folder: Path) -> dict[str, Any]:
+def _record(console: Screen, folder: Path) -> dict[str, Any]:
     """Exports the record of the trained policy, as `rolltap export` would; returns the reconstruction report."""
     job = ExportJob(
         store=f"sqlite:///{(folder / 'data' / 'rolltap.db').absolute()}",

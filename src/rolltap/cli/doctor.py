@@ -7,11 +7,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rolltap.cli.checks import Finding, check_engines, check_store
+from rolltap.cli.screen import Screen
 from rolltap.errors import RolltapError
 from rolltap.settings import load_settings
 
@@ -37,7 +37,7 @@ async def check(config: Path | None) -> bool:
     for finding in findings:
         style = None if finding.healthy else "red"
         table.add_row(*(Text(cell) for cell in (finding.what, finding.state, finding.advice)), style=style)
-    Console().print(table)
+    Screen().print(table)
     return all(finding.healthy for finding in findings)
 
 
@@ -52,9 +52,9 @@ def audit(model: Path) -> bool:
     table = Table("new messages", "bridged", "why not", title=f"chat template of {model}")
     for result in results:
         table.add_row(result.scenario.replace("_", " "), "yes" if result.admitted else "no", result.reason)
-    Console().print(table)
+    Screen().print(table)
     unread = "written in no known form, so they come as text: name the policy's family or tool_format"
-    Console().print(f"tool calls: {unread if renderer.tool_format == 'none' else renderer.tool_format}", soft_wrap=True)
+    Screen().print(f"tool calls: {unread if renderer.tool_format == 'none' else renderer.tool_format}", soft_wrap=True)
     return all(result.admitted for result in results)
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
+from rolltap.cli.screen import Screen
 from rolltap.datasets.record import Reading, open_record, recorded_groups
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
@@ -27,7 +28,7 @@ from rolltap.types import Session
 SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"
 """Environment variable with further secrets to keep out, separated by newlines."""
 
-console = Console(stderr=True, highlight=False)
+console = Screen(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,5 @@ def _print(out: Path, manifest: dict[str, Any]) -> None:
         console.print(f"without a row: {count:,} ({reason})")
     if note := manifest.get("note"):
         checked = manifest.get("rerendered")
-        console.print(
-            f"[yellow]{note}[/]" + (f": {checked['differ']:,} of {checked['rows']:,} rows differ" if checked else "")
-        )
+        differing = f": {checked['differ']:,} of {checked['rows']:,} rows differ" if checked else ""
+        console.print(Text.assemble((note, "yellow"), differing))

@@ -8,10 +8,10 @@ from typing import Annotated
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors, plane_url
+from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits
 from rolltap.harnesses.install import find, install, on_path
@@ -34,7 +34,7 @@ def list_() -> None:
         release = f"{package.name} {package.version}" if package else ""
         table.add_row(name, harness.dialect, release, installed(harness))
     table.add_row("command", "any", "", "any command: rolltap run command -- ARGV...")
-    Console().print(table)
+    Screen().print(table)
 
 
 def installed(harness: Harness) -> str:
@@ -57,8 +57,8 @@ def installed(harness: Harness) -> str:
 def show(name: str, dialect: DialectOption = "") -> None:
     """The recipe: what launches the harness, and what to know of it."""
     harness = get_harness(name, dialect=dialect)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{harness.name}[/]: speaks {harness.dialect}")
+    console = Screen(highlight=False, soft_wrap=True)
+    console.print(f"{harness.name}: speaks {harness.dialect}")
     if harness.package is not None:
         package = harness.package
         console.print(f"tested: {package.manager} {package.name} {package.version}; here: {installed(harness)}")
@@ -66,11 +66,11 @@ def show(name: str, dialect: DialectOption = "") -> None:
     launch = harness.launch(Job(example, "PROMPT", Path("WORKDIR"), Path("~"), Limits()))
     if isinstance(launch, Command):
         for line in recipe(launch):
-            console.print(line, markup=False)
+            console.print(line)
     else:
         console.print("runs inside the runner, through its Python API")
     for quirk in harness.quirks:
-        console.print(f"- {quirk}", markup=False)
+        console.print(f"- {quirk}")
 
 
 @app.command("install")
@@ -82,7 +82,7 @@ def install_(names: Annotated[list[str], typer.Argument(help="harnesses")]) -> N
         if package is None:
             raise ConfigError(f"{name} has nothing to install")
         done = install(package)
-        typer.echo(f"{name}: {package.name} {package.version}, {done.seconds:g} s, {done.bins[-1]}")
+        say(f"{name}: {package.name} {package.version}, {done.seconds:g} s, {done.bins[-1]}")
 
 
 @app.command()
@@ -116,7 +116,7 @@ def env(
     if not isinstance(launch, Command):
         raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
     for line in recipe(launch):
-        typer.echo(line)
+        say(line)
 
 
 def recipe(launch: Command) -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rolltap.cli.common import ConfigOption, one_line_errors
 from rolltap.cli.export import settings_store
+from rolltap.cli.screen import Screen
 from rolltap.datasets.importing import read_file, write
 from rolltap.reconstructor.importers import READERS
 
@@ -29,4 +29,4 @@ def import_(
     found = [imported for path in files for imported in read_file(path, format)]
     written = asyncio.run(write(store or settings_store(config), found))
     known = f", {len(found) - written:,} were there already" if written < len(found) else ""
-    Console(stderr=True, highlight=False).print(f"{written:,} sessions imported{known}")
+    Screen(stderr=True, highlight=False).print(f"{written:,} sessions imported{known}")

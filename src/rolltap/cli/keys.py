@@ -9,11 +9,10 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
+from rolltap.cli.screen import Screen, say
 from rolltap.contract.keys import ROLES
 from rolltap.errors import ConfigError
 
@@ -50,14 +49,14 @@ def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOpti
     """The minted keys, the newest first. Those of the settings (keys.toml) are not among them."""
     keys = connect("admin", config, url).call("GET", "/keys")["keys"]
     if as_json:
-        typer.echo(json.dumps(keys))
+        say(json.dumps(keys))
         return
     table = Table("key", "name", "role", "policies", "minted by", "state")
     for key in keys:
         policies = "" if key["policies"] is None else " ".join(key["policies"])
         row = (key["id"], key["name"], key["role"], policies, key["minted_by"], _state(key))
-        table.add_row(*map(escape, row))
-    Console().print(table)
+        table.add_row(*row)
+    Screen().print(table)
 
 
 @app.command()
@@ -83,9 +82,9 @@ def revoke(
     """Ends a key and every key that was minted with it."""
     revoked = connect("admin", config, url).call("POST", f"/keys/{quote(key, safe='')}/revoke")["revoked"]
     for id in revoked:
-        typer.echo(f"key {id} is revoked")
+        say(f"key {id} is revoked")
     if not revoked:
-        typer.echo(f"key {key} was revoked before")
+        say(f"key {key} was revoked before")
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -98,10 +97,10 @@ def seconds_of(text: str, option: str) -> float:
 
 def _print(minted: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(minted))
+        say(json.dumps(minted))
         return
-    typer.echo(f"# {minted['role']} key {minted['id']} ({minted['name']}), {_state(minted)}; it is shown only now")
-    typer.echo(f"export ROLLTAP_{minted['role'].upper()}_KEY={minted['key']}")
+    say(f"# {minted['role']} key {minted['id']} ({minted['name']}), {_state(minted)}; it is shown only now")
+    say(f"export ROLLTAP_{minted['role'].upper()}_KEY={minted['key']}")
 
 
 def _state(key: dict[str, Any]) -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
@@ -27,10 +27,11 @@ from rolltap.calllog.prune import PruneDecision
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.common import ConfigOption, one_line_errors
 from rolltap.cli.export import settings_store
+from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError
 
 app = typer.Typer(help="Look after the call log: verify, stats, export, import, prune, upgrade.", no_args_is_help=True)
-console = Console(stderr=True, highlight=False)
+console = Screen(stderr=True, highlight=False)
 
 StoreOption = Annotated[str, typer.Option(help="sqlite:///PATH or postgresql://...; default the settings' store")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -51,10 +52,10 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
     with _progress("rows") as show:
         found = asyncio.run(run(show))
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        say(json.dumps(asdict(found)))
     else:
         for problem in found.problems[:SHOWN]:
-            console.print(problem, style="red", markup=False)
+            console.print(problem, style="red")
         more = found.problem_count - min(SHOWN, len(found.problems))
         if more:
             console.print(f"... and {more:,} more")
@@ -77,7 +78,7 @@ def stats(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOpt
     with console.status("counting"):
         found = asyncio.run(run())
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        say(json.dumps(asdict(found)))
         return
     table = Table(show_header=False)
     for name, value in asdict(found).items():
@@ -209,7 +210,7 @@ def _verdicts(verdicts: list[PruneDecision]) -> Table:
         by_reason[verdict.goes, verdict.reason].append(verdict)
     for (goes, reason), found in sorted(by_reason.items(), key=lambda item: (not item[0][0], item[0][1])):
         calls = sum(verdict.calls for verdict in found)
-        does = "[red]goes[/]" if goes else "stays"
+        does = Text("goes", "red") if goes else "stays"
         table.add_row(f"{len(found):,}", f"{calls:,}", does, reason, found[0].session_id)
     return table
 

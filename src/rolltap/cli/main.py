@@ -25,6 +25,7 @@ from rolltap.cli import (
     view,
 )
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
+from rolltap.cli.screen import say
 
 app = typer.Typer(
     name="rolltap",
@@ -38,7 +39,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
     if version:
-        typer.echo(f"rolltap {__version__}")
+        say(f"rolltap {__version__}")
         raise typer.Exit
 
 

@@ -13,6 +13,7 @@ import typer
 
 from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
+from rolltap.cli.screen import say
 from rolltap.errors import ConfigError
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.lifecycle import Slots
@@ -56,7 +57,7 @@ async def run_node(plane: PlaneClient, settings: NodeSettings, defaults: Default
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    typer.echo(f"node {settings.name}: {settings.slots.run} agents at once, from {plane.url}")
+    say(f"node {settings.name}: {settings.slots.run} agents at once, from {plane.url}")
     async with AdminClient(plane.url, plane.key) as client:
         await NodeAgent(client, settings, defaults).run(stop, until_idle=until_idle)
 
@@ -90,9 +91,9 @@ def up(
     )
     runner = RayRunner(settings)
     runner.connect()
-    typer.echo(f"{runner.place()} nodes")
+    say(f"{runner.place()} nodes")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has its own handler, which leaves at once
     try:
         runner.run()
     except KeyboardInterrupt:
-        typer.echo("stopped")
+        say("stopped")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
+from rolltap.cli.screen import say
 
 
 @one_line_errors
@@ -19,7 +20,7 @@ def rollout(
 ) -> None:
     """Shows how a rollout ended, its rewards, and all that its evaluator saw."""
     details = connect("admin", config, url).call("GET", f"/rollouts/{id}")
-    typer.echo(json.dumps(details) if as_json else describe(details))
+    say(json.dumps(details) if as_json else describe(details))
 
 
 def describe(rollout: dict[str, Any]) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
+from rolltap.cli.screen import Screen
 from rolltap.cli.tasks import Work, run_tasks
 from rolltap.errors import RolltapError, TaskInvalid
 from rolltap.harnesses.base import Ending, Exit, Harness, Job, Limits, PythonCall
@@ -27,7 +27,7 @@ RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bub
 POLICY_HELP = "policy that answers; default the only one; tasks: also ROLE=NAME,ROLE=NAME, where several play"
 AGENT_S = 24 * 3600.0
 
-console = Console(highlight=False)
+console = Screen(highlight=False)
 
 
 @one_line_errors
@@ -81,7 +81,7 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
     runtime = HereRuntime(Path.cwd(), installation.bins if installation else ())
     async with AdminClient(plane.url, plane.key) as client:
         session = await client.open_session(policy=policy, tags={"harness": harness.name})
-        console.print(f"session [bold]{session.session_id}[/] · {harness.name} · rolltap sessions show to see it again")
+        console.print(f"session {session.session_id} · {harness.name} · rolltap sessions show to see it again")
         workspace = await runtime.prepare(Empty())
         try:
             job = Job(session.endpoint, prompt, workspace.workdir, workspace.home, Limits(agent_s=AGENT_S))
@@ -104,8 +104,8 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
 
 
 def _tell(exit_: Exit, calls: int) -> bool:
-    console.print(exit_.output.rstrip(), markup=False)
-    console.print(f"[bold]{exit_.ending.value}[/] after {exit_.seconds:.1f} s and {calls} calls")
+    console.print(exit_.output.rstrip())
+    console.print(f"{exit_.ending.value} after {exit_.seconds:.1f} s and {calls} calls")
     return exit_.ending not in (Ending.DONE, Ending.LIMIT)
 
 
@@ -128,5 +128,5 @@ async def _show_new_calls(client: AdminClient, session: OpenedSession, seen: set
 def _call_line(number: int, call: dict[str, Any]) -> str:
     text = f"call {number}: {call['prompt_tokens']} + {call['output_tokens']} tokens, {call['outcome']}"
     if call.get("break"):
-        text += f" [yellow]({call['break']['reason']})[/]"
+        text += f" ({call['break']['reason']})"
     return text

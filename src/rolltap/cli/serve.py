@@ -8,9 +8,9 @@ from pathlib import Path
 from socket import socket as Socket
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from rolltap.cli.screen import Screen
 from rolltap.errors import ConfigError
 from rolltap.settings import PlaneName, Settings, hide_password, load_settings
 
@@ -87,13 +87,13 @@ async def run(settings: Settings, *, capture: bool, worker: int = 0, shared: boo
             plane: listen.url_of(plane, socket.getsockname()[1]) for plane, socket in sockets.items()
         }
         app.set_base_url(listen.public_url or urls["agent"])
-        console = Console(stderr=True, quiet=worker > 0)
+        console = Screen(stderr=True, quiet=worker > 0)
         console.print(_banner(app, urls))
         link = f"{urls['admin']}/view/open?token={app.view_access.new_link()}"
         console.print(f"look at it: {link}", soft_wrap=True, highlight=False, markup=False)
         if capture:  # outside of the table: a terminal must not cut what is to be copied
             for line in exports(app.settings, app.base_url):
-                console.print(line, soft_wrap=True, highlight=False, markup=False)
+                console.print(line, soft_wrap=True, highlight=False)
         planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
         await serve(planes, asyncio.Event(), Front(settings.limits, listen))
 

@@ -6,12 +6,12 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from rich.tree import Tree
 
 from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
+from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError
 
 app = typer.Typer(help="Open, show, list and close sessions of a running server.", no_args_is_help=True)
@@ -34,10 +34,10 @@ def open_(
     body = {"tags": tags} | ({"policy": policy} if policy else {})
     session = connect("admin", config, url).call("POST", "/sessions", body)
     if as_json:
-        typer.echo(json.dumps(session))
+        say(json.dumps(session))
         return
     for line in exports(session):
-        typer.echo(line)
+        say(line)
 
 
 def exports(session: dict[str, Any]) -> list[str]:
@@ -59,14 +59,14 @@ def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOpti
     """The newest sessions."""
     sessions = connect("admin", config, url).call("GET", "/sessions")["sessions"]
     if as_json:
-        typer.echo(json.dumps(sessions))
+        say(json.dumps(sessions))
         return
     table = Table("session", "policy", "rollout", "state", "tags")
     for row in sessions:
         state = "closed" if row["closed_at"] else "open"
         tags = " ".join(f"{name}={value}" for name, value in row["tags"].items())
         table.add_row(row["id"], row["policy"], row["rollout_id"] or "", state, tags)
-    Console().print(table)
+    Screen().print(table)
 
 
 @app.command()
@@ -75,28 +75,28 @@ def show(session: str, as_json: JsonOption = False, url: UrlOption = None, confi
     """Shows a session as a tree of calls: parents, breaks, tokens, outcomes."""
     details = connect("admin", config, url).call("GET", f"/sessions/{session}")
     if as_json:
-        typer.echo(json.dumps(details))
+        say(json.dumps(details))
         return
     tree = Tree(f"session {details['id']} (policy {details['policy']})")
     branches = {None: tree}
     for call in details["calls"]:
         parent = branches.get(call["parent_id"], tree)
         branches[call["id"]] = parent.add(_line(call))
-    Console().print(tree)
+    Screen().print(tree)
 
 
-def _line(call: dict) -> str:
-    text = (
+def _line(call: dict) -> Text:
+    text = Text(
         f"{call['id'][-6:]} {call['kind']} {call['outcome']}: {call['prompt_tokens']} + {call['output_tokens']} tokens"
     )
     if call.get("shared"):
-        text += f", continues {call['shared']}"
+        text.append(f", continues {call['shared']}")
     if call.get("break"):
-        text += f" [yellow]break: {call['break']['reason']} at token {call['break']['token_index']}[/]"
+        text.append(f" break: {call['break']['reason']} at token {call['break']['token_index']}", "yellow")
     if call.get("flaw"):
-        text += f" [red]{call['flaw']}[/]"
+        text.append(f" {call['flaw']}", "red")
     if call.get("error"):
-        text += f" [red]{escape(call['error'])}[/]"
+        text.append(f" {call['error']}", "red")
     return text
 
 
@@ -105,4 +105,4 @@ def _line(call: dict) -> str:
 def close(session: str, url: UrlOption = None, config: ConfigOption = None) -> None:
     """Closes a session: later calls with its key get 409."""
     connect("admin", config, url).call("POST", f"/sessions/{session}/close")
-    typer.echo(f"session {session} is closed")
+    say(f"session {session} is closed")

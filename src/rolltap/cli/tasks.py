@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
 from rolltap.cli.node import slots_of
+from rolltap.cli.screen import Screen
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.client import AdminClient
@@ -36,7 +36,7 @@ SHOWN_FAILURES = 10
 UNDER_WAY = (Stage.PREPARE, Stage.RUN, Stage.EVALUATE)
 OPEN = (RolloutStatus.PENDING, RolloutStatus.RUNNING)
 
-console = Console(highlight=False)
+console = Screen(highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
         rule = GroupRule(usable=work.usable)
         await client.submit(SubmitTasks(policy, work.n, tasks, rule=rule, priority=work.priority, id=submission_id))
         told = f"{len(tasks)} tasks, {work.n} rollouts each · {work.policy or policy}"
-        console.print(f"submission [bold]{submission_id}[/] · {told}")
+        console.print(f"submission {submission_id} · {told}")
         if work.detach:
             return False
         started = time.monotonic()
@@ -119,7 +119,7 @@ def tell_failures(groups: Sequence[dict[str, Any]]) -> int:
     failed = [rollout for group in groups for rollout in group["rollouts"] if rollout["status"] not in fine]
     for rollout in failed[:SHOWN_FAILURES]:
         ended = f"{rollout['task_id']}: {rollout['status']} ({rollout['cause']}): {rollout['reason']}"
-        console.print(f"{ended}\n  rolltap rollout {rollout['id']}", markup=False)
+        console.print(f"{ended}\n  rolltap rollout {rollout['id']}")
     return len(failed)
 
 
@@ -245,7 +245,7 @@ def tell_submissions(submissions: Sequence[dict[str, Any]]) -> None:
     console.print(submissions_table(submissions))
     for one in submissions:
         if one["waits_for"]:
-            console.print(f"{one['id']} waits for {one['waits_for']}", markup=False)
+            console.print(f"{one['id']} waits for {one['waits_for']}")
 
 
 def submissions_table(submissions: Sequence[dict[str, Any]]) -> Table:

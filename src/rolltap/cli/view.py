@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors
+from rolltap.cli.screen import say
 from rolltap.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def view(
         settings = load_settings(config_path(config))
         page = asyncio.run(_page(store or settings.store_url, tokenizer or (), settings, what))
         html.write_text(page, encoding="utf-8")
-        typer.echo(f"{html} ({html.stat().st_size / 1e6:.1f} MB)")
+        say(f"{html} ({html.stat().st_size / 1e6:.1f} MB)")
     elif what is not None:
         asyncio.run(_serve(store_of(what), tokenizer or (), load_settings(config_path(config)), port, browser))
     else:
@@ -68,8 +69,8 @@ def store_of(text: str) -> str:
 
 
 def _show(link: str, browser: bool) -> None:
-    typer.echo(link)
-    typer.secho("works once, within 15 minutes", fg="bright_black", err=True)
+    say(link)
+    say("works once, within 15 minutes", err=True, style="bright_black")
     if browser:
         webbrowser.open(link)
 

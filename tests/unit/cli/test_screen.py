@@ -1,0 +1,67 @@
+"""A terminal obeys what is printed to it; recorded text is printed so that it has nothing to say to one."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from rolltap.cli.rollouts import describe
+from rolltap.cli.screen import Screen, say, visible
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b1m \u202ereversed\u2066 \r\b\x7f [/nope] [red]x[/red] [link=file:///x]y[/link]"
+OBEYED = set("\x1b\x07\x9b\u202e\u2066\r\b\x7f")
+
+
+def printed(thing: Any, **options: Any) -> str:
+    file = io.StringIO()
+    Screen(file=file, width=200, **options).print(thing)
+    return file.getvalue()
+
+
+def table() -> Table:
+    table = Table(HOSTILE, title=HOSTILE)
+    table.add_row(HOSTILE)
+    return table
+
+
+def tree() -> Tree:
+    tree = Tree(HOSTILE)
+    tree.add(Text(HOSTILE, "red"))
+    return tree
+
+
+@pytest.mark.parametrize("thing", [HOSTILE, table(), tree(), Text(HOSTILE)], ids=["text", "table", "tree", "styled"])
+def test_a_screen_prints_text_as_text(thing: Any) -> None:
+    shown = printed(thing)
+    assert not OBEYED & set(shown)
+    assert "[/nope] [red]x[/red]" in shown
+    assert "␛[2J" in shown
+
+
+def test_our_own_colours_remain() -> None:
+    shown = printed(Text("a\x1b[0mb", "red"), force_terminal=True, color_system="standard")
+    assert shown.startswith("\x1b[31ma␛[0mb")
+
+
+def test_what_is_said_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    say(HOSTILE, style="red", err=True)
+    say(HOSTILE)
+    told = capsys.readouterr()
+    assert not OBEYED & set(told.out + told.err)
+    assert told.out.rstrip("\n") == visible(HOSTILE)
+
+
+def test_lines_and_tabs_stay() -> None:
+    assert visible("a\n\tb ä 漢 🙂") == "a\n\tb ä 漢 🙂"
+
+
+def test_a_rollout_says_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    reward = {"value": 1.0, "scope": f"role:{HOSTILE}", "source": HOSTILE}
+    fields = ("cause", "reason", "id", "task_id", "status", "session_id", "evaluation")
+    say(describe({**dict.fromkeys(fields, HOSTILE), "attempt": 1, "rewards": [reward]}))
+    assert not OBEYED & set(capsys.readouterr().out)
