@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from rolltap.errors import CheckpointMismatch
 from rolltap.trainer_client.collate import Batch
-from rolltap.trainer_client.lora import add_adapters, merged
+from rolltap.trainer_client.lora import add_adapters, merged, without_adapters
 from rolltap.trainer_client.network import PolicyNetwork, Predictions, load_model
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import Recipe
@@ -50,7 +50,10 @@ class Readout:
 
 
 class Learner:
-    """The policy's weights as they are trained, and a frozen copy of the first ones where the loss asks for it."""
+    """The policy's weights as they are trained, and a frozen copy of the first ones where the loss asks for it.
+
+    With adapters the first weights are still there: the reference is the model without them.
+    """
 
     def __init__(self, folder: Path, settings: TrainerSettings, ranks: Ranks, recipe: Recipe | None = None) -> None:
         recipe = recipe or Recipe()
@@ -71,7 +74,8 @@ class Learner:
         )
         self.network = _placed(network, dtype, ranks)
         self.reference = None
-        if settings.loss.kl:
+        self._has_reference = settings.loss.kl > 0
+        if self._has_reference and not self._lora:
             frozen = load_model(settings.model, torch.float32).requires_grad_(False)
             self.reference = _placed(PolicyNetwork(frozen.train(), temperature=temperature), dtype, ranks)
         self._rates = [1.0, *(head.lr / settings.optimiser.lr for head in recipe.heads.values())]
@@ -102,10 +106,13 @@ class Learner:
 
     def with_reference(self, batch: Batch) -> Batch:
         """The batch with the reference's log-probs, if there is a reference."""
-        if self.reference is None:
+        if not self._has_reference:
             return batch
         with torch.no_grad():
-            return replace(batch, reference_M=self.reference(batch).logprobs_M)
+            if self.reference is not None:
+                return replace(batch, reference_M=self.reference(batch).logprobs_M)
+            with without_adapters(self.model):
+                return replace(batch, reference_M=self.network(batch).logprobs_M)
 
     def with_proximal(self, batch: Batch) -> Batch:
         """The batch with the policy's log-probs as they are now."""

@@ -36,6 +36,7 @@ class LeaseHolder:
         self._keep_zero_variance = keep_zero_variance
         self._vocabulary = vocabulary
         self._leases: list[Lease] = []
+        self._acknowledged = False  # those held, for a step that was not made yet
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._extender = threading.Thread(target=self._extend, name="lease-extender", daemon=True)
@@ -83,16 +84,24 @@ class LeaseHolder:
         with self._lock:
             complete = len(acknowledged) == len(self._leases)
             self._leases = acknowledged
+            self._acknowledged = bool(acknowledged)
         return complete
 
     def done(self) -> None:
         """The step is over: nothing is held."""
         self._take()
 
-    def refuse(self, reason: str) -> None:
-        """No weights can be made from these groups: each counts a failure."""
-        for lease in self._take():
-            _tell(lambda leased: self.client.nack(leased, reason), lease)
+    def refuse(self, reason: str) -> bool:
+        """No weights can be made from these groups: each counts a failure.
+
+        False: they are acknowledged, because others were lost and the gradient was made again. Only a rewind to the
+        weights that the trainer has brings them back.
+        """
+        was_acknowledged, leases = self._acknowledged, self._take()
+        if not was_acknowledged:
+            for lease in leases:
+                _tell(lambda leased: self.client.nack(leased, reason), lease)
+        return not was_acknowledged
 
     def _usable(self) -> int:
         return sum(1 for group in self.groups if self._keep_zero_variance or informative(group))
@@ -112,7 +121,7 @@ class LeaseHolder:
 
     def _take(self) -> list[Lease]:
         with self._lock:
-            taken, self._leases = self._leases, []
+            taken, self._leases, self._acknowledged = self._leases, [], False
         return taken
 
     def _extend(self) -> None:

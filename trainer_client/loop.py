@@ -70,6 +70,7 @@ class Trainer:
         self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
         self._saved = saved
         self._kept = self.step  # the step of the last checkpoint
+        self._skipped = 0  # updates of the step under way whose gradient was not finite
         self._folder = saved.folder if saved else settings.model
         self._adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
         distributed = settings.push.transfer == "distributed"
@@ -136,7 +137,8 @@ class Trainer:
             self._workers.begin(self.version, plan.updates)
             norm = self._workers.gradient(0) if plan.updates else 0.0
             if not math.isfinite(norm):
-                leases.refuse(f"step {self.step + 1}: the gradient's norm is {norm}")
+                if not leases.refuse(f"step {self.step + 1}: the gradient's norm is {norm}"):
+                    self.client.rewind(self.step, {self.settings.policy: self.version})
                 break
             if leases.acknowledge(self.step + 1):
                 lr = self._apply(plan)
@@ -172,11 +174,13 @@ class Trainer:
             return 0.0
         self._workers.keep_proximal()
         lr = self._workers.apply(self.step + 1)
+        self._skipped = 0
         for index in range(1, len(plan.updates)):
             if math.isfinite(self._workers.gradient(index)):
                 self._workers.apply(self.step + 1)
             else:
                 self._workers.forget()
+                self._skipped += 1
         return lr
 
     def _hand_over(self) -> None:
@@ -222,6 +226,8 @@ class Trainer:
             version=self.version,
             grad_norm=norm,
             lr=lr,
+            updates=len(plan.updates),
+            updates_skipped=self._skipped,
             tokens=computed,
             shared_tokens=sum(batch.unshared_tokens for batch in batches) - computed,
             tokens_per_second=computed / busy if busy else 0.0,

@@ -7,7 +7,8 @@ have a gradient. A run goes on from the model it began with and the adapters of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,21 @@ def add_adapters(model: Any, settings: LoraSettings) -> None:
         inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ConfigError(f"trainer.lora.targets: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
+def without_adapters(model: Any) -> Iterator[None]:
+    """The model computes meanwhile as it did before the adapters were put into it."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True  # enable_adapters() would change which weights have a gradient
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def save_adapters(adapters: Mapping[str, Tensor], settings: LoraSettings, source: Path, folder: Path) -> None:

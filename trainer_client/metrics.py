@@ -33,6 +33,8 @@ PEAKS = ("log_ratio_max", "mismatch_max")
 class StepReport:
     """One line of metrics.jsonl, and what every sink is given.
 
+    `updates_skipped` of the step's `updates` had a gradient that is not finite (the first one's ends the step instead).
+
     `tokens` were computed, `shared_tokens` were saved by sharing prefixes, `trained_tokens` carry loss. `staleness`
     counts groups by how many versions their oldest trained token was behind. `seconds` splits the step's time.
     """
@@ -61,6 +63,8 @@ class StepReport:
     mismatch_share: float
     grad_norm: float
     lr: float
+    updates: int
+    updates_skipped: int
     tokens_per_second: float
     staleness: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

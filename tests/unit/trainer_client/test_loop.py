@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rolltap.contract.trainer import LeaseOptions
 from rolltap.errors import CheckpointMismatch, UnknownPolicy
 from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.loop import Trainer
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
@@ -187,6 +190,40 @@ def test_a_lost_lease_does_not_reach_the_weights(plane: Plane, url: str, model: 
     alone = made(url, model, tmp_path, steps=1, out=tmp_path / "alone")
     trainer(alone).run()
     assert same(*(weights(out / "checkpoints" / "step-1") for out in (lost.out, alone.out)))
+
+
+def test_what_is_acknowledged_comes_back_where_no_weights_come_of_it(
+    plane: Plane, settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two leases is lost, the gradient is made again, and is not finite: the other was acknowledged already."""
+    run = trainer(settings)
+    run._take_over()
+    norms = iter([1.0, math.nan])
+    monkeypatch.setattr(run._workers, "gradient", lambda index: next(norms))
+    options = LeaseOptions(wait=0)
+    with LeaseHolder(run.client, "policy", options, keep_zero_variance=True, vocabulary=1000) as leases:
+        for wanted in (1, 2):
+            offer(plane, 1, start=wanted)
+            assert leases.gather(wanted, lambda: False)
+        plane.lose = {"lease-2"}
+        assert run._train(leases) is None
+        assert leases.groups == ()
+    assert plane.acked == {}
+    assert "g1" in {group.group.id for group in plane.ready}
+    assert plane.refused == []
+
+
+def test_updates_that_are_left_out_are_counted(
+    plane: Plane, url: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = made(url, model, tmp_path, steps=1, optimiser={"lr": 1e-3, "minibatches": 3})
+    run = trainer(settings)
+    gradient = run._workers.gradient
+    monkeypatch.setattr(run._workers, "gradient", lambda index: math.inf if index == 1 else gradient(index))
+    offer(plane, 2)
+    run.run()
+    (line,) = [json.loads(line) for line in (settings.out / "metrics.jsonl").read_text().splitlines()]
+    assert (line["updates"], line["updates_skipped"]) == (3, 1)
 
 
 def test_told_to_stop_it_ends_with_a_checkpoint(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rolltap.trainer_client.lora import save_adapters
 from rolltap.trainer_client.network import PolicyNetwork, load_model
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
+from rolltap.trainer_client.settings import LossSettings, TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.weights import save_model
 
 from .making import model_folder, random_group, rows_of
@@ -99,3 +99,16 @@ def test_a_checkpoint_with_other_adapters_is_refused(model: Path, batch: Batch) 
 def test_an_unknown_layer_is_one_line(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer.lora.targets: .*nowhere"):
         Learner(model, made(model, targets=("nowhere",)), ONE)
+
+
+def test_the_reference_of_the_divergence_is_the_model_without_adapters(model: Path, batch: Batch) -> None:
+    """No second model is loaded."""
+    settings = made(model).model_copy(update={"loss": LossSettings(kl=0.1)})  # type: ignore[call-arg]
+    learner = stepped(Learner(model, settings, ONE), batch, range(1, 4))
+    assert learner.reference is None
+    start = PolicyNetwork(load_model(model, torch.float32))(batch).logprobs_M
+    found = learner.with_reference(batch).reference_M
+    assert found is not None
+    torch.testing.assert_close(found, start, rtol=0, atol=1e-6)
+    assert (learner.predict(batch).logprobs_M - start).abs().max() > 1e-2
+    assert not found.requires_grad
