@@ -17,7 +17,7 @@ from rolltap.proxy.viewer.curves import Curve, Sample, curve_of
 from rolltap.proxy.viewer.group import lanes_of, spread
 from rolltap.proxy.viewer.session import BREAKS, TURNS, OutlineEntry, ShownTurn, entries_of, timeline_of, turns_of
 from rolltap.proxy.viewer.templating import render
-from rolltap.proxy.viewer.tokens import CHUNK, call_json, chunk_json, sides_of
+from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
 from rolltap.reading import RecordReader
 from rolltap.reading.types import (
     CallTokens,
@@ -41,7 +41,7 @@ ORDERS = {
     "breaks": "Breaks",
     "errors": "Errors",
 }
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "effort", "thinking")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "effort", "thinking")
 """What of a call's sampling is shown, where it is set."""
 
 EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "policy=default", "errors>=1")
@@ -158,7 +158,7 @@ class Pages:
         chunks = [
             await self.reader.tokens(call_id, start, min(end, start + CHUNK)) for start, end in first if start < end
         ]
-        view = await self.reader.break_of(call_id) if line.break_ else None
+        view = await self.reader.break_of(call_id, AROUND) if line.break_ else None
         return {
             "entries": entries,
             "entry": entry,

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rolltap.reading.types import CallLine, CallTurn, MessageView, SessionDetail
-from rolltap.types import CallKind, Outcome
+from rolltap.types import BreakReason, CallKind, Outcome
 
 TURNS = 40
 """Calls that a page of the transcript holds; the browser asks for more as one scrolls."""
+
+MAIN = "main agent"
 
 WHY = {
     "session": "the whole session is a judge's or a simulated user's",
@@ -49,6 +51,11 @@ class OutlineEntry:
     look: str
     label: str
     why: str
+
+    @property
+    def broken(self) -> bool:
+        """Whether the call leaves a conversation that is on record; a new conversation leaves none."""
+        return self.line.break_ is not None and self.line.break_.reason is not BreakReason.NEW_CONVERSATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,7 @@ def timeline_of(entries: Sequence[OutlineEntry], now: float) -> Timeline | None:
     for entry in entries:
         by_lane[_lane(entry.line)].append(entry)
     lanes, waited, between = [], 0.0, 0.0
-    for name, members in by_lane.items():
+    for name, members in sorted(by_lane.items(), key=lambda lane: lane[0] != MAIN):
         bars: list[Bar] = []
         free = 0.0
         previous: OutlineEntry | None = None
@@ -179,4 +186,4 @@ def timeline_of(entries: Sequence[OutlineEntry], now: float) -> Timeline | None:
 def _lane(line: CallLine) -> str:
     if line.kind != CallKind.MAIN:
         return f"{line.kind} calls"
-    return line.agent or "main agent"
+    return line.agent or MAIN

@@ -14,6 +14,15 @@ from typing import Any
 from rolltap.proxy.viewer.templating import visible
 from rolltap.reading.types import BreakView, CallLine, CallTokens, TokenView
 
+AROUND = 500
+"""Tokens of each side of a break that are compared."""
+
+SIDE = 72
+"""Tokens of each side of a break that are shown."""
+
+MEETING = 8
+"""Equal tokens in a row after which the sides of a break have met again."""
+
 CHUNK = 2048
 """Tokens that a browser asks for at once."""
 
@@ -60,7 +69,7 @@ def call_json(
     return {
         "title": f"Tokens of call {numbers[call_id]}",
         "total": line.prompt_tokens + line.output_tokens,
-        "break_at": view.token_index if view is not None and view.parent_id is not None else None,
+        "break_at": view.differs_at if view is not None and view.against is not None else None,
         "runs": [
             {"call": run.call_id, **{name: getattr(run, name) for name in names}}
             for run in runs_of(call_id, lines, numbers)
@@ -106,16 +115,21 @@ class BreakSides:
 
 
 def sides_of(view: BreakView) -> BreakSides:
+    """Both sides as far as they differ, and a little on; at most `SIDE` tokens of each."""
     expected, found = [token.id for token in view.expected], [token.id for token in view.found]
-    blocks = SequenceMatcher(None, expected, found, autojunk=False).get_matching_blocks()
-    block = next((block for block in blocks if block.size >= 3), None)
-    equal_left = _covered((block.a, block.size) for block in blocks if block.size >= 3)
-    equal_right = _covered((block.b, block.size) for block in blocks if block.size >= 3)
+    blocks = [
+        block
+        for block in SequenceMatcher(None, expected, found, autojunk=False).get_matching_blocks()
+        if block.size >= MEETING
+    ]
+    left, right = _covered((block.a, block.size) for block in blocks), _covered((b.b, b.size) for b in blocks)
+    meeting = (blocks[0].a, blocks[0].b) if blocks else None
+    ends = [min(SIDE, side + 2 * MEETING) for side in meeting] if meeting else [SIDE, SIDE]
     return BreakSides(
         view,
-        [Difference(token, "same" if index in equal_left else "out") for index, token in enumerate(view.expected)],
-        [Difference(token, "same" if index in equal_right else "in") for index, token in enumerate(view.found)],
-        (block.a, block.b) if block is not None else None,
+        [Difference(each, "same" if at in left else "out") for at, each in enumerate(view.expected[: ends[0]])],
+        [Difference(each, "same" if at in right else "in") for at, each in enumerate(view.found[: ends[1]])],
+        meeting,
     )
 
 

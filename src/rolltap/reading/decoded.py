@@ -15,6 +15,9 @@ from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
 from rolltap.types import Break, Classification, Outcome, Session, Trajectory
 
+COMPARED = 64
+"""Calls whose tokens are looked at for the one that a broken call follows longest."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedSession:
@@ -46,6 +49,17 @@ class DecodedSession:
     def context(self, call_id: str) -> Context:
         """The call's tokens."""
         return Context.of(self.rows[call_id], trained=self.purposes[call_id].mask == "")
+
+    def before(self, call_id: str) -> list[str]:
+        """The calls that a broken call may be compared with: the parent that its break names, and what came after it.
+
+        At most `COMPARED` calls, the last ones of those.
+        """
+        ids = list(self.rows)
+        found = self.breaks[call_id]
+        first = ids.index(found.parent_id) if found.parent_id in self.rows else 0
+        last = ids.index(call_id)
+        return ids[max(first, last - COMPARED) : last]
 
     def reply(self, call_id: str) -> MessageView | None:
         done = self.rows[call_id].completion

@@ -184,16 +184,15 @@ class RecordReader:
         return await asyncio.to_thread(window, context, start, end, vocabulary)
 
     async def break_of(self, call_id: str, around: int = 60) -> BreakView | None:
-        """Where the call leaves its parent; None where it extends it."""
+        """Where the call leaves what is on record; None where it extends its parent."""
         decoded = await self._decode_of(call_id)
         found = decoded.breaks.get(call_id)
         if found is None:
             return None
-        parent_id = found.parent_id
-        parent = decoded.context(parent_id) if parent_id is not None and parent_id in decoded.rows else None
         context = decoded.context(call_id)
+        earlier = [decoded.context(other) for other in decoded.before(call_id)] if found.parent_id is not None else []
         vocabulary = self._vocabulary(context.row.intent.policy)
-        return await asyncio.to_thread(both_sides, found, context, parent, around, vocabulary)
+        return await asyncio.to_thread(both_sides, found, context, earlier, around, vocabulary)
 
     # Notes.
 

@@ -82,24 +82,39 @@ def window(context: Context, start: int, end: int | None, vocabulary: Vocabulary
 
 
 def both_sides(
-    found: Break, call: Context, parent: Context | None, around: int, vocabulary: Vocabulary | None
+    found: Break, call: Context, earlier: Sequence[Context], around: int, vocabulary: Vocabulary | None
 ) -> BreakView:
-    """`around` tokens before the break, and as many of each side after it."""
-    at = found.token_index
+    """`around` tokens before the prompt leaves the one of `earlier` that it follows longest, and of each side after it.
+
+    Of those that it follows equally far, the last one counts.
+    """
+    at, other = found.token_index, None
+    for context in earlier:
+        shared = _common_prefix(call.ids[: call.prompt_tokens], context.ids)
+        if shared >= at:
+            at, other = shared, context
     expected: Sequence[TokenView] = ()
-    if parent is not None:
-        expected = views(parent, min(at, len(parent.ids)), min(at + around, len(parent.ids)), vocabulary)
+    if other is not None:
+        expected = views(other, min(at, len(other.ids)), min(at + around, len(other.ids)), vocabulary)
     end = min(at + around, len(call.ids))
     return BreakView(
         call_id=found.call_id,
         parent_id=found.parent_id,
         reason=found.reason.value,
-        token_index=at,
+        token_index=found.token_index,
         message_index=found.message_index,
+        against=other.row.intent.id if other is not None else None,
+        differs_at=at,
         before=views(call, max(0, min(at, len(call.ids)) - around), min(at, len(call.ids)), vocabulary),
         expected=tuple(expected),
         found=views(call, min(at, end), end, vocabulary),
     )
+
+
+def _common_prefix(first: Int32, second: Int32) -> int:
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 def _texts(ids: Int32, start: int, end: int, vocabulary: Vocabulary | None) -> list[str]:

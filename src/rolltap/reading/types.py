@@ -213,13 +213,20 @@ class CallTokens:
 
 @dataclass(frozen=True, slots=True)
 class BreakView:
-    """Where a call leaves its parent: the tokens that the parent would go on with, and those that came instead."""
+    """Where a call leaves what is on record: the tokens that were there before, and those that came instead.
+
+    The parent is the longest context that the prompt begins with; where the conversation had gone on from it, the
+    prompt may follow that for some tokens more. `against` is the earlier call that it follows longest, `differs_at` the
+    first token that differs: `expected` and `found` begin there.
+    """
 
     call_id: str
     parent_id: str | None
     reason: str
     token_index: int
     message_index: int | None
+    against: str | None
+    differs_at: int
     before: tuple[TokenView, ...]
     expected: tuple[TokenView, ...]
     found: tuple[TokenView, ...]
