@@ -19,6 +19,7 @@ from rolltap.calllog.open import LogWithDatabase
 from rolltap.errors import ConfigError, EngineError, RateLimited
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
+from rolltap.proxy.access import READ
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
@@ -230,7 +231,7 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
 def _may_view(keyring: Keyring) -> MayView:
     async def may_view(key: str) -> bool:
         caller = await keyring.caller(key)
-        return caller is not None and caller.role == "admin"
+        return caller is not None and caller.role in READ
 
     return may_view
 

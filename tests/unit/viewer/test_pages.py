@@ -151,12 +151,21 @@ async def test_pages_need_a_link_that_works_once(viewed: Viewed):
         assert response.status == 401, "a cookie reads; only a key makes links"
 
 
-async def test_a_key_makes_links(viewed: Viewed):
-    headers = {"Authorization": f"Bearer {viewed.reading.home.app.settings.keys.admin}"}
-    async with aiohttp.ClientSession(headers=headers) as admin:
-        async with admin.post(f"{viewed.admin}/view/links") as response:
+@pytest.mark.parametrize(("role", "status"), [("admin", 200), ("viewer", 200), ("trainer", 401), ("runner", 401)])
+async def test_a_key_that_reads_makes_links(viewed: Viewed, role: str, status: int):
+    keys = viewed.reading.home.app.settings.keys
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {keys.admin}"}) as admin,
+        admin.post(f"{viewed.admin}/keys", json={"role": role, "name": "theirs"}) as response,
+    ):
+        key = (await response.json())["key"]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as holder:
+        async with holder.post(f"{viewed.admin}/view/links") as response:
+            assert response.status == status
+            if status != 200:
+                return
             path = (await response.json())["path"]
-        async with admin.get(f"{viewed.admin}{path}") as response:
+        async with holder.get(f"{viewed.admin}{path}") as response:
             assert response.status == 200
 
 
