@@ -34,8 +34,12 @@ def look(groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1) -> 
     return view(groups, number, reward)
 
 
-def rows_to_train(step: Step, credit: Credit, loss: LossSettings, *, still: bool = False) -> list[PackedRow]:
+def rows_to_train(
+    step: Step, credit: Credit, loss: LossSettings, *, still: bool = False, whole: bool = False
+) -> list[PackedRow]:
     """The rows that have a gradient, with their arrays. `still`: those whose advantages are all 0 have one, too.
+
+    `whole`: with one row of a rollout come the others.
 
     `AlignmentError` names the rollout and turn where the credit is not a finite number.
     """
@@ -43,16 +47,17 @@ def rows_to_train(step: Step, credit: Credit, loss: LossSettings, *, still: bool
     trained = np.array([rollout.trained for rollout in step.rollouts], bool)
     lengths = np.array([rollout.tokens for rollout in step.rollouts], np.int64)
     weights_R = token_weights(lengths, trained, loss.normalise, loss.length)
-    found = []
+    rows, moving = [], set()
     for number, row in enumerate(step.rows):
         weights = np.full(len(row.segment), weights_R[row.rollout], np.float32)
         if credit.weights is not None:
             weights *= credit.weights[number]
         advantages, mask = credit.advantages[number], row.segment.loss_mask
+        extra = {name: arrays[number] for name, arrays in credit.extra.items()} or NO_EXTRA
+        rows.append(PackedRow(row.segment, row.rollout, number, advantages, weights, extra))
         if weights[mask].any() and (still or loss.kl or advantages[mask].any()):
-            extra = {name: arrays[number] for name, arrays in credit.extra.items()} or NO_EXTRA
-            found.append(PackedRow(row.segment, row.rollout, number, advantages, weights, extra))
-    return found
+            moving.add(row.rollout if whole else number)
+    return [row for row in rows if (row.rollout if whole else row.number) in moving]
 
 
 def all_rows(step: Step) -> list[PackedRow]:
@@ -104,13 +109,15 @@ class Planner:
 
     def updates(self, step: Step, credit: Credit) -> list[list[PackedRow]]:
         """The rows of each optimiser step, in their order."""
-        loss, still = self.settings.loss, self.recipe.moves_still_rows
         ordered = self.recipe.updates(step, credit)
         if ordered is not None:
-            updates = [rows_to_train(step, one, loss, still=still) for one in ordered]
-            return [update for update in updates if update]
+            return [rows for one in ordered if (rows := self._rows(step, one))]
         order = random.Random(f"{self.settings.seed}/{step.number - 1}")
-        return minibatches(rows_to_train(step, credit, loss, still=still), self.settings.optimiser, order)
+        return minibatches(self._rows(step, credit), self.settings.optimiser, order)
+
+    def _rows(self, step: Step, credit: Credit) -> list[PackedRow]:
+        recipe = self.recipe
+        return rows_to_train(step, credit, self.settings.loss, still=recipe.moves_still_rows, whole=recipe.whole)
 
     def packer(self, ranks: int) -> Packer:
         """Rows to packs; a ratio over whole rollouts needs each of them in one pack."""

@@ -143,6 +143,14 @@ class Step:
             found[sequence[-1]] += self.rollouts[self.turns[sequence[0]].rollout].reward
         return found
 
+    def with_roles(self) -> Numbers:
+        """[T] The turns' own rewards, plus each role's reward at the last turn of the agent of that name."""
+        found = self.turn_rewards.copy()
+        for sequence in self.sequences(by_agent=True):
+            last = self.turns[sequence[-1]]
+            found[sequence[-1]] += self.rollouts[last.rollout].roles.get(last.agent, 0.0)
+        return found
+
     def sequences(self, *, by_agent: bool = False) -> list[list[int]]:
         """Numbers of the turns that follow one another, a list a rollout, or a list an agent of a rollout."""
         found: dict[tuple[int, str], list[int]] = {}

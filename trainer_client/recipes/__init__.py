@@ -1,20 +1,53 @@
-"""The recipes by name: one file and one line here, an entry point `rolltap.recipes` of another package, or a file.
-
-A file `FILE.py` defines one class that derives from `Recipe`.
-"""
+"""The recipes by name: one file and one line here, an entry point `rolltap.recipes` of another package, or a file."""
 
 from __future__ import annotations
 
 from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.aem import AEM
+from rolltap.trainer_client.recipes.cm2 import CM2
+from rolltap.trainer_client.recipes.dapo import DAPO
 from rolltap.trainer_client.recipes.dr_grpo import DrGRPO
+from rolltap.trainer_client.recipes.dr_mas import DrMAS
+from rolltap.trainer_client.recipes.epo import EPO
+from rolltap.trainer_client.recipes.gigpo import GiGPO
+from rolltap.trainer_client.recipes.grpo_tcr import GRPOTCR
+from rolltap.trainer_client.recipes.gspo import GSPO
 from rolltap.trainer_client.recipes.lite_ppo import LitePPO
+from rolltap.trainer_client.recipes.mars import MARS
+from rolltap.trainer_client.recipes.odysseus import Odysseus
+from rolltap.trainer_client.recipes.ppo import PPO
 from rolltap.trainer_client.recipes.reinforce import Reinforce
+from rolltap.trainer_client.recipes.reinforce_pp import ReinforcePP
+from rolltap.trainer_client.recipes.rise import RISE
 from rolltap.trainer_client.recipes.rloo import RLOO
+from rolltap.trainer_client.recipes.seeupo import SeeUPO
+from rolltap.trainer_client.recipes.spiral import SPIRAL
+from rolltap.trainer_client.recipes.ssp import SSP
+from rolltap.trainer_client.recipes.steppo import StepPO
+from rolltap.trainer_client.recipes.turn_grpo import TurnGRPO
 
 RECIPES: dict[str, type[Recipe]] = {
+    "aem": AEM,
+    "cm2": CM2,
+    "dapo": DAPO,
     "dr_grpo": DrGRPO,
+    "dr_mas": DrMAS,
+    "epo": EPO,
+    "gigpo": GiGPO,
     "grpo": Recipe,
+    "grpo_tcr": GRPOTCR,
+    "gspo": GSPO,
     "lite_ppo": LitePPO,
+    "mars": MARS,
+    "odysseus": Odysseus,
+    "ppo": PPO,
     "reinforce": Reinforce,
+    "reinforce_pp": ReinforcePP,
+    "rise": RISE,
     "rloo": RLOO,
+    "seeupo": SeeUPO,
+    "spiral": SPIRAL,
+    "ssp": SSP,
+    "steppo": StepPO,
+    "turn_grpo": TurnGRPO,
 }

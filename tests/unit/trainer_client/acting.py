@@ -66,7 +66,7 @@ def scripted(name: str, turn_rewards: Sequence[Sequence[float]], outcomes: Seque
     return group(name, records)
 
 
-def acted_group(name: str, seed: int, rewards: Sequence[float] = (1.0, 0.0, 0.5, 0.25)) -> LeasedGroup:
+def acted_group(name: str, seed: int, rewards: Sequence[float] = (1.0, 0.0, 0.5, 0.75, 0.25)) -> LeasedGroup:
     """Rollouts of one prompt: two agents in turn, a branch, rewards by turn and role; the last one is masked."""
     rng = np.random.default_rng(seed)
     prompt = rng.integers(0, VOCABULARY, 20).tolist()

@@ -1,0 +1,62 @@
+"""PPO with GAE: Schulman et al. 2017, "Proximal Policy Optimization Algorithms"; Schulman et al. 2016 for GAE (eq. 16).
+
+    delta_k = r_k + gamma V_(k+1) - V_k        A_k = delta_k + gamma lam A_(k+1)        target_k = A_k + V_k
+    L = clipped policy gradient on whitened A + 1/2 max((V - target)^2, (clip(V) - target)^2)
+
+over a rollout's trained tokens in the order of its calls; what tools and users wrote is no step. A turn's own reward
+stands at its last token, the rollout's at the last of all. The critic is a linear head on the policy's last hidden
+state, which it does not move; implementations with a critic network of its own train that by the same loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rolltap.trainer_client.critic import value_loss, with_targets
+from rolltap.trainer_client.estimators import gae, whiten
+from rolltap.trainer_client.recipe import Recipe, ValueHead
+from rolltap.trainer_client.step import POLICY, Credit, Step
+
+if TYPE_CHECKING:
+    from rolltap.trainer_client.collate import Batch
+    from rolltap.trainer_client.loss import PolicyLoss, Terms
+    from rolltap.trainer_client.network import Predictions
+
+
+@dataclass
+class PPO(Recipe):
+    needs = ("turns",)
+    reads_policy = True
+    heads = {"value": ValueHead(lr=1e-4)}
+    gamma: float = 1.0
+    lam: float = 1.0
+    value_clip: float = 0.5
+
+    def credit(self, step: Step) -> Credit:
+        before = step.readings[POLICY].values["value"]
+        advantages, targets = ([np.zeros_like(row) for row in before] for _ in range(2))
+        rewards = step.with_outcome()
+        for sequence in step.sequences():
+            turns = [step.turns[number] for number in sequence]
+            values = np.concatenate([before[turn.row][turn.places] for turn in turns])
+            ends = np.cumsum([len(turn.places) for turn in turns])
+            earned = np.zeros(len(values))
+            earned[ends - 1] = rewards[sequence]
+            estimated = gae(earned, values, self.gamma, self.lam)
+            for turn, found in zip(turns, np.split(estimated, ends[:-1]), strict=True):
+                advantages[turn.row][turn.places] = found
+                targets[turn.row][turn.places] = found + before[turn.row][turn.places]
+        masks = [row.segment.loss_mask for row in step.rows]
+        flat = whiten(np.concatenate([own[mask] for own, mask in zip(advantages, masks, strict=True)]))
+        starts = np.cumsum([0, *(mask.sum() for mask in masks)])
+        for own, mask, start in zip(advantages, masks, starts, strict=False):
+            own[mask] = flat[start : start + mask.sum()]
+        shares = tuple(mask.astype(np.float32) for mask in masks)
+        return with_targets(Credit(tuple(advantages)), "value", before, tuple(targets), shares)
+
+    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
+        terms = policy_loss(predicted, batch)
+        return replace(terms, loss=terms.loss + value_loss(predicted, batch, "value", self.value_clip))

@@ -1,0 +1,74 @@
+"""SeeUPO: "SeeUPO: Sequence-Level Agentic-RL with Convergence Guarantees".
+
+    A = R - mean_g        s_t = exp(mean over the reply's tokens of log pi - log pi_old)        one clipped ratio a turn
+    for t = T, ..., 1: one optimiser step on turn t, its advantage times s_(t+1) ... s_T by the weights updated so far
+
+The order and the ratio are the paper's; the product over later turns is derived from the sequential update of
+heterogeneous-agent mirror learning that it stands on. Later ratios are held within [1 - limit, 1 + limit] together.
+Turns are counted from the rollout's first; a step makes as many optimiser steps as its longest rollout has turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rolltap.trainer_client.estimators import centre
+from rolltap.trainer_client.loss import sequence_ratio
+from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.step import Credit, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolltap.trainer_client.collate import Batch
+    from rolltap.trainer_client.loss import PolicyLoss, Terms
+    from rolltap.trainer_client.network import Predictions
+
+MOST_TURNS = 1 << 20
+
+
+def turn_order(step: Step) -> np.ndarray:
+    """[T] The place of each turn in its rollout, from 1."""
+    found = np.zeros(len(step.turns))
+    for sequence in step.sequences():
+        found[sequence] = np.arange(1, len(sequence) + 1)
+    return found
+
+
+def later_ratios(log_ratio_M: Tensor, units_M: Tensor) -> Tensor:
+    """[M] The product of the ratios of later turns of the rollout: turns of 1.1 (the last), .9 and any → 1, 1.1, .99.
+
+    `units_M` are rollout * MOST_TURNS + turn, `log_ratio_M` the same for all tokens of a turn.
+    """
+    units, index_M = units_M.unique(return_inverse=True)
+    own = log_ratio_M.new_zeros(len(units)).index_copy(0, index_M, log_ratio_M)
+    same = (units // MOST_TURNS).unsqueeze(1) == (units // MOST_TURNS).unsqueeze(0)
+    later = same & (units.unsqueeze(0) > units.unsqueeze(1))
+    return (later * own.unsqueeze(0)).sum(1).exp()[index_M]
+
+
+@dataclass
+class SeeUPO(Recipe):
+    settings = {"loss": {"normalise": "rollout"}}
+    needs = ("turns",)
+    whole = True
+    limit: float = 0.5
+
+    def credit(self, step: Step) -> Credit:
+        advantages = centre(step.rewards, step.groups)[step.turn_rollouts]
+        return step.broadcast_turns(advantages).carrying(turn=step.spread_turns(turn_order(step)))
+
+    def updates(self, step: Step, credit: Credit) -> Sequence[Credit]:
+        order = turn_order(step)
+        return [credit.weighted(step.spread_turns(order == turn)) for turn in range(int(order.max()), 0, -1)]
+
+    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
+        units_M = batch.rollouts_M * MOST_TURNS + batch.extra["turn"].long()
+        ratio_M = sequence_ratio(predicted.logprobs_M.detach(), batch.logprobs_M, units_M)
+        later_M = later_ratios(ratio_M, units_M).clamp(1 - self.limit, 1 + self.limit)
+        by_turn = replace(batch, rollouts_M=units_M, advantages_M=batch.advantages_M * later_M)
+        return replace(policy_loss, ratio="sequence")(predicted, by_turn)
