@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
+Numbers = NDArray[Any]
 EPSILON = 1e-6
 """Added to a standard deviation before it divides, as verl does."""
 EVEN = 1e-9
