@@ -29,10 +29,11 @@ from rolltap.trainer_client.weights import tokenizer_hash
 from ..unit.trainer_client.making import group, record, rows_of, segment
 from ..unit.trainer_client.plane import KEY, Plane, running
 from .driver import Driver, Killed, Run, TrainedToken, tokens_of
+from .trl_async import TrlAsync
 from .trl_grpo import TrlGrpo
 from .world import branching_group, policy_folder, trained_rows
 
-DRIVERS: dict[str, Driver] = {"trl-grpo": TrlGrpo()}
+DRIVERS: dict[str, Driver] = {"trl-async": TrlAsync(), "trl-grpo": TrlGrpo()}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, accelerate and TRL about themselves
 
@@ -93,13 +94,18 @@ def test_the_gradient_is_our_trainers_so_a_rollout_weighs_once(driver: Driver, p
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "normalise", "passes"), [("grpo", "rollout", 1), ("dr_grpo", "constant", 5), ("grpo", "rollout", 5)]
+    "driver",
+    [
+        TrlGrpo("grpo", "rollout"),
+        TrlGrpo("dr_grpo", "constant", passes=5),
+        TrlGrpo("grpo", "rollout", passes=5),
+        TrlAsync(passes=5),
+        TrlAsync(passes=14),
+    ],
+    ids=["grpo", "dr_grpo in 5 passes", "grpo in 5 passes", "async in 5 passes", "async in 14 passes"],
 )
-def test_trls_other_losses_weigh_rollouts_and_not_rows(
-    plane: Plane, run: Run, loss_type: str, normalise: str, passes: int
-) -> None:
-    """12 rows of 6 rollouts; in 5 passes, rows without loss fill up the last."""
-    driver = TrlGrpo(loss_type, normalise, passes)
+def test_in_any_loss_and_any_passes_rollouts_weigh_once(driver: Driver, plane: Plane, run: Run) -> None:
+    """12 rows: where they don't fill the passes, rows without effect do."""
     plane.offer(*groups(2))
     theirs = driver.run(run).gradient
     for name, gradient in our_gradient(driver, run.model, groups(2)).items():
@@ -139,7 +145,8 @@ def test_groups_that_somebody_else_has_now_change_no_weight(driver: Driver, plan
     plane.lose = {"lease-1"}
     driver.run(replace(run, steps=2))
     assert plane.acked == {"g2": 2, "g3": 2}
-    first = load_file(Path(plane.pushed[0][0]) / "model.safetensors")
+    (folder,) = [path for path, version in plane.pushed if version == 1]
+    first = load_file(Path(folder) / "model.safetensors")
     model = load_file(run.model / "model.safetensors")
     assert all(torch.equal(first[name], model[name]) for name in model)
 

@@ -40,7 +40,10 @@ class Adapter:
             warnings.warn(message, UntestedTrainer, stacklevel=3)
 
 
+_HERE = "rolltap.trainer_client.adapters"
+
 ADAPTERS: Mapping[str, Adapter] = {
-    "trl-grpo": Adapter("TRL GRPOTrainer", "rolltap.trainer_client.adapters.trl_grpo", "trl", ("1.16.0",), "trl"),
+    "trl-grpo": Adapter("TRL GRPOTrainer", f"{_HERE}.trl_grpo", "trl", ("1.16.0",), "trl"),
+    "trl-async": Adapter("TRL AsyncGRPOTrainer", f"{_HERE}.trl_async", "trl", ("1.16.0",), "trl"),
 }
-"""Every adapter by its name. The contract suite (tests/contract/test_adapters.py) passes over all of them."""
+"""Every adapter by its name. The contract suite (tests/trainers) passes over all of them."""

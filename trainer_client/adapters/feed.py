@@ -64,8 +64,9 @@ class Feed:
         finally:
             self._holder = None
 
-    def connect(self, checkpoint: Path | None, step: int, tokenizer: Any, model: Any) -> None:
-        """Makes server and engines agree with what the trainer goes on from: `checkpoint` of `step`, or `model` anew.
+    def connect(self, checkpoint: Path | None, step: int, tokenizer: Any) -> None:
+        """Makes the server agree with what the trainer goes on from: `checkpoint` of `step`, or its model anew. Then
+        `serve`.
 
         `CheckpointMismatch` if the policy is served with another tokenizer or chat template than `tokenizer`, or the
         checkpoint is of another policy.
@@ -82,6 +83,10 @@ class Feed:
         self.version = self.client.rewind(step, {policy: saved}).versions[policy]
         if checkpoint is not None and self.version != saved:
             write_version(checkpoint, policy, self.version)
+
+    def serve(self, model: Any) -> None:
+        """Makes the engines agree, too: they get the weights of the version gone on from, unless they have them."""
+        served = self.client.policy(self.settings.policy)
         if served.version != self.version or served.paused is not None or hasattr(model, "peft_config"):
             self.push(model, self.version)
 

@@ -12,18 +12,16 @@ changes no weight. One process only.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
-from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, write_version
+from rolltap.trainer_client.adapters.feed import Feed
 from rolltap.trainer_client.adapters.rows import TrainedRow
+from rolltap.trainer_client.adapters.trl_hooks import LeasedTrainer
 from rolltap.trainer_client.find_recipe import make_recipe
 
 ADAPTERS["trl-grpo"].check_installed()
@@ -39,7 +37,7 @@ ROW_MEANS = ("grpo", "dr_grpo")
 """Losses that divide by the number of rows; `dapo` divides by the number of trained tokens."""
 
 
-class LeasedGRPOTrainer(GRPOTrainer):
+class LeasedGRPOTrainer(LeasedTrainer, GRPOTrainer):
     """A `GRPOTrainer` that leases its batches and pushes its weights by `feed`. Reward functions and a dataset are not
     given: rewards are the record's."""
 
@@ -47,28 +45,9 @@ class LeasedGRPOTrainer(GRPOTrainer):
         check_arguments(args)
         prompts = Dataset.from_dict({"prompt": [""] * (args.generation_batch_size or 1)})  # it is never read
         super().__init__(model, _no_reward, args, prompts, processing_class=processing_class, **options)
-        if self.accelerator.num_processes > 1:
-            raise ConfigError("one process feeds GRPOTrainer; for more, use the adapter trl-async or rolltap train")
-        self.feed = feed
-        self._resumed: Path | None = None
         self._passes, self._pad_token = args.gradient_accumulation_steps, processing_class.pad_token_id
-        self.add_callback(_Steps(self))
-
-    def train(self, resume_from_checkpoint: str | bool | None = True, *options: Any, **named: Any) -> Any:
-        """Trains; goes on from the newest whole checkpoint in `output_dir` if there is one (or from the one given).
-
-        `False` starts from the model anew, and what was acknowledged before is leased again.
-        """
-        newest = newest_checkpoint(Path(str(self.args.output_dir)), TRAINER_STATE_NAME)
-        chosen = newest if resume_from_checkpoint in (True, None) else resume_from_checkpoint
-        self._resumed = Path(chosen) if chosen else None
-        with self.feed.leasing(self.model.config.vocab_size):  # type: ignore[union-attr]
-            return super().train(str(self._resumed) if self._resumed else None, *options, **named)
-
-    def connect(self) -> None:
-        """Called when TRL has restored the checkpoint."""
-        plain = self.accelerator.unwrap_model(self.model)
-        self.feed.connect(self._resumed, self.state.global_step, self.processing_class, plain)
+        self.hook(feed)
+        self.add_callback(_Pushes(self))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         groups, rows = self.feed.next_rows(make_recipe(RECIPES[str(self.scale_rewards)], {}))
@@ -78,33 +57,19 @@ class LeasedGRPOTrainer(GRPOTrainer):
         batch = batch_of(rows, self.loss_type, self._passes, self._pad_token)
         return {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        write_version(folder, self.feed.settings.policy, self.feed.version)
-        super()._save_checkpoint(model, trial)
 
-
-class _Steps(TrainerCallback):
-    """The contract's moments in TRL's loop."""
+class _Pushes(TrainerCallback):
+    """Serves the weights that the trainer goes on from, then each step's."""
 
     def __init__(self, trainer: LeasedGRPOTrainer) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trainer.connect()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        model, feed = self._trainer.model, self._trainer.feed
-        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]  # type: ignore[union-attr]
-        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
-            feed.refuse(f"step {state.global_step + 1}: the gradient is not finite")
-        elif feed.acknowledge(state.global_step + 1):
-            return
-        model.zero_grad(set_to_none=True)  # type: ignore[union-attr]  # the optimiser passes by weights without one
+        self._trainer.feed.serve(self._trainer.plain_model())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        feed = self._trainer.feed
-        feed.push(self._trainer.accelerator.unwrap_model(self._trainer.model), feed.version + 1)
+        self._trainer.feed.push(self._trainer.plain_model(), self._trainer.feed.version + 1)
 
 
 def check_arguments(args: GRPOConfig) -> None:

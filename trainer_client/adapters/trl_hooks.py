@@ -1,0 +1,118 @@
+"""What both TRL adapters add to a transformers `Trainer`: where the contract's moments lie in its loop."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, write_version
+
+
+class LeasedTrainer:
+    """A mixin before the trainer's class: leases are held within `train`, checkpoints know their weight version."""
+
+    args: Any
+    state: Any
+    model: Any
+    accelerator: Any
+    processing_class: Any
+    feed: Feed
+    resumed: Path | None = None
+
+    def hook(self, feed: Feed) -> None:
+        """Called at the end of the trainer's `__init__`."""
+        if self.accelerator.num_processes > 1:
+            raise ConfigError("one process can be fed so far; for more GPUs use rolltap train under torchrun")
+        self.feed = feed
+        self.add_callback(_Contract(self))  # type: ignore[attr-defined]
+
+    def train(self, resume_from_checkpoint: str | bool | None = True, *options: Any, **named: Any) -> Any:
+        """Trains; goes on from the newest whole checkpoint in `output_dir` if there is one (or from the one given).
+
+        `False` starts from the model anew, and what was acknowledged before is leased again.
+        """
+        newest = newest_checkpoint(Path(self.args.output_dir), TRAINER_STATE_NAME)
+        chosen = newest if resume_from_checkpoint in (True, None) else resume_from_checkpoint
+        self.resumed = Path(chosen) if chosen else None
+        with self.feed.leasing(self.model.config.vocab_size):
+            return super().train(str(self.resumed) if self.resumed else None, *options, **named)  # type: ignore[misc]
+
+    def connect(self) -> None:
+        """Called when the trainer has restored its checkpoint, before its first step."""
+        self.feed.connect(self.resumed, self.state.global_step, self.processing_class)
+
+    def plain_model(self) -> Any:
+        return self.accelerator.unwrap_model(self.model)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        write_version(folder, self.feed.settings.policy, self.feed.version)
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+
+
+class _Contract(TrainerCallback):
+    """Acknowledges before the optimiser's step."""
+
+    def __init__(self, trainer: LeasedTrainer) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        model, feed = self._trainer.model, self._trainer.feed
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+            feed.refuse(f"step {state.global_step + 1}: the gradient is not finite")
+        elif feed.acknowledge(state.global_step + 1):
+            return
+        model.zero_grad(set_to_none=True)  # the optimiser passes by weights that have no gradient
+
+
+class Push:
+    """TRL's weight transfer, to the policy: at the start what is gone on from, then each step's weights."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def init_weight_transfer(self) -> None:
+        self._trainer.connect()
+        self._trainer.model_version = self._trainer.feed.version - 1  # TRL counts one more at each transfer
+
+    def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
+        """Pushes them, with the frozen ones, which TRL leaves out."""
+        sent = {name: weight.cpu() for name, weight in iterator}
+        plain = self._trainer.plain_model()
+        frozen = (
+            {}
+            if hasattr(plain, "peft_config")
+            else {name: one.detach().cpu() for name, one in plain.named_parameters()}
+        )
+        self._trainer.feed.push({**frozen, **sent}, self._trainer.model_version + 1)
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def destroy(self) -> None: ...
+
+
+class NoWorker:
+    """TRL's rollout worker, of which nothing is wanted: harnesses make the rollouts."""
+
+    def __init__(self) -> None:
+        self.rollout_buffer: Any = queue.Queue()
+        self.metrics_queue: Any = queue.Queue()
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def update_model_version(self, model_version: int) -> None: ...
+
+    def check_health(self, stale_after_s: float) -> None: ...
