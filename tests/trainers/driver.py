@@ -10,8 +10,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from rolltap.trainer_client.client import TrainerClient
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedToken:
@@ -26,7 +24,7 @@ class TrainedToken:
 class Run:
     """What a trainer is run with. `die_at` is the step whose optimiser is killed after the acknowledgement."""
 
-    client: TrainerClient
+    url: str
     model: Path
     out: Path
     steps: int

@@ -19,7 +19,6 @@ from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import attention
 from rolltap.trainer_client.adapters import ADAPTERS, UntestedTrainer
 from rolltap.trainer_client.adapters.trl_grpo import check_arguments
-from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.network import PolicyNetwork
@@ -27,7 +26,7 @@ from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.weights import tokenizer_hash
 
 from ..unit.trainer_client.making import group, record, rows_of, segment
-from ..unit.trainer_client.plane import KEY, Plane, running
+from ..unit.trainer_client.plane import Plane, running
 from .driver import Driver, Killed, Run, TrainedToken, tokens_of
 from .trl_async import TrlAsync
 from .trl_grpo import TrlGrpo
@@ -56,7 +55,7 @@ def plane(model: Path) -> Plane:
 @pytest.fixture
 def run(plane: Plane, model: Path, tmp_path: Path) -> Iterator[Run]:
     with running(plane) as url:
-        yield Run(TrainerClient(url, KEY, "theirs", patience=2), model, tmp_path / "out", steps=1)
+        yield Run(url, model, tmp_path / "out", steps=1)
 
 
 def groups(count: int, start: int = 0) -> list[LeasedGroup]:

@@ -9,9 +9,10 @@ import torch
 from transformers import AutoTokenizer
 from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 
-from rolltap.trainer_client.adapters.feed import Feed, FeedSettings
+from rolltap.trainer_client.adapters.feed import FeedSettings, open_feed
 from rolltap.trainer_client.adapters.trl_async import LeasedAsyncGRPOTrainer
 
+from ..unit.trainer_client.plane import KEY
 from .driver import DyingSGD, Run, Seen, TrainedToken
 
 
@@ -71,7 +72,8 @@ class TrlAsync:
             disable_tqdm=True,
             gradient_checkpointing=False,
         )
-        feed = Feed(run.client, FeedSettings("policy", run.groups, run.out / "weights", wait=0.2))
+        settings = FeedSettings("policy", run.groups, run.out / "weights", wait=0.2)
+        feed = open_feed(run.url, KEY, settings, trainer="theirs", out=run.out)
         tokenizer = AutoTokenizer.from_pretrained(run.model)
         trainer = Watched(str(run.model), arguments, feed, processing_class=tokenizer, recipe=self.advantage)
         trainer.seen, trainer.die_at = [], run.die_at

@@ -8,9 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.grpo_config import GRPOConfig
 
-from rolltap.trainer_client.adapters.feed import Feed, FeedSettings
+from rolltap.trainer_client.adapters.feed import FeedSettings, open_feed
 from rolltap.trainer_client.adapters.trl_grpo import LeasedGRPOTrainer
 
+from ..unit.trainer_client.plane import KEY
 from .driver import DyingSGD, Run, Seen, TrainedToken, tokens_of
 
 
@@ -61,7 +62,8 @@ class TrlGrpo:
             gradient_checkpointing=False,
         )
         optimiser = DyingSGD(model, run.die_at)
-        feed = Feed(run.client, FeedSettings("policy", run.groups, run.out / "weights", wait=0.2))
+        settings = FeedSettings("policy", run.groups, run.out / "weights", wait=0.2)
+        feed = open_feed(run.url, KEY, settings, trainer="theirs", out=run.out)
         trainer = Watched(
             model,
             arguments,

@@ -23,6 +23,7 @@ from rolltap.trainer_client.adapters.rows import TrainedRow, rows_of
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.run import locked, run_id
 from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.weights import served_tokenizer
 
@@ -32,7 +33,10 @@ ABOUT = "rolltap.json"
 
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
-    """What a step leases, and how its weights reach the engines: by folders in `through`, or a sender."""
+    """What a step leases, and how its weights reach the engines: by folders in `through`, or a sender.
+
+    With `take_over`, the policy is taken from another run that owns it.
+    """
 
     policy: str
     groups: int
@@ -41,6 +45,13 @@ class FeedSettings:
     lease_ttl: float = 600.0
     wait: float = 5.0
     update_mode: PauseMode = "keep"
+    take_over: bool = False
+
+
+def open_feed(url: str, key: str, settings: FeedSettings, *, trainer: str, out: Path) -> Feed:
+    """A feed from the server at `url` for the run that keeps its checkpoints in `out`: started again on the same
+    folder, it is the same run, and gets its policy back."""
+    return Feed(TrainerClient(url, key, trainer, run=run_id(out)), settings, out)
 
 
 @dataclass(slots=True)
@@ -49,6 +60,7 @@ class Feed:
 
     client: TrainerClient
     settings: FeedSettings
+    out: Path
     version: int = 0
     _holder: LeaseHolder | None = field(default=None, init=False)
 
@@ -59,7 +71,7 @@ class Feed:
         options = LeaseOptions(max_staleness=chosen.max_staleness, wait=chosen.wait, ttl=chosen.lease_ttl)
         self._holder = LeaseHolder(self.client, chosen.policy, options, keep_zero_variance=True, vocabulary=vocabulary)
         try:
-            with self._holder:
+            with locked(self.out), self._holder:
                 yield
         finally:
             self._holder = None
@@ -80,7 +92,8 @@ class Feed:
                 f"this trainer has {own[:12]}: train the model that the engine serves, with its own template"
             )
         saved = 0 if checkpoint is None else read_version(checkpoint, policy)
-        self.version = self.client.rewind(step, {policy: saved}).versions[policy]
+        rewound = self.client.rewind(step, {policy: saved}, take_over=self.settings.take_over)
+        self.version = rewound.versions[policy]
         if checkpoint is not None and self.version != saved:
             write_version(checkpoint, policy, self.version)
 

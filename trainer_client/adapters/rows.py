@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rolltap.contract.leases import LeasedGroup
+from rolltap.errors import ConfigError
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.step import check_credit, view
 from rolltap.types import Segment
@@ -31,7 +34,10 @@ class TrainedRow:
 
 
 def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe) -> list[TrainedRow]:
-    """The step's rows, group by group, those of a rollout together. `recipe` gives a rollout's tokens one advantage."""
+    """The step's rows, group by group, those of a rollout together.
+
+    `ConfigError` for a recipe that gives the tokens of a row several advantages: foreign trainers take one.
+    """
     step = view(groups)
     credit = recipe.credit(step)
     check_credit(credit, step)
@@ -39,6 +45,8 @@ def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe) -> list[TrainedRow]:
     for row, advantages in zip(step.rows, credit.advantages, strict=True):
         rollout, mask = step.rollouts[row.rollout], row.segment.loss_mask
         if rollout.trained:
+            if np.ptp(advantages[mask]) > 0:
+                raise ConfigError("this recipe credits tokens one by one: take another, or rolltap train")
             share = int(mask.sum()) / rollout.tokens
             group = groups[rollout.group].group.id
             found.append(TrainedRow(group, rollout.id, row.segment, float(advantages[mask][0]), share))

@@ -40,9 +40,7 @@ class LeasedAsyncGRPOTrainer(LeasedTrainer, AsyncGRPOTrainer):
     """An `AsyncGRPOTrainer` that leases its batches and pushes its weights by `feed`. Staleness is bounded by the
     feed's `max_staleness`; `recipe` is one of rolltap's."""
 
-    def __init__(
-        self, model: str, args: AsyncGRPOConfig, feed: Feed, *, recipe: str = "grpo", **options: Any
-    ) -> None:
+    def __init__(self, model: str, args: AsyncGRPOConfig, feed: Feed, *, recipe: str = "grpo", **options: Any) -> None:
         check_arguments(args)
         if not torch.cuda.is_available():
             stand_in_for_cuda()
