@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 from fastapi import FastAPI
 
+from rolltap.addresses import is_loopback
 from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog
 from rolltap.calllog.open import LogWithDatabase
@@ -33,7 +34,6 @@ from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
-from rolltap.proxy.front.hosts import is_loopback
 from rolltap.proxy.planes import admin_app, trainer_app
 from rolltap.proxy.routes.model import AgentPlane
 from rolltap.proxy.routes.services import CheckTask, Services
@@ -90,7 +90,7 @@ class Rolltap:
         """
         check_exposure(settings)
         settings = with_keys(settings)
-        settings.data.mkdir(parents=True, exist_ok=True)
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(_http())
             call_log = await _started_log(settings, spool or settings.data / "spool", stack)

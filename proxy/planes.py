@@ -57,7 +57,8 @@ def admin_app(services: Services, keyring: Keyring) -> FastAPI:
 
 
 def _app(title: str) -> FastAPI:
-    app = FastAPI(title=f"rolltap {title}", version=__version__, redoc_url=None)
+    app = FastAPI(title=f"rolltap {title}", version=__version__, openapi_url=None)
+    app.router.redirect_slashes = False  # a redirect would name whatever host the client sent
     app.add_exception_handler(RolltapError, _rolltap_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import get_args
 
+from rolltap.addresses import is_loopback
 from rolltap.errors import ConfigError
-from rolltap.proxy.front.hosts import is_loopback
 from rolltap.settings import PlaneName, Settings
 
 log = logging.getLogger("rolltap.front")

@@ -7,29 +7,16 @@ it passes on in `listen.names`.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
+from rolltap.addresses import is_loopback
 from rolltap.settings import ListenSettings
 
 CONTAINER_NAMES = ("host.docker.internal", "host.containers.internal")
 """How containers call the machine that they run on."""
 
 Headers = Sequence[tuple[bytes, bytes]]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address or name."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class Hosts:

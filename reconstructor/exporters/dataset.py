@@ -102,7 +102,7 @@ class DatasetWriter:
         with disk_errors(self._out):
             self._out.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(self._part, ignore_errors=True)
-            self._part.mkdir()
+            self._part.mkdir(mode=0o700)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -141,6 +141,8 @@ class DatasetWriter:
             manifest = self._manifest(files)
             encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
             (self._part / MANIFEST).write_bytes(encoded + b"\n")
+            for path in self._part.rglob("*"):
+                path.chmod(0o700 if path.is_dir() else 0o600)  # prompts and replies, whatever the umask
             self._part.rename(self._out)
         return manifest
 

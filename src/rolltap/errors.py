@@ -45,6 +45,14 @@ from __future__ import annotations
 
 from typing import TypedDict, Unpack
 
+MAX_MESSAGE, MAX_PARAM = 4000, 200
+"""Characters. What a client sent stands in many messages, and each is answered, recorded and printed."""
+
+
+def capped(text: str, limit: int) -> str:
+    """`text`, its end left out where it is longer than `limit` characters."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
 
 class Common(TypedDict, total=False):
     """What every error may carry over the wire beside its message."""
@@ -60,9 +68,10 @@ class RolltapError(Exception):
     code = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        message = capped(message, MAX_MESSAGE)
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = param if param is None else capped(param, MAX_PARAM)
         self.retry_after = retry_after
 
 

@@ -289,7 +289,7 @@ def with_keys(settings: Settings) -> Settings:
         for name in KeySettings.model_fields
     }
     if keys != kept:
-        settings.data.mkdir(parents=True, exist_ok=True)
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.touch(mode=0o600)
         partial.chmod(0o600)

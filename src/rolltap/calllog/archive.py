@@ -81,6 +81,7 @@ class ArchiveWriter:
     def __enter__(self) -> ArchiveWriter:
         with _file_errors(self._partial):
             self._file = self._partial.open("wb")
+            self._partial.chmod(0o600)
             self._file.write(MAGIC)
         compressor = zstandard.ZstdCompressor(level=LEVEL)
         self._stream = compressor.stream_writer(self._file, closefd=False)

@@ -144,8 +144,9 @@ class SqliteBackend:
             raise ConfigError(f"Python's SQLite is {sqlite3.sqlite_version}; {needed} or later is needed")
         with store_errors(self._name):
             if self._writable:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._lock = _take_lock(self._path)
+                _make_private(self._path)
                 self._writer = await self._write_worker.run(lambda: self._engine(_open_writer, "rwc").connect())
             elif not self._path.exists():
                 raise ConfigError(f"there is no database at {self._path}")
@@ -298,6 +299,12 @@ def _open_writer(connection: sqlite3.Connection, _record: Any) -> None:
 def _open_reader(connection: sqlite3.Connection, _record: Any) -> None:
     for pragma in ("query_only=ON", "mmap_size=0", "cache_size=-2048", "temp_store=MEMORY"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _make_private(path: Path) -> None:
+    """Only this user reads the prompts of everybody. SQLite gives its journals the database's own mode."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    path.chmod(0o600)
 
 
 def _take_lock(path: Path) -> int:

@@ -7,13 +7,13 @@ from pathlib import Path
 from rolltap.errors import ConfigError
 
 
-def run(model: Path | None, script: Path | None, host: str, port: int) -> None:
+def run(model: Path | None, script: Path | None, host: str, port: int, key: str) -> None:
     """Serves until interrupted."""
     if script is not None:
         from rolltap.engine.scripted import ScriptedEngine, load_script
         from rolltap.engine.tiny import FOLDER
 
-        ScriptedEngine(load_script(script), model or FOLDER).run(host, port)
+        ScriptedEngine(load_script(script), model or FOLDER).run(host, port, key)
         return
     try:
         from rolltap.engine.server import main
@@ -23,4 +23,4 @@ def run(model: Path | None, script: Path | None, host: str, port: int) -> None:
     from rolltap.engine.tiny import FOLDER
 
     folder = model or FOLDER
-    main(ModelServerSettings(folder, "tiny" if model is None else "", host, port))
+    main(ModelServerSettings(folder, "tiny" if model is None else "", host, port, key=key))

@@ -84,11 +84,14 @@ def engine(
     script: Annotated[Path | None, typer.Option(help="answer by this script instead of a model")] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0 takes a free one")] = 8720,
+    key: Annotated[
+        str, typer.Option(help="key that clients send; needed off loopback", envvar="ROLLTAP_ENGINE_KEY")
+    ] = "",
 ) -> None:
     """Runs the embedded model server, or a scripted one (for dry runs)."""
     from rolltap.cli.engine import run
 
-    run(model, script, host, port)
+    run(model, script, host, port, key)
 
 
 @app.command()

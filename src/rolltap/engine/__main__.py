@@ -21,10 +21,11 @@ def run(
     slots: Annotated[int, typer.Option(help="Number of requests sampled together.")] = 32,
     threads: Annotated[int, typer.Option(help="Torch threads.")] = 1,
     context: Annotated[int, typer.Option(help="Longest sequence in tokens; 0: the model's limit.")] = 0,
+    key: Annotated[str, typer.Option(help="Key that clients send.", envvar="ROLLTAP_ENGINE_KEY")] = "",
 ) -> None:
     """Serves a model by token ids."""
     try:
-        main(ModelServerSettings(model, name, host, port, slots, threads, context))
+        main(ModelServerSettings(model, name, host, port, slots, threads, context, key))
     except ConfigError as error:
         sys.exit(f"rolltap engine: {error}")
 

@@ -4,8 +4,8 @@ One uvicorn loop answers requests; one thread (`EngineLoop`) samples. The deltas
 event loop all together. A client that disconnects has its request aborted before the next step. Errors have vLLM's
 shape, see `responses`.
 
-Limitations: no chat endpoint (the proxy renders), no penalties, stop strings or structured output, no authentication:
-the server listens on the loopback address unless its settings name another one.
+Limitations: no chat endpoint (the proxy renders), no penalties, stop strings or structured output, one key for
+everything, which is needed off loopback (`keyed`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from starlette.routing import Route
 from tokenizers import Tokenizer
 
 from rolltap.engine.admin import AdminRoutes
+from rolltap.engine.keyed import keyed
 from rolltap.engine.model import Qwen3
 from rolltap.engine.protocol import (
     CompletionRequest,
@@ -257,6 +258,7 @@ def build(settings: ModelServerSettings) -> ModelServer:
 def main(settings: ModelServerSettings) -> None:
     """Serves until a signal ends it. Prints the URL as its first line once requests are accepted."""
     server = build(settings)
+    app = keyed(server.app, settings.host, settings.key)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -266,5 +268,5 @@ def main(settings: ModelServerSettings) -> None:
         listener.listen(1024)
         host, port = listener.getsockname()[:2]
         print(f"http://{host}:{port}", flush=True)
-        config = uvicorn.Config(server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
         uvicorn.Server(config).run(sockets=[listener])

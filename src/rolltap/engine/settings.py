@@ -12,7 +12,8 @@ class ModelServerSettings:
 
     `model` is a Hugging Face folder (`config.json`, `*.safetensors`). `name` is the name that requests use (empty: the
     folder's name). `port` 0 takes any free port. `slots` is how many requests are sampled together, `threads` the
-    number of torch threads, `context` the longest sequence in tokens (0: the model's own limit).
+    number of torch threads, `context` the longest sequence in tokens (0: the model's own limit), `key` what clients
+    must send.
     """
 
     model: Path
@@ -22,6 +23,7 @@ class ModelServerSettings:
     slots: int = 32
     threads: int = 1
     context: int = 0
+    key: str = ""
 
     @property
     def served_name(self) -> str:

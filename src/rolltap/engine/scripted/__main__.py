@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +29,7 @@ def run(
     try:
         told = STUB if script is None else load_script(script)
         engine = ScriptedEngine(told, tokenizer, wire=wire, family=family, name=name, context=context, keep=keep)
-        engine.run(host, port)
+        engine.run(host, port, os.environ.get("ROLLTAP_ENGINE_KEY", ""))
     except ConfigError as error:
         sys.exit(f"rolltap engine: {error}")
 

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 from uvicorn.server import ServerState
 
+from rolltap.engine.keyed import keyed
 from rolltap.engine.scripted.control import Control
 from rolltap.engine.scripted.http import SamplingRoute
 from rolltap.engine.scripted.journal import Journal
@@ -95,11 +96,12 @@ class ScriptedEngine:
             connection.shutdown()
         await asyncio.gather(*self._state.tasks, return_exceptions=True)
 
-    def run(self, host: str, port: int) -> None:
+    def run(self, host: str, port: int, key: str = "") -> None:
         """Serves until it is told to stop; the first line on standard output is the URL."""
+        app = keyed(self.app, host, key)
         with listen(host, port) as listener:
             print("http://{}:{}".format(*listener.getsockname()[:2]), flush=True)
-            uvicorn.Server(_config(self.app)).run(sockets=[listener])
+            uvicorn.Server(_config(app)).run(sockets=[listener])
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -116,7 +118,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _config(app: Starlette) -> uvicorn.Config:
+def _config(app: Any) -> uvicorn.Config:
     """Broken connections are part of the script: the server says nothing of them."""
     return uvicorn.Config(
         app, lifespan="off", log_level="critical", access_log=False, timeout_graceful_shutdown=1, timeout_keep_alive=60
