@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from rolltap.errors import ConfigError
-from rolltap.types import Call, CallKind, Finish, Flaw, Outcome
+from rolltap.types import Call, CallKind, Finish, Flaw, Outcome, SamplingFlaw
 
 
 class MaskReason(StrEnum):
@@ -39,6 +39,8 @@ class MaskReason(StrEnum):
     LENGTH_TRUNCATED = "length_truncated"  # cut off by the token limit
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
     VERSION_UNKNOWN = "version_unknown"  # the weight version that sampled it is not on record
+    SAMPLING_TRUNCATED = "sampling_truncated"  # greedy, top-p, top-k, min-p or penalties: no trainer can replay it
+    LOGPROBS_UNTEMPERED = "logprobs_untempered"  # the log-probs are not at the temperature that it was sampled with
 
 
 SWITCHABLE = frozenset(
@@ -50,6 +52,8 @@ SWITCHABLE = frozenset(
         MaskReason.LENGTH_TRUNCATED,
         MaskReason.TOOL_CALL_UNPARSABLE,
         MaskReason.VERSION_UNKNOWN,
+        MaskReason.SAMPLING_TRUNCATED,
+        MaskReason.LOGPROBS_UNTEMPERED,
     }
 )
 
@@ -108,6 +112,8 @@ class Rules:
             MaskReason.LENGTH_TRUNCATED: call.finish is Finish.LENGTH,
             MaskReason.TOOL_CALL_UNPARSABLE: call.flaw is Flaw.TOOL_CALL_UNPARSABLE,
             MaskReason.VERSION_UNKNOWN: call.flaw is Flaw.VERSION_UNKNOWN or not call.versions,
+            MaskReason.SAMPLING_TRUNCATED: call.sampling_flaw is SamplingFlaw.TRUNCATED,
+            MaskReason.LOGPROBS_UNTEMPERED: call.sampling_flaw is SamplingFlaw.UNTEMPERED,
         }
         return next((reason for reason, true in holds.items() if true and reason in self.mask), None)
 

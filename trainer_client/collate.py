@@ -16,6 +16,9 @@ from torch import Tensor
 
 from rolltap.trainer_client.packing import Pack, TokenSpan
 
+TEMPERATURE = "temperature"
+"""The extra array of a segment with tokens that were sampled at another temperature than 1."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
@@ -23,7 +26,8 @@ class Batch:
 
     `logprobs_M` are the engine's and `versions_M` the weight versions that it sampled with. The step's loss is the sum
     over its batches of the sum over M of `weights_M` times the token's loss. `rollouts_M` are indices into the step's
-    rollouts. `reference_M` are the reference model's log-probs, where there is one. `extra` [M] is the recipe's.
+    rollouts. `temperatures_M` are those that the tokens were sampled at; None where all were sampled at 1.
+    `reference_M` are the reference model's log-probs, where there is one. `extra` [M] is the recipe's.
     """
 
     token_ids_N: Tensor
@@ -38,6 +42,7 @@ class Batch:
     rollouts_M: Tensor
     rows: int
     unshared_tokens: int
+    temperatures_M: Tensor | None = None
     proximal_M: Tensor | None = None
     reference_M: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
@@ -92,8 +97,20 @@ def collate(pack: Pack) -> Batch:
         rollouts_M=torch.from_numpy(np.concatenate(rollouts).astype(np.int64)),
         rows=len(pack.rows),
         unshared_tokens=sum(len(row) for row in pack.rows),
+        temperatures_M=_temperatures(pack),
         extra={name: torch.from_numpy(values.astype(np.float32)) for name, values in extra.items()},
     )
+
+
+def _temperatures(pack: Pack) -> Tensor | None:
+    """Of the trained tokens; calls that were sampled at 1 have none on record."""
+    if not any(TEMPERATURE in row.segment.extras for row in pack.rows):
+        return None
+    values = [
+        row.segment.extras.get(TEMPERATURE, np.ones(len(row.segment), np.float32))[row.segment.loss_mask]
+        for row in pack.rows
+    ]
+    return torch.from_numpy(np.nan_to_num(np.concatenate(values), nan=1.0).astype(np.float32))
 
 
 def empty_batch() -> Batch:

@@ -68,16 +68,13 @@ class Learner:
             add_adapters(model, self._lora)
         if settings.compute.gradient_checkpointing:
             checkpoint_activations(model)
-        temperature = settings.compute.temperature
-        network = PolicyNetwork(
-            model.train(), temperature=temperature, heads=recipe.heads, entropy_moves=recipe.entropy_moves
-        )
+        network = PolicyNetwork(model.train(), heads=recipe.heads, entropy_moves=recipe.entropy_moves)
         self.network = _placed(network, dtype, ranks)
         self.reference = None
         self._has_reference = settings.loss.kl > 0
         if self._has_reference and not self._lora:
             frozen = load_model(settings.model, torch.float32).requires_grad_(False)
-            self.reference = _placed(PolicyNetwork(frozen.train(), temperature=temperature), dtype, ranks)
+            self.reference = _placed(PolicyNetwork(frozen.train()), dtype, ranks)
         self._rates = [1.0, *(head.lr / settings.optimiser.lr for head in recipe.heads.values())]
         policy = [weight for weight in self.model.parameters() if weight.requires_grad]
         self._parts = [policy, *(list(self.network.heads[name].parameters()) for name in recipe.heads)]

@@ -38,7 +38,7 @@ class Predictions:
 
 
 class PolicyNetwork(nn.Module):
-    """`model` with the loss's end of it. `temperature` is the one that the engine samples with.
+    """`model` with the loss's end of it, at the temperature that each token was sampled with.
 
     `heads` are kept apart from `model`: they are never pushed. With `entropy_moves` the entropy has a gradient.
     """
@@ -47,14 +47,12 @@ class PolicyNetwork(nn.Module):
         self,
         model: Any,
         *,
-        temperature: float = 1.0,
         heads: Mapping[str, ValueHead] | None = None,
         entropy_moves: bool = False,
     ) -> None:
         super().__init__()
         _check_head(model.config)
         self.model = model
-        self.temperature = temperature
         self.entropy_moves = entropy_moves
         self.heads = nn.ModuleDict({name: _zeros(model.config.hidden_size) for name in heads or {}})
         self._detached = {name for name, head in (heads or {}).items() if not head.moves_policy}
@@ -71,10 +69,13 @@ class PolicyNetwork(nn.Module):
         piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
         values = {name: self._value(name, hidden_ME) for name in self.heads}
         if len(hidden_ME) <= piece:
-            return Predictions(*self._read(hidden_ME, batch.targets_M), values)
+            return Predictions(*self._read(hidden_ME, batch.targets_M, batch.temperatures_M), values)
+        hidden, targets = hidden_ME.split(piece), batch.targets_M.split(piece)
+        found = batch.temperatures_M
+        temperatures = [None] * len(hidden) if found is None else found.split(piece)
         predictions = [
-            checkpoint(self._read, hidden, targets, use_reentrant=False)
-            for hidden, targets in zip(hidden_ME.split(piece), batch.targets_M.split(piece), strict=True)
+            checkpoint(self._read, *parts, use_reentrant=False)
+            for parts in zip(hidden, targets, temperatures, strict=True)
         ]
         logprobs, entropies = zip(*predictions, strict=True)
         return Predictions(torch.cat(logprobs), torch.cat(entropies), values)
@@ -84,12 +85,12 @@ class PolicyNetwork(nn.Module):
         seen_ME = hidden_ME.detach() if name in self._detached else hidden_ME
         return head(seen_ME.to(next(head.parameters()).dtype)).squeeze(-1).float()
 
-    def _read(self, hidden_ME: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+    def _read(self, hidden_ME: Tensor, targets_M: Tensor, temperatures_M: Tensor | None) -> tuple[Tensor, Tensor]:
         logits_MV = self.model.get_output_embeddings()(hidden_ME).float()
         if self._cap is not None:
             logits_MV = self._cap * torch.tanh(logits_MV / self._cap)
-        if self.temperature != 1.0:
-            logits_MV = logits_MV / self.temperature
+        if temperatures_M is not None:
+            logits_MV = logits_MV / temperatures_M.unsqueeze(-1)
         total_M = torch.logsumexp(logits_MV, dim=-1)
         logprobs_M = logits_MV.gather(-1, targets_M.unsqueeze(-1)).squeeze(-1) - total_M
         with torch.set_grad_enabled(self.entropy_moves and torch.is_grad_enabled()):

@@ -82,7 +82,6 @@ class ComputeSettings(TrainerSection):
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass: less memory, a third more compute"
     )
-    temperature: float = Field(1.0, gt=0, description="sampling temperature of the engine's log-probs")
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's default")
 
 

@@ -112,12 +112,20 @@ class EngineSettings(Section):
 
 
 MaskedByDefault = Literal[
-    "abandoned", "auxiliary", "summary", "constrained", "length_truncated", "tool_call_unparsable", "version_unknown"
+    "abandoned",
+    "auxiliary",
+    "summary",
+    "constrained",
+    "length_truncated",
+    "tool_call_unparsable",
+    "version_unknown",
+    "sampling_truncated",
+    "logprobs_untempered",
 ]
 
 
 class PinSettings(Section):
-    """Sampling parameters that a policy decides, whatever the harness asks; unset ones are the harness's."""
+    """Sampling parameters that a policy decides, whatever the harness asks; unset ones are as `sampling` says."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -166,6 +174,11 @@ class PolicySettings(Section):
         default=(),
         description="folders in which pushed weights must lie, as the engine sees them; none: any absolute path "
         "outside the system's own folders",
+    )
+    sampling: Literal["neutral", "harness"] = Field(
+        default="neutral",
+        description="how a trainable policy with a token API samples: at temperature 1 without top-p, top-k, min-p and "
+        "penalties unless `pin` says otherwise, or as the harness asks; frozen ones always do as it asks",
     )
     pin: PinSettings = PinSettings()
 
@@ -263,7 +276,7 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
 
 NOT_RELAYED = (
     *("model", "tokenizer", "family", "tool_format", "train", "top_logprobs", "routed_experts", "image_hosts", "pin"),
-    "weights_roots",
+    *("weights_roots", "sampling"),
 )
 
 

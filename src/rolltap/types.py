@@ -81,6 +81,13 @@ class Flaw(StrEnum):
     VERSION_UNKNOWN = "version_unknown"
 
 
+class SamplingFlaw(StrEnum):
+    """Why a call's log-probs are not those of the distribution that a trainer computes. A closed vocabulary."""
+
+    TRUNCATED = "sampling_truncated"  # greedy, or cut by top-p, top-k, min-p or a penalty; what was kept is not known
+    UNTEMPERED = "logprobs_untempered"  # sampled at another temperature than 1, with log-probs at 1 or at nobody knows
+
+
 class RolloutStatus(StrEnum):
     """A rollout is open (`PENDING`, `RUNNING`) or in exactly one terminal state."""
 
@@ -175,7 +182,7 @@ class Call:
     `prompt_ids` [P] is exactly what the engine saw, `output_ids` [T] exactly what it sampled (the end-of-turn
     token included where it was sampled). `logprobs` [T] and `versions` belong to the sampled tokens. `shared` is
     the count of leading prompt tokens that equal the parent's prompt followed by its output. `extras` are
-    optional per-token arrays whose first dimension is T (entropy, top-k, routed experts).
+    optional per-token arrays whose first dimension is T (entropy, top-k, routed experts, temperatures other than 1).
     """
 
     id: str
@@ -193,6 +200,7 @@ class Call:
     agent: str = ""  # the harness's name of the agent within the session; "" is the main one
     break_: Break | None = None
     flaw: Flaw | None = None
+    sampling_flaw: SamplingFlaw | None = None
     delivered: bool | None = None  # None: not known (the process died before it could tell)
     shape: CallShape = NO_SHAPE
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)

@@ -34,7 +34,11 @@ ENCODED_INLINE = 16_384
 SAMPLE = 8
 """Characters per token of context that are looked at of a text that may be far too long; usual text has 4."""
 
-PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Sampling from the model's own distribution: a trainer computes the same log-probs."""
+
+PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""What changes nothing of each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +81,13 @@ class TokenSource:
             "tool_choice": request.tool_choice.mode == "required",
             "reasoning_effort": request.sampling.effort not in (None, "none"),
         }
-        return tuple(field for field, is_asked in asked.items() if is_asked)
+        taken = [field for field, is_asked in asked.items() if is_asked]
+        sent = self._sampling(request.sampling)
+        for name, neutral in (NEUTRAL | PENALTIES).items():
+            wanted = getattr(request.sampling, name)
+            if wanted is not None and wanted != sent.get(name, neutral):
+                taken.append(name)
+        return tuple(taken)
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
         """The prompt, and where the call belongs. Long text is encoded in a thread: other calls go on meanwhile."""
@@ -159,7 +169,8 @@ class TokenSource:
         if room < 1:
             raise self._overflow(len(prompt_ids))
         asked, pin = arrival.request.sampling, self.settings.pin
-        extra = {name: value for name in PENALTIES if (value := getattr(asked, name)) is not None}
+        sampling = self._sampling(asked)
+        extra: dict[str, Any] = {name: sampling[name] for name in PENALTIES if name in sampling}
         if asked.json_schema is not None:
             extra["json_schema"] = asked.json_schema
         return SampleRequest(
@@ -167,10 +178,7 @@ class TokenSource:
             model=self.settings.model or self.name,
             prompt_ids=prompt_ids,
             max_tokens=min(room, _first(pin.max_tokens, asked.max_tokens, room)),
-            temperature=_first(pin.temperature, asked.temperature, 1.0),
-            top_p=_first(pin.top_p, asked.top_p, 1.0),
-            top_k=_first(pin.top_k, asked.top_k, 0),
-            min_p=_first(pin.min_p, asked.min_p, 0.0),
+            **{name: sampling[name] for name in NEUTRAL},
             seed=asked.seed,
             stop_token_ids=self.continuation.renderer.stop_token_ids,
             top_logprobs=self.settings.top_logprobs,
@@ -180,6 +188,18 @@ class TokenSource:
             # Stop strings and a call too many are found here: the engine is to end where one is met.
             stream=arrival.request.stream or bool(asked.stop) or not arrival.request.tool_choice.parallel,
         )
+
+    def _sampling(self, asked: Sampling) -> dict[str, Any]:
+        """What the engine is asked: the policy's pins, else neutral sampling, or what the harness asked.
+
+        Penalties are there only where one was asked for and is applied.
+        """
+        neutral = self.settings.trainable and self.settings.sampling == "neutral"
+        pins = self.settings.pin.model_dump(include=set(NEUTRAL), exclude_none=True)
+        if neutral:
+            return NEUTRAL | pins
+        wanted = {name: value for name in (*NEUTRAL, *PENALTIES) if (value := getattr(asked, name)) is not None}
+        return NEUTRAL | wanted | pins
 
     def _check_length(self, request: ChatRequest) -> None:
         """Refuses a prompt that is far too long by the beginning of its longest text.

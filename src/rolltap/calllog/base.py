@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rolltap.calllog.sampling import sampling_flaw, tempered
 from rolltap.types import (
     NO_SHAPE,
     Break,
@@ -131,9 +132,10 @@ class CallRow:
             agent=intent.agent,
             break_=intent.break_,
             flaw=done.flaw if done else None,
+            sampling_flaw=sampling_flaw(intent.sampling_sent, done.logprobs_mode) if done else None,
             delivered=self.delivered,
             shape=intent.shape,
-            extras=done.extras if done else {},
+            extras={**done.extras, **tempered(intent.sampling_sent, len(done.output_ids))} if done else {},
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,14 +159,27 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     torch.testing.assert_close(gradient(spared, GROUPS, packer), gradient(plain, GROUPS, packer), atol=1e-6, rtol=1e-5)
 
 
-def test_the_temperature_is_the_engines() -> None:
-    """At temperature 2 the log-probs are those of halved logits."""
+def test_log_probs_are_at_the_temperature_that_a_segment_carries() -> None:
+    """At temperature 2 they are those of halved logits; a call of the segment that says none was sampled at 1."""
     policy = network()
-    (pack,) = Packer(10_000)(rows_of(GROUPS[:1]))
+    rows = rows_of(GROUPS[:1])
+    (pack,) = Packer(10_000)(rows)
     batch = collate(pack)
-    policy.temperature = 2.0
+    assert batch.temperatures_M is None
+    plain = policy(batch).logprobs_M
+    for row in rows[:-1]:
+        extra = np.where(row.segment.loss_mask, np.float32(2.0), np.float32(0.0))
+        extra[np.flatnonzero(row.segment.loss_mask)[0]] = np.nan
+        object.__setattr__(row.segment, "extras", {"temperature": extra})
+    (pack,) = Packer(10_000)(rows)
+    batch = collate(pack)
     warm = policy(batch).logprobs_M
-    policy.temperature = 1.0
     with torch.no_grad():
         policy.model.get_output_embeddings().weight.mul_(0.5)
-    torch.testing.assert_close(policy(batch).logprobs_M, warm)
+    halved = policy(batch).logprobs_M
+    at_two = batch.temperatures_M == 2.0
+    assert 0 < int(at_two.sum()) < len(at_two)
+    torch.testing.assert_close(warm[~at_two], plain[~at_two])
+    batch = replace(batch, temperatures_M=None)
+    torch.testing.assert_close(policy(batch).logprobs_M[at_two], warm[at_two])
+    assert not torch.allclose(halved[at_two], warm[at_two])

@@ -1,0 +1,119 @@
+"""What is trained was sampled from the distribution that the trainer computes, whatever a harness asks for."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeaseOptions
+from rolltap.demo.stack import Stack
+from rolltap.engine.tiny import FOLDER
+from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.collate import collate
+from rolltap.trainer_client.network import PolicyNetwork, load_model
+from rolltap.trainer_client.packing import Packer
+
+from ..unit.trainer_client.making import rows_of
+
+TRAIN = ["tool_call_unparsable", "length_truncated"]
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {"pin": {"max_tokens": 24}, "train": TRAIN},
+    "warm": {"pin": {"max_tokens": 24, "temperature": 0.6}, "train": TRAIN},
+    "cut": {"pin": {"max_tokens": 24, "top_p": 0.8}, "train": TRAIN},
+    "asked": {"pin": {"max_tokens": 24}, "train": TRAIN, "sampling": "harness"},
+}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("sampling"), FOLDER, POLICIES) as running:
+        yield running
+
+
+def leased(stack: Stack, policy: str, *asked: dict[str, Any]) -> LeasedGroup:
+    """A group of one rollout a call, each with the sampling that its harness asks for."""
+    admin = httpx.Client(
+        base_url=stack.admin_url, headers={"Authorization": f"Bearer {stack.keys['admin']}"}, timeout=30
+    )
+    with admin:
+        task = {"id": "task", "instruction": "say something", "spec": {}, "tags": []}
+        opened = admin.post("/groups", json={"policy": policy, "n": len(asked), "task": task}).raise_for_status().json()
+        for number, (rollout, sampling) in enumerate(zip(opened["rollouts"], asked, strict=True)):
+            started = admin.post(f"/rollouts/{rollout['id']}/start", json={}).raise_for_status().json()
+            body = {"model": policy, "messages": [{"role": "user", "content": "List the files."}], **sampling}
+            headers = {"Authorization": f"Bearer {started['key']}"}
+            url = f"{started['base_url']}/v1/chat/completions"
+            httpx.post(url, json=body, headers=headers, timeout=60).raise_for_status()
+            admin.post("/rewards", json={"rollout_id": rollout["id"], "value": float(number)}).raise_for_status()
+            ending = {"status": "succeeded", "attempt": started["attempt"]}
+            admin.post(f"/rollouts/{rollout['id']}/finish", json=ending).raise_for_status()
+    client = TrainerClient(stack.trainer_url, stack.keys["trainer"], "trainer", patience=5)
+    lease = client.lease(policy, groups=1, options=LeaseOptions(wait=10))
+    assert lease is not None
+    return lease.groups[0]
+
+
+def trained(group: LeasedGroup) -> list[bool]:
+    """Whether each rollout's call carries loss."""
+    return [any(part.loss_mask.any() for part in record.trajectory.segments) for record in group.rollouts]
+
+
+def masks(group: LeasedGroup) -> list[str]:
+    return [one.mask for record in group.rollouts for one in record.trajectory.classifications]
+
+
+def ratios(groups: Sequence[LeasedGroup]) -> np.ndarray:
+    """Trainer over engine, of every trained token, before any step."""
+    policy = PolicyNetwork(load_model(FOLDER, torch.float32))
+    batches = [collate(pack) for pack in Packer(4096, share=True)(rows_of(list(groups)))]
+    with torch.no_grad():
+        found = [(policy(batch).logprobs_M - batch.logprobs_M).exp() for batch in batches]
+    return torch.cat(found).numpy()
+
+
+NARROW = {"temperature": 0.2, "top_p": 0.8}
+
+
+def test_a_trainable_policy_samples_at_temperature_1_whatever_is_asked(stack: Stack) -> None:
+    group = leased(stack, "plain", NARROW, {"temperature": 0, "presence_penalty": 1.5}, {})
+    assert trained(group) == [True] * 3
+    found = ratios([group])
+    assert len(found) > 30
+    assert np.abs(found - 1).max() < 1e-4
+    with closing(sqlite3.connect(stack.database)) as database:
+        rows = database.execute("SELECT detail FROM call_intents WHERE policy = 'plain' ORDER BY id").fetchall()
+    first, second, third = (json.loads(detail) for (detail,) in rows)
+    assert first["sampling_asked"]["top_p"] == 0.8
+    assert first["shape"]["unapplied"] == ["temperature", "top_p"]
+    assert second["shape"]["unapplied"] == ["temperature", "presence_penalty"]
+    assert "unapplied" not in third["shape"]
+    assert (first["sampling_sent"]["temperature"], first["sampling_sent"]["top_p"]) == (1.0, 1.0)
+
+
+def test_another_temperature_is_on_the_segment_and_applied(stack: Stack) -> None:
+    group = leased(stack, "warm", NARROW, {})
+    assert trained(group) == [True] * 2
+    for record in group.rollouts:
+        for part in record.trajectory.segments:
+            assert set(part.extras["temperature"][part.loss_mask].tolist()) == {np.float32(0.6)}
+    assert np.abs(ratios([group]) - 1).max() < 1e-4
+
+
+def test_truncated_sampling_is_named_and_carries_no_loss(stack: Stack) -> None:
+    assert masks(leased(stack, "cut", {}, NARROW)) == ["sampling_truncated"] * 2
+
+
+def test_a_policy_may_sample_as_harnesses_ask(stack: Stack) -> None:
+    """What can be replayed is trained, each call at its own temperature; the rest is named."""
+    group = leased(stack, "asked", {"temperature": 0.4}, NARROW, {"temperature": 0}, {"top_p": 0.9}, {})
+    assert masks(group) == ["", "sampling_truncated", "sampling_truncated", "sampling_truncated", ""]
+    assert np.abs(ratios([group]) - 1).max() < 1e-4

@@ -1,0 +1,40 @@
+"""Which recorded samplings a trainer can compute the log-probs of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rolltap.calllog.sampling import sampling_flaw, tempered
+
+PLAIN = {"model": "m", "max_tokens": 9, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("sent", "mode", "flaw"),
+    [
+        (PLAIN, "processed", None),
+        (PLAIN, "raw", None),
+        ({}, "unknown", None),
+        ({"top_k": -1, "presence_penalty": 0.0, "repetition_penalty": 1.0}, "unknown", None),
+        ({**PLAIN, "temperature": 0.5}, "processed", None),
+        ({**PLAIN, "temperature": 0.5}, "raw", "logprobs_untempered"),
+        ({**PLAIN, "temperature": 0.5}, "unknown", "logprobs_untempered"),
+        ({**PLAIN, "temperature": 0.0}, "processed", "sampling_truncated"),
+        ({**PLAIN, "top_p": 0.8}, "processed", "sampling_truncated"),
+        ({**PLAIN, "top_p": 0.8}, "raw", "sampling_truncated"),
+        ({**PLAIN, "top_k": 20}, "processed", "sampling_truncated"),
+        ({**PLAIN, "min_p": 0.05}, "processed", "sampling_truncated"),
+        ({**PLAIN, "presence_penalty": 0.5}, "processed", "sampling_truncated"),
+        ({**PLAIN, "frequency_penalty": -0.5}, "processed", "sampling_truncated"),
+        ({**PLAIN, "repetition_penalty": 1.1}, "processed", "sampling_truncated"),
+    ],
+)
+def test_what_cannot_be_replayed_is_named(sent: dict[str, Any], mode: str, flaw: str | None) -> None:
+    assert sampling_flaw(sent, mode) == flaw
+
+
+def test_only_another_temperature_than_1_is_laid_over_the_tokens() -> None:
+    assert tempered(PLAIN, 3) == tempered({}, 3) == tempered({"temperature": 0.5}, 0) == {}
+    assert tempered({"temperature": 0.5}, 2)["temperature"].tolist() == [0.5, 0.5]
