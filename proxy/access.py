@@ -58,6 +58,7 @@ ADMIN_PLANE: Table = {
     "GET /read/sessions": READ,
     "GET /read/sessions/{session_id}": READ,
     "GET /read/sessions/{session_id}/transcript": READ,
+    "GET /read/sessions/{session_id}/trajectory": READ,
     "GET /read/calls/{call_id}": READ,
     "GET /read/calls/{call_id}/tokens": READ,
     "GET /read/calls/{call_id}/break": READ,

@@ -6,12 +6,14 @@ Bodies are `rolltap.reading.types` as JSON. They are encoded as they are, past F
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Response
 
+from rolltap import wire
 from rolltap.calllog.notes import Note
 from rolltap.contract.notes import NewNote
 from rolltap.proxy.access import By
@@ -76,6 +78,16 @@ def _sessions(routes: APIRouter, services: Services) -> None:
     async def show_transcript(session_id: str) -> Response:
         """The session's text once: what each call added to its parent's conversation, and its reply."""
         return _json(await services.reader.transcript(session_id))
+
+    @routes.get(
+        "/sessions/{session_id}/trajectory",
+        response_class=Response,
+        responses={200: {"content": {wire.CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+    )
+    async def show_trajectory(session_id: str) -> Response:
+        """The session's trajectory with all its arrays: a `rolltap.types.Trajectory` as `rolltap.wire` packs it."""
+        trajectory = await services.reader.trajectory(session_id)
+        return Response(await asyncio.to_thread(wire.pack, trajectory), media_type=wire.CONTENT_TYPE)
 
 
 def _calls(routes: APIRouter, services: Services) -> None:

@@ -111,6 +111,10 @@ class Where:
     def __str__(self) -> str:
         return " and ".join(condition.text for condition in self.conditions)
 
+    def holds(self, segment: Segment) -> bool:
+        """Whether a segment satisfies these conditions, which are all of segments."""
+        return all(condition.holds(segment) for condition in self.conditions)
+
     def keep(self, item: ExportItem) -> ExportItem | None:
         """The item with the segments that are wanted, or None if it is not wanted or none of its segments is."""
         of_segments = [condition for condition in self.conditions if condition.field in SEGMENT_FIELDS]

@@ -5,4 +5,21 @@ command line). The folders that stand at the top of the repository (`proxy`, `re
 `harnesses`) are sub-packages of this one by symbolic link.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rolltap.records import AsyncRecord, Record, open, open_async
+
 __version__ = "0.1.0"
+__all__ = ["AsyncRecord", "Record", "__version__", "open", "open_async"]
+
+
+def __getattr__(name: str) -> Any:
+    """The record's Python interface, imported when it is first used: `import rolltap` alone loads nothing."""
+    if name in __all__:
+        from rolltap import records
+
+        return getattr(records, name)
+    raise AttributeError(f"module 'rolltap' has no attribute {name!r}")

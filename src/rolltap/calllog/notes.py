@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import call_intents, notes, sessions
 from rolltap.contract.notes import NewNote, NoteKind, NoteValue
-from rolltap.errors import NotFound
+from rolltap.errors import ConfigError, NotFound, StoreUnavailable
 from rolltap.ids import new_id
 
 
@@ -55,6 +55,22 @@ async def append_note(database: Database, note: NewNote) -> Note:
 
     now = await database.now()
     return await database.transact(lambda connection: work(connection, now))
+
+
+async def append_note_beside(database: Database, note: NewNote) -> Note:
+    """Appends to a store that was opened for reading only: it is opened for writing, for this moment."""
+    writer = Database(database.url.render_as_string(hide_password=False))
+    try:
+        await writer.start()
+    except (ConfigError, StoreUnavailable) as error:
+        raise ConfigError(
+            f"{writer.name} can't be written now ({error.message}); while a server has it, add notes through it: "
+            'rolltap.open("http://ADMIN-PLANE", key=...)'
+        ) from error
+    try:
+        return await append_note(writer, note)
+    finally:
+        await writer.close()
 
 
 def notes_of(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[Note]]:

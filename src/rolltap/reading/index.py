@@ -169,13 +169,13 @@ class SessionIndex:
             return [row[0] for row in connection.execute(query, [limit])]
 
     def shares(self) -> tuple[float, float]:
-        """Which share of the sessions, and of the known calls' texts, the index holds."""
+        """Which share of the sessions, as they are now, and of the known calls' texts the index holds."""
         with closing(self._connect()) as connection:
-            sessions, stale, texts, unread = (
+            current, stale, texts, unread = (
                 connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-                for table in ("sessions", "stale WHERE session_id NOT IN (SELECT id FROM sessions)", "calls", "unread")
+                for table in ("sessions WHERE id NOT IN (SELECT session_id FROM stale)", "stale", "calls", "unread")
             )
-            return _share(sessions, stale), _share(texts, unread)
+            return _share(current, stale), _share(texts, unread)
 
     # What is written.
 

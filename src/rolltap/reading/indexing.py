@@ -42,12 +42,14 @@ class Indexer:
         self._rest: asyncio.Task[None] | None = None
         self._opened = self._texts_wanted = False
 
-    async def refresh(self, budget_s: float = 0.25, *, texts: bool = False) -> float:
+    async def refresh(self, budget_s: float = 0.25, *, texts: bool = False, now: bool = False) -> float:
         """Works for about `budget_s`, goes on in the background; the share of the record that the index holds.
 
-        `texts`: the calls' words, too.
+        `texts`: the calls' words, too. `now`: all that is on record by now, also what is younger than half a second.
         """
         self._texts_wanted |= texts
+        if now:
+            self._looked_at = float("-inf")
         until = time.monotonic() + budget_s
         async with self._working:
             await self._look()
@@ -58,11 +60,6 @@ class Indexer:
             self._rest = asyncio.create_task(self._go_on())
         sessions, words = await asyncio.to_thread(self.index.shares)
         return min(sessions, words) if texts else sessions
-
-    async def complete(self, *, texts: bool = False) -> None:
-        """Works until the index holds all that the record held when this was called."""
-        while await self.refresh(1.0, texts=texts) < 1.0:
-            pass
 
     async def close(self) -> None:
         if self._rest is not None:

@@ -44,10 +44,10 @@ def reader_on(
 
 @asynccontextmanager
 async def opened_reader(
-    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None, writable: bool = False
+    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
 ) -> AsyncIterator[RecordReader]:
-    """The record at `sqlite:///PATH` or `postgresql://...`. Only a `writable` one takes notes."""
-    log = open_call_log(store, writable=writable)
+    """The record at `sqlite:///PATH` or `postgresql://...`, opened for reading."""
+    log = open_call_log(store, writable=False)
     if not isinstance(log, LogWithDatabase):
         raise ConfigError(f"{store} holds no record to read; want sqlite:///PATH or postgresql://...")
     await log.start()

@@ -13,7 +13,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from rolltap.calllog.notes import Note, append_note, notes_of
+from rolltap.calllog.notes import Note, append_note, append_note_beside, notes_of
 from rolltap.calllog.one_session import Fingerprint, fetch_session, fingerprint, session_of_call
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.outline import fetch_summarized
@@ -90,8 +90,10 @@ class RecordReader:
 
     async def settle(self, *, texts: bool = False, show: Callable[[float], None] = lambda share: None) -> None:
         """Brings the index up to date, however long that takes; `show` is told the share that is done."""
-        while (share := await self._indexer.refresh(0.5, texts=texts)) < 1.0:
+        share = await self._indexer.refresh(texts=texts, now=True)
+        while share < 1.0:
             show(share)
+            share = await self._indexer.refresh(0.5, texts=texts)
         show(1.0)
 
     async def session(self, session_id: str) -> SessionDetail:
@@ -197,8 +199,9 @@ class RecordReader:
     # Notes.
 
     async def note(self, note: NewNote) -> Note:
-        """Appends a score, label, comment or tag; `ConfigError` where the store was opened for reading only."""
-        return await append_note(self.log.database, note)
+        """Appends a score, label, comment or tag; `ConfigError` where the store is open in another process."""
+        database = self.log.database
+        return await (append_note(database, note) if database.writable else append_note_beside(database, note))
 
     async def _notes(self, session_id: str) -> Sequence[Note]:
         found = await self._query(lambda connection: notes_of(connection, [session_id]))

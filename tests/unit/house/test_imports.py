@@ -17,7 +17,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "torch": ("trainer_client/", "engine/", "weight_group.py"),  # the group that both ends of a transfer join
     "transformers": ("trainer_client/", "cli/export.py"),
     "ray": ("harnesses/ray_runner.py",),
-    "pyarrow": ("reconstructor/exporters/",),
+    "pyarrow": ("reconstructor/exporters/", "records/"),
     "typer": ("cli/", "engine/"),
 }
 """Package → the files that import it, by the beginnings of their names."""

@@ -117,7 +117,6 @@ async def test_the_list_follows_the_record(reading: ReadHouse):
     await reader.settle()
     await talk.ask(*history, {"role": "user", "content": "And a gnu?"})
     await reading.home.app.services.sessions.close(talk.session_id)
-    reader._indexer._looked_at = 0.0  # it does not look twice within half a second
     await reader.settle()
     (found,) = (await reader.sessions()).sessions
     assert found == (await reader.summaries([talk.session_id]))[talk.session_id]

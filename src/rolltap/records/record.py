@@ -1,0 +1,271 @@
+"""A record as scripts and notebooks use it. `Record` blocks, `AsyncRecord` is its twin for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from rolltap.calllog.notes import Note
+from rolltap.contract.leases import Lease
+from rolltap.contract.notes import NewNote, NoteKind, NoteValue
+from rolltap.contract.trainer import LeaseOptions
+from rolltap.errors import ConfigError
+from rolltap.reading.types import (
+    CallDetail,
+    CallLine,
+    CallTokens,
+    CallTurn,
+    GroupDetail,
+    RolloutDetail,
+    RunPoint,
+    SessionDetail,
+    SessionOrder,
+    SessionQuery,
+    SessionSummary,
+)
+from rolltap.records.loop import LoopThread
+from rolltap.records.notebook import session_html
+from rolltap.records.rows import PAGE, Selection, TrajectoryRow, selection_of, trajectory_row
+from rolltap.records.source import RecordSource
+from rolltap.records.tables import AsyncTable, Portion, Table
+from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
+from rolltap.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPlane:
+    """Where leases are taken."""
+
+    url: str
+    key: str
+
+
+class RecordedSession:
+    """A session with its calls and its text; shows itself in a notebook."""
+
+    def __init__(self, detail: SessionDetail, turns: tuple[CallTurn, ...]) -> None:
+        self.summary = detail.summary
+        self.calls = detail.calls
+        self.notes = detail.notes
+        self.report = detail.report
+        self.turns = turns
+        self._detail = detail
+
+    def __repr__(self) -> str:
+        return f"<session {self.summary.id}: {len(self.calls)} calls, policy {self.summary.policy}>"
+
+    def _repr_html_(self) -> str:
+        return session_html(self._detail, self.turns)
+
+
+class AsyncRecord:
+    """What is on record. `where` is the language of `rolltap export --where`, with fields of sessions."""
+
+    def __init__(self, source: RecordSource, trainer: TrainerPlane | None = None) -> None:
+        self._source = source
+        self._trainer = trainer
+
+    def sessions(
+        self,
+        where: str | Sequence[str] = (),
+        *,
+        search: str = "",
+        sort: SessionOrder = "created_at",
+        descending: bool = True,
+        limit: int | None = None,
+    ) -> AsyncTable[SessionSummary]:
+        """The sessions that satisfy every condition; `search` are words that were said in them."""
+        query = SessionQuery(search, _texts(where), sort, descending, PAGE)
+        return AsyncTable(SessionSummary, lambda: self._pages(Selection(query, limit=limit)))
+
+    def rollouts(self, where: str | Sequence[str] = (), *, limit: int | None = None) -> AsyncTable[RolloutDetail]:
+        """The rollouts that were begun, the newest first, each with its reward, last session and evaluation."""
+        query = SessionQuery(where=(*_texts(where), "status~*"), limit=PAGE)
+
+        async def portions() -> AsyncIterator[Portion[RolloutDetail]]:
+            async for page in self._pages(Selection(query, limit=limit)):
+                found = [await self._source.rollout(row.rollout_id) for row in page.rows if row.rollout_id is not None]
+                yield Portion(found, page.done, page.total)
+
+        return AsyncTable(RolloutDetail, portions)
+
+    def calls(self, where: str | Sequence[str] = (), *, search: str = "") -> AsyncTable[CallLine]:
+        """The calls of the sessions that satisfy `where`, session by session."""
+        query = SessionQuery(search, _texts(where), limit=PAGE)
+
+        async def portions() -> AsyncIterator[Portion[CallLine]]:
+            async for row, done, total in self._each(Selection(query)):
+                yield Portion((await self._source.session(row.id)).calls, done, total)
+
+        return AsyncTable(CallLine, portions)
+
+    def trajectories(self, where: str | Sequence[str] = ()) -> AsyncTable[TrajectoryRow]:
+        """The segments that a trainer would get, a row each. `where` knows fields of segments, too."""
+        selection = selection_of(_texts(where))
+
+        async def portions() -> AsyncIterator[Portion[TrajectoryRow]]:
+            async for row, done, total in self._each(selection):
+                trajectory = await self._source.trajectory(row.id)
+                kept = [segment for segment in trajectory.segments if selection.segments.holds(segment)]
+                yield Portion([trajectory_row(row, segment) for segment in kept], done, total)
+
+        return AsyncTable(TrajectoryRow, portions)
+
+    async def session(self, session_id: str) -> RecordedSession:
+        """`NotFound` for an unknown one."""
+        return RecordedSession(await self._source.session(session_id), await self._source.transcript(session_id))
+
+    async def trajectory(self, session_id: str) -> Trajectory:
+        return await self._source.trajectory(session_id)
+
+    async def call(self, call_id: str) -> CallDetail:
+        return await self._source.call(call_id)
+
+    async def tokens(self, call_id: str, start: int = 0, end: int | None = None) -> CallTokens:
+        return await self._source.tokens(call_id, start, end)
+
+    async def group(self, group_id: str) -> GroupDetail:
+        return await self._source.group(group_id)
+
+    async def run(self, policy: str) -> tuple[RunPoint, ...]:
+        """The policy's completed groups in their order: rewards, versions, staleness."""
+        return await self._source.run(policy)
+
+    async def score(self, target: str, value: float, name: str = "score", *, call: bool = False) -> Note:
+        """Appends a score to a session, or with `call` to a call. The last one of a name counts."""
+        return await self._note(target, "score", name, float(value), call=call)
+
+    async def label(self, target: str, name: str, value: str | None = None, *, call: bool = False) -> Note:
+        return await self._note(target, "label", name, value, call=call)
+
+    async def comment(self, target: str, text: str, *, call: bool = False) -> Note:
+        return await self._note(target, "comment", "", text, call=call)
+
+    async def tag(self, session_id: str, name: str, value: str | None) -> Note:
+        """Sets a tag of a session; None takes it away."""
+        return await self._note(session_id, "tag", name, value, call=False)
+
+    def trainer(self, name: str) -> AsyncTrainerClient:
+        """A client of the trainer plane in the name of a trainer, to be used in an `async with` block."""
+        return AsyncTrainerClient(*_plane(self._trainer), name)
+
+    async def _note(self, target: str, kind: NoteKind, name: str, value: NoteValue, *, call: bool) -> Note:
+        session_id, call_id = (None, target) if call else (target, None)
+        return await self._source.note(NewNote(kind, name, value, session_id=session_id, call_id=call_id))
+
+    async def _pages(self, selection: Selection) -> AsyncIterator[Portion[SessionSummary]]:
+        """The sessions, once the list holds the whole record."""
+        await self._source.settle(texts=bool(selection.query.search.strip()))
+        wanted, offset = selection.limit, 0
+        while wanted is None or offset < wanted:
+            size = PAGE if wanted is None else min(PAGE, wanted - offset)
+            page = await self._source.sessions(replace(selection.query, limit=size, offset=offset))
+            offset += len(page.sessions)
+            if not page.sessions:
+                return
+            total = page.total if wanted is None else min(wanted, page.total)
+            yield Portion(page.sessions, offset, total)
+
+    async def _each(self, selection: Selection) -> AsyncIterator[tuple[SessionSummary, int, int]]:
+        """Each session, how many that makes, and of how many."""
+        done = 0
+        async for page in self._pages(selection):
+            for row in page.rows:
+                done += 1
+                yield row, done, page.total
+
+
+class Record:
+    """The blocking twin of `AsyncRecord`: `with rolltap.open(...) as record`, or close it at the end."""
+
+    def __init__(self, twin: AsyncRecord, loop: LoopThread, trainer: TrainerPlane | None = None) -> None:
+        self._twin = twin
+        self._loop = loop
+        self._trainer = trainer
+        self._trainers: dict[str, TrainerClient] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the store or the server."""
+        self._loop.close()
+
+    def sessions(
+        self,
+        where: str | Sequence[str] = (),
+        *,
+        search: str = "",
+        sort: SessionOrder = "created_at",
+        descending: bool = True,
+        limit: int | None = None,
+    ) -> Table[SessionSummary]:
+        """See `AsyncRecord.sessions`; the same holds for every method here."""
+        twin = self._twin.sessions(where, search=search, sort=sort, descending=descending, limit=limit)
+        return Table(twin, self._loop)
+
+    def rollouts(self, where: str | Sequence[str] = (), *, limit: int | None = None) -> Table[RolloutDetail]:
+        return Table(self._twin.rollouts(where, limit=limit), self._loop)
+
+    def calls(self, where: str | Sequence[str] = (), *, search: str = "") -> Table[CallLine]:
+        return Table(self._twin.calls(where, search=search), self._loop)
+
+    def trajectories(self, where: str | Sequence[str] = ()) -> Table[TrajectoryRow]:
+        return Table(self._twin.trajectories(where), self._loop)
+
+    def session(self, session_id: str) -> RecordedSession:
+        return self._loop.run(self._twin.session(session_id))
+
+    def trajectory(self, session_id: str) -> Trajectory:
+        return self._loop.run(self._twin.trajectory(session_id))
+
+    def call(self, call_id: str) -> CallDetail:
+        return self._loop.run(self._twin.call(call_id))
+
+    def tokens(self, call_id: str, start: int = 0, end: int | None = None) -> CallTokens:
+        return self._loop.run(self._twin.tokens(call_id, start, end))
+
+    def group(self, group_id: str) -> GroupDetail:
+        return self._loop.run(self._twin.group(group_id))
+
+    def run(self, policy: str) -> tuple[RunPoint, ...]:
+        return self._loop.run(self._twin.run(policy))
+
+    def score(self, target: str, value: float, name: str = "score", *, call: bool = False) -> Note:
+        return self._loop.run(self._twin.score(target, value, name, call=call))
+
+    def label(self, target: str, name: str, value: str | None = None, *, call: bool = False) -> Note:
+        return self._loop.run(self._twin.label(target, name, value, call=call))
+
+    def comment(self, target: str, text: str, *, call: bool = False) -> Note:
+        return self._loop.run(self._twin.comment(target, text, call=call))
+
+    def tag(self, session_id: str, name: str, value: str | None) -> Note:
+        return self._loop.run(self._twin.tag(session_id, name, value))
+
+    def trainer(self, name: str) -> TrainerClient:
+        """The client of the trainer plane in the name of a trainer, one a name (docs/bring-your-own-trainer.md)."""
+        if name not in self._trainers:
+            self._trainers[name] = TrainerClient(*_plane(self._trainer), name)
+        return self._trainers[name]
+
+    def lease(self, policy: str, *, trainer: str, groups: int = 1, options: LeaseOptions | None = None) -> Lease | None:
+        """Up to `groups` whole groups for the trainer, which `trainer(name)` acknowledges; None if there are none."""
+        return self.trainer(trainer).lease(policy, groups=groups, options=options)
+
+
+def _plane(trainer: TrainerPlane | None) -> tuple[str, str]:
+    if trainer is None:
+        raise ConfigError("leases are a server's: rolltap.open(URL, key=..., trainer_url=..., trainer_key=...)")
+    return trainer.url, trainer.key
+
+
+def _texts(where: str | Sequence[str]) -> tuple[str, ...]:
+    return (where,) if isinstance(where, str) else tuple(where)
