@@ -4,14 +4,16 @@ Each span's queries see its ancestors' keys and, causally, its own. On the CPU t
 attention a span, so the cost is the sum of the spans' own, never the square of the pack. On CUDA it is one variable
 length flash attention call over all spans, with the keys of shared trunks gathered first (its causal mask is aligned to
 the lower right, which is what ancestors before own tokens need); in 32 bits, or where torch has no such call, it goes
-span by span there too. Shapes: `N` tokens of the pack, `H` heads, `K`
-key-value heads, `D` head width.
+span by span there too. Sliding windows are honoured on both ways. Soft-capped scores and attention sinks are computed
+in plain torch, a piece of the queries at a time, since no fused kernel of torch's has them.
+
+Shapes: `N` tokens of the pack, `Q` queries, `H` heads, `K` key-value heads, `D` head width.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,14 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from rolltap.errors import ConfigError
 from rolltap.trainer_client.packing import TokenSpan
 
 NAME = "rolltap_spans"
 """What the attention is called in transformers' registry."""
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
+
+PIECE = 1024
+"""Queries that are computed at once where the scores are made: a piece's scores are [H, PIECE, keys]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,40 +75,106 @@ class Layout:
         return cls(tuple(spans), seen, VariableLengths.of(spans, seen, device) if device.type == "cuda" else None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """How a layer turns queries and keys into weights. `window` counts the keys that a query sees, itself included.
+
+    `softcap` c makes a score s into c·tanh(s/c) (Gemma 2); `sinks` [H] are scores that take weight and give no value
+    (gpt-oss).
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @classmethod
+    def of(cls, width: int, given: Mapping[str, Any]) -> Scores:
+        """From what transformers hands an attention function; `width` is the head's."""
+        scale = given.get("scaling")
+        return cls(
+            width**-0.5 if scale is None else scale,
+            given.get("sliding_window"),
+            given.get("softcap"),
+            given.get("s_aux"),
+        )
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch's fused kernels compute it."""
+        return self.softcap is None and self.sinks is None
+
+    def sees_all(self, keys: int) -> bool:
+        """Whether the window hides none of `keys` keys."""
+        return self.window is None or self.window >= keys
+
+
 def span_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    layout: Layout,
-    **_: Any,
+    **given: Any,
 ) -> tuple[Tensor, None]:
     """`query` [1, H, N, D], `key` and `value` [1, K, N, D] → [1, N, H, D]. The layout takes the mask's place."""
-    if layout.lengths is not None and query.dtype in FLASH_DTYPES and (varlen := _varlen()) is not None:
-        return _flash(varlen, query, key, value, scaling, layout.lengths), None
-    return _span_by_span(query, key, value, scaling, layout), None
-
-
-def _span_by_span(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, layout: Layout) -> Tensor:
+    layout: Layout = given["layout"]
+    scores = Scores.of(query.shape[-1], given)
+    flash = layout.lengths is not None and query.dtype in FLASH_DTYPES and scores.fused
+    if flash and layout.lengths is not None and (varlen := _varlen()) is not None:
+        return _flash(varlen, (query, key, value), scores, layout.lengths), None
     parts = []
     for span, seen in zip(layout.spans, layout.seen, strict=True):
-        own, alone = seen[-1], len(seen) == 1
-        keys = key[:, :, own] if alone else torch.cat([key[:, :, part] for part in seen], dim=2)
-        values = value[:, :, own] if alone else torch.cat([value[:, :, part] for part in seen], dim=2)
-        mask = None if alone else _lower_right(len(span), keys.shape[2], query.device)
-        parts.append(
-            F.scaled_dot_product_attention(
-                query[:, :, own], keys, values, mask, is_causal=alone, scale=scaling, enable_gqa=True
-            )
+        own = seen[-1]
+        keys = key[:, :, own] if len(seen) == 1 else torch.cat([key[:, :, part] for part in seen], dim=2)
+        values = value[:, :, own] if len(seen) == 1 else torch.cat([value[:, :, part] for part in seen], dim=2)
+        parts.append(_attend(query[:, :, span.start : span.end], keys, values, scores))
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    """One span: its queries [1, H, Q, D] are the last of the keys' positions. → [1, H, Q, D]"""
+    queries, keys = query.shape[2], key.shape[2]
+    if scores.fused and scores.sees_all(keys):
+        alone = queries == keys
+        mask = None if alone else _visible(queries, keys, scores.window, query.device)
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=alone, scale=scores.scale, enable_gqa=True
         )
-    return torch.cat(parts, dim=2).transpose(1, 2)
+    pieces = []
+    for start in range(0, queries, PIECE):
+        end = min(start + PIECE, queries)
+        last = keys - queries + end  # the piece's last query sees the keys before this one
+        first = 0 if scores.window is None else max(0, last - (end - start) - scores.window + 1)
+        part = (query[:, :, start:end], key[:, :, first:last], value[:, :, first:last])
+        if torch.is_grad_enabled() and not scores.fused:  # or the scores of all pieces would wait for the backward pass
+            pieces.append(checkpoint(_attend_piece, *part, scores, use_reentrant=False))
+        else:
+            pieces.append(_attend_piece(*part, scores))
+    return torch.cat(pieces, dim=2)
 
 
-def _lower_right(queries: int, keys: int, device: torch.device) -> Tensor:
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(diagonal=keys - queries)
+def _attend_piece(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    visible = _visible(query.shape[2], key.shape[2], scores.window, query.device)
+    if scores.fused:
+        return F.scaled_dot_product_attention(query, key, value, visible, scale=scores.scale, enable_gqa=True)
+    shared = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+    score = (query @ key.transpose(2, 3) * scores.scale).float()
+    if scores.softcap is not None:
+        score = scores.softcap * torch.tanh(score / scores.softcap)
+    score = score.masked_fill(~visible, -torch.inf)
+    if scores.sinks is None:
+        return torch.softmax(score, dim=-1).to(value.dtype) @ value
+    sinks = scores.sinks.float().reshape(1, -1, 1, 1).expand(-1, -1, score.shape[2], 1)
+    weights = torch.softmax(torch.cat([score, sinks], dim=-1), dim=-1)[..., :-1]
+    return weights.to(value.dtype) @ value
+
+
+def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """[Q, keys]: which keys a query sees. The last query sees the last key."""
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(diagonal=keys - queries)
+    return visible if window is None else visible.triu(diagonal=keys - queries - window + 1)
 
 
 def _varlen() -> Callable[..., Any] | None:
@@ -121,14 +192,9 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def _flash(
-    varlen: Callable[..., Any],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    lengths: VariableLengths,
+    varlen: Callable[..., Any], projections: tuple[Tensor, Tensor, Tensor], scores: Scores, lengths: VariableLengths
 ) -> Tensor:
-    query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in projections)
     if lengths.gathered is not None:
         key_NKD, value_NKD = key_NKD[lengths.gathered], value_NKD[lengths.gathered]
     grouped = {"enable_gqa": True}
@@ -143,8 +209,8 @@ def _flash(
         lengths.keys,
         lengths.longest_query,
         lengths.longest_key,
-        scale=scaling,
-        window_size=(-1, 0),
+        scale=scores.scale,
+        window_size=(-1 if scores.window is None else scores.window - 1, 0),
         **grouped,
     )
     return attended.unsqueeze(0)
@@ -160,12 +226,3 @@ def register() -> None:
 
 def _no_mask(*_: Any, **__: Any) -> None:
     return None
-
-
-def check_supported(config: Any) -> None:
-    """`ConfigError` for a model whose layers are more than full causal attention over their tokens."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(config, "use_sliding_window", False):
-        raise ConfigError(
-            f"{config.model_type}: layers of {', '.join(sorted(kinds))}; packed training supports full attention only"
-        )

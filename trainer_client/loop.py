@@ -18,7 +18,7 @@ from typing import Any
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.trainer_client import planning, weights
+from rolltap.trainer_client import architectures, planning, weights
 from rolltap.trainer_client.checkpoint import Checkpoints
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.collate import Batch, collate
@@ -78,8 +78,8 @@ class Trainer:
         own = RankWorker(settings, ranks, saved)
         self._recipe, self._first = own.recipe, True
         self._planner = planning.Planner(own.recipe, settings)
-        self._pack = self._planner.packer(ranks.size)
         self._model, self._clock = own.learner.model, own.clock
+        self._pack = self._planner.packer(ranks.size, alone=architectures.rows_alone(self._model.config))
         self._workers = Workers(own, ranks)
 
     def run(self) -> None:

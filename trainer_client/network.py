@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rolltap.errors import CheckpointMismatch, ConfigError
-from rolltap.trainer_client import attention
+from rolltap.trainer_client import architectures, attention
 from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.recipe import ValueHead
 
@@ -51,12 +51,11 @@ class PolicyNetwork(nn.Module):
         entropy_moves: bool = False,
     ) -> None:
         super().__init__()
-        _check_head(model.config)
         self.model = model
         self.entropy_moves = entropy_moves
         self.heads = nn.ModuleDict({name: _zeros(model.config.hidden_size) for name in heads or {}})
         self._detached = {name for name, head in (heads or {}).items() if not head.moves_policy}
-        self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
+        self._logits = LogitsHead(model)
 
     def forward(self, batch: Batch) -> Predictions:
         hidden_NE = self.model.get_decoder()(
@@ -86,9 +85,7 @@ class PolicyNetwork(nn.Module):
         return head(seen_ME.to(next(head.parameters()).dtype)).squeeze(-1).float()
 
     def _read(self, hidden_ME: Tensor, targets_M: Tensor, temperatures_M: Tensor | None) -> tuple[Tensor, Tensor]:
-        logits_MV = self.model.get_output_embeddings()(hidden_ME).float()
-        if self._cap is not None:
-            logits_MV = self._cap * torch.tanh(logits_MV / self._cap)
+        logits_MV = self._logits(hidden_ME)
         if temperatures_M is not None:
             logits_MV = logits_MV / temperatures_M.unsqueeze(-1)
         total_M = torch.logsumexp(logits_MV, dim=-1)
@@ -99,8 +96,26 @@ class PolicyNetwork(nn.Module):
         return logprobs_M, entropy_M
 
 
+class LogitsHead:
+    """Hidden states [M, E] to logits [M, V] in float32, scaled and capped as the model does it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._scale = architectures.logit_scale(model.config)
+        self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
+
+    def __call__(self, hidden_ME: Tensor) -> Tensor:
+        logits_MV = self._model.get_output_embeddings()(hidden_ME).float()
+        if self._scale != 1.0:
+            logits_MV = logits_MV * self._scale
+        return logits_MV if self._cap is None else self._cap * torch.tanh(logits_MV / self._cap)
+
+
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The causal language model of a Hugging Face folder, with our attention. `CheckpointMismatch` if it has none."""
+    """The causal language model of a Hugging Face folder, with our attention, tried beside its own.
+
+    `CheckpointMismatch` if the folder has none, `ConfigError` for one that packed training can't compute.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -108,11 +123,22 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     attention.register()
     try:
         config = AutoConfig.from_pretrained(folder)
-        attention.check_supported(config)
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention.NAME)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointMismatch(f"{folder} is not a folder of a causal language model: {reason}") from error
+        raise _no_model(folder, error) from error
+    architectures.check_config(config)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention.NAME)
+    except KeyError as error:
+        raise ConfigError(f"{config.model_type}: it doesn't take an attention of ours ({error})") from error
+    except (OSError, ValueError) as error:
+        raise _no_model(folder, error) from error
+    architectures.check_model(model, LogitsHead(model))
+    return model
+
+
+def _no_model(folder: Path, error: Exception) -> CheckpointMismatch:
+    reason = str(error).splitlines()[0]
+    return CheckpointMismatch(f"{folder} is not a folder of a causal language model: {reason}")
 
 
 def _zeros(width: int) -> nn.Linear:
@@ -120,9 +146,3 @@ def _zeros(width: int) -> nn.Linear:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
-
-
-def _check_head(config: Any) -> None:
-    for name in ("logits_scaling", "logit_scale"):
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise ConfigError(f"{config.model_type} scales its logits ({name}), which packed training does not")

@@ -86,15 +86,19 @@ class Packer:
     What must stay together is never split and, if it alone is over the budget, stands alone: a row, or with `whole`
     all rows of a rollout (a sequence-level ratio needs them in one pass). `share` computes common beginnings once.
     Where there is less than a budget for each of `ranks`, the packs are smaller, so that every rank has some.
+    With `alone` every row is a pack.
     """
 
     budget: int
     share: bool = False
     whole: bool = False
     ranks: int = 1
+    alone: bool = False
 
     def __call__(self, rows: Sequence[PackedRow]) -> list[Pack]:
         """The packs of rows; those of a rollout stand together in `rows`."""
+        if self.alone:
+            return [_side_by_side([row]) for row in rows]
         units = [[row] for row in rows]
         if self.whole:
             units = [list(own) for _, own in groupby(rows, key=lambda row: row.rollout)]

@@ -10,6 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from rolltap.contract.leases import LeasedGroup, RolloutRecord
+from rolltap.errors import ConfigError
 from rolltap.trainer_client.learner import Readout
 from rolltap.trainer_client.loss import Correction, PolicyLoss
 from rolltap.trainer_client.packing import Pack, PackedRow, Packer
@@ -119,11 +120,19 @@ class Planner:
         recipe = self.recipe
         return rows_to_train(step, credit, self.settings.loss, still=recipe.moves_still_rows, whole=recipe.whole)
 
-    def packer(self, ranks: int) -> Packer:
-        """Rows to packs; a ratio over whole rollouts needs each of them in one pack."""
+    def packer(self, ranks: int, *, alone: bool) -> Packer:
+        """Rows to packs; a ratio over whole rollouts needs each of them in one pack. `alone` is the model's demand.
+
+        `ConfigError` if both are asked for.
+        """
         compute = self.settings.compute
         whole = self.settings.loss.ratio == "sequence" or self.recipe.whole
-        return Packer(compute.token_budget, compute.share_prefixes, whole=whole, ranks=ranks)
+        if whole and alone:
+            raise ConfigError(
+                "the loss needs all rows of a rollout in one pass, and this model's linear attention computes each row "
+                'alone: choose loss.ratio = "token" or another recipe'
+            )
+        return Packer(compute.token_budget, compute.share_prefixes, whole=whole, ranks=ranks, alone=alone)
 
 
 def policy_loss(settings: LossSettings) -> PolicyLoss:

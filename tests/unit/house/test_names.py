@@ -23,7 +23,6 @@ MANY_PARAMETERS = {
     "engine/scripted/server.py::__init__",
     "harnesses/runner.py::run_groups",
     "harnesses/runtimes/tree.py::run_tree",
-    "trainer_client/attention.py::span_attention",
 }
 SHARED_NAMES: set[str] = set()
 UNWRITTEN: set[str] = set()

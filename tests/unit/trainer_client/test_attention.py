@@ -38,13 +38,16 @@ def tensors(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(1, heads, 20, 8, dtype=dtype) for heads in (4, 2, 2))  # type: ignore[return-value]
 
 
-def row_by_row(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float | None) -> Tensor:
-    """What flash attention says it does with a window of (-1, 0)."""
+def row_by_row(
+    query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float | None, before: int
+) -> Tensor:
+    """What flash attention says it does with a window of (`before`, 0): so many keys before a query's own, -1 all."""
     rows = []
     for row in range(len(cu_q) - 1):
         q, k = slice(int(cu_q[row]), int(cu_q[row + 1])), slice(int(cu_k[row]), int(cu_k[row + 1]))
         queries, keys = q.stop - q.start, k.stop - k.start
         mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        mask = mask if before < 0 else mask.triu(keys - queries - before)
         heads = [tensor.transpose(0, 1) for tensor in (query[q], key[k], value[k])]
         attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], mask, scale=scale, enable_gqa=True)
         rows.append(attended.transpose(0, 1))
@@ -56,8 +59,8 @@ def of_torch_2_11(
     return_aux: Any = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:  # fmt: skip
     assert query.shape[1] == key.shape[1] == value.shape[1]
-    assert (window_size, max_q, max_k) == ((-1, 0), 6, 11)
-    return row_by_row(query, key, value, cu_seq_q, cu_seq_k, scale)
+    assert (window_size[1], max_q, max_k) == (0, 6, 11)
+    return row_by_row(query, key, value, cu_seq_q, cu_seq_k, scale, window_size[0])
 
 
 def of_torch_2_13(
@@ -65,23 +68,24 @@ def of_torch_2_13(
     scale: float | None = None, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     assert enable_gqa
-    assert (window_size, key.shape[1]) == ((-1, 0), 2)
-    return row_by_row(query, key, value, cu_seq_q, cu_seq_k, scale)
+    assert (window_size[1], key.shape[1]) == (0, 2)
+    return row_by_row(query, key, value, cu_seq_q, cu_seq_k, scale, window_size[0])
 
 
 def of_torch_2_10(query: Tensor, key: Tensor, value: Tensor, *lengths: Any, is_causal: bool = False) -> Tensor:
     raise AssertionError("it has no window that is aligned to the lower right")
 
 
+@pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("offered", [of_torch_2_10, of_torch_2_11, of_torch_2_13])
 def test_packed_spans_are_given_to_flash_attention_as_it_takes_them(
-    offered: Varlen, monkeypatch: pytest.MonkeyPatch
+    offered: Varlen, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", offered)
     plain, packed = layouts(SPANS)
     parts, module = tensors(torch.bfloat16), torch.nn.Identity()
-    wanted, _ = span_attention(module, *parts, None, scaling=0.3, layout=plain)
-    found, _ = span_attention(module, *parts, None, scaling=0.3, layout=packed)
+    wanted, _ = span_attention(module, *parts, None, scaling=0.3, sliding_window=window, layout=plain)
+    found, _ = span_attention(module, *parts, None, scaling=0.3, sliding_window=window, layout=packed)
     assert found.shape == (1, 20, 4, 8)
     torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
 
