@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+EVERYTHING = frozenset({"tokens", "gradient", "order", "killed", "lost", "refused", "tokenizer", "staleness"})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedToken:
@@ -42,8 +44,12 @@ class Seen:
 
 
 class Driver(Protocol):
-    """One trainer, run for real on a CPU. `normalise` is the mean its loss takes, in our trainer's words."""
+    """One trainer, run for real on a CPU. `normalise` is the mean its loss takes, in our trainer's words.
 
+    `proves` are the keys of `proofs.PROOFS` that the suite tries it on.
+    """
+
+    proves: frozenset[str]
     normalise: str
     advantage: str
 

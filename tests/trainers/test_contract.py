@@ -28,18 +28,12 @@ from rolltap.trainer_client.weights import tokenizer_hash
 from ..unit.trainer_client.making import group, record, rows_of, segment
 from ..unit.trainer_client.plane import Plane, running
 from .driver import Driver, Killed, Run, TrainedToken, tokens_of
+from .proofs import proves
 from .trl_async import TrlAsync
 from .trl_grpo import TrlGrpo
 from .world import branching_group, policy_folder, trained_rows
 
-DRIVERS: dict[str, Driver] = {"trl-async": TrlAsync(), "trl-grpo": TrlGrpo()}
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, accelerate and TRL about themselves
-
-
-@pytest.fixture(params=sorted(DRIVERS))
-def driver(request: pytest.FixtureRequest) -> Driver:
-    return DRIVERS[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +73,14 @@ def our_gradient(driver: Driver, model: Path, of: list[LeasedGroup]) -> dict[str
     return {name: weight.grad for name, weight in policy.model.named_parameters() if weight.grad is not None}
 
 
+@proves("tokens")
 def test_every_trained_token_is_in_the_loss_once_with_its_log_prob(driver: Driver, plane: Plane, run: Run) -> None:
     plane.offer(*groups(2))
     seen = driver.run(run)
     assert counted(seen.tokens[0]) == counted(expected_tokens(groups(2)))
 
 
+@proves("gradient")
 def test_the_gradient_is_our_trainers_so_a_rollout_weighs_once(driver: Driver, plane: Plane, run: Run) -> None:
     plane.offer(*groups(2))
     theirs = driver.run(run).gradient
@@ -111,6 +107,7 @@ def test_in_any_loss_and_any_passes_rollouts_weigh_once(driver: Driver, plane: P
         torch.testing.assert_close(theirs[name], gradient, atol=1e-5, rtol=1e-4)
 
 
+@proves("order")
 def test_groups_are_acknowledged_before_the_step_and_weights_pushed_after(
     driver: Driver, plane: Plane, run: Run
 ) -> None:
@@ -125,6 +122,7 @@ def test_groups_are_acknowledged_before_the_step_and_weights_pushed_after(
     assert plane.paused is None
 
 
+@proves("killed")
 def test_killed_between_ack_and_step_and_resumed_every_group_is_trained_once(
     driver: Driver, plane: Plane, run: Run
 ) -> None:
@@ -139,6 +137,7 @@ def test_killed_between_ack_and_step_and_resumed_every_group_is_trained_once(
     assert plane.version == 3
 
 
+@proves("lost")
 def test_groups_that_somebody_else_has_now_change_no_weight(driver: Driver, plane: Plane, run: Run) -> None:
     plane.offer(*groups(4))
     plane.lose = {"lease-1"}
@@ -150,6 +149,7 @@ def test_groups_that_somebody_else_has_now_change_no_weight(driver: Driver, plan
     assert all(torch.equal(first[name], model[name]) for name in model)
 
 
+@proves("refused")
 def test_a_group_that_cannot_be_trained_is_refused_with_the_reason(driver: Driver, plane: Plane, run: Run) -> None:
     odd = group("odd", [record("odd", index, [segment([5, 900, 6], [1])], float(index)) for index in range(2)])
     plane.offer(odd, *groups(2))
@@ -159,6 +159,7 @@ def test_a_group_that_cannot_be_trained_is_refused_with_the_reason(driver: Drive
     assert "vocabulary of 64" in plane.refused[0][0]
 
 
+@proves("tokenizer")
 def test_another_tokenizer_or_template_is_refused_at_connect(driver: Driver, plane: Plane, run: Run) -> None:
     plane.tokenizer_hash = "another"
     plane.offer(*groups(2))
@@ -168,6 +169,7 @@ def test_another_tokenizer_or_template_is_refused_at_connect(driver: Driver, pla
     assert plane.leases == {}
 
 
+@proves("staleness")
 def test_staleness_is_told_in_the_trainers_own_log(driver: Driver, plane: Plane, run: Run) -> None:
     plane.offer(*groups(4))
     seen = driver.run(replace(run, steps=2))
