@@ -87,6 +87,10 @@ class TrainerClient(HttpClient):
         the number stands for other weights."""
         self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
 
+    def cap_turns(self, policy: str, turns: int) -> None:
+        """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
+        self.send(protocol.cap_turns(policy, turns))
+
     def ranks(self, policy: str) -> int:
         """How many processes of the policy's engines would receive a transfer now."""
         return self.send(protocol.ranks(policy))
@@ -141,6 +145,9 @@ class AsyncTrainerClient(AsyncHttpClient):
 
     async def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
         await self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
+
+    async def cap_turns(self, policy: str, turns: int) -> None:
+        await self.send(protocol.cap_turns(policy, turns))
 
     async def ranks(self, policy: str) -> int:
         return await self.send(protocol.ranks(policy))

@@ -30,10 +30,10 @@ class Workers:
         self._own = own
         self._ranks = ranks
 
-    def read(self, batches: Sequence[Batch]) -> list[Readout]:
-        """What the weights say of each batch, in the order of `batches`."""
+    def read(self, network: str, batches: Sequence[Batch]) -> list[Readout]:
+        """What a network says of each batch, in the order of `batches`."""
         shares = deal(batches, self._ranks.size)
-        found = self._each("read", [(share,) for share in shares])
+        found = self._each("read", [(network, share) for share in shares])
         by_batch = {
             id(batch): readout
             for share, readouts in zip(shares, found, strict=True)
@@ -53,6 +53,9 @@ class Workers:
 
     def apply(self, step: int) -> float:
         return self._all("apply", step)
+
+    def settle(self, step: int) -> None:
+        self._all("settle", step)
 
     def forget(self) -> None:
         self._all("forget")

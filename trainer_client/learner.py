@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import state_dict as distributed_state
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rolltap.errors import CheckpointMismatch
+from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.lora import add_adapters, merged, without_adapters
 from rolltap.trainer_client.network import PolicyNetwork, Predictions, load_model
@@ -75,6 +75,13 @@ class Learner:
         if self._has_reference and not self._lora:
             frozen = load_model(settings.model, torch.float32).requires_grad_(False)
             self.reference = _placed(PolicyNetwork(frozen.train()), dtype, ranks)
+        self._readable = recipe.networks()
+        self.read_networks: dict[str, PolicyNetwork] = {}
+        for name, one in self._readable.items():
+            if one.decay is not None and self._lora:
+                raise ConfigError(f"the recipe's network {name!r} follows the policy's weights: leave lora.rank at 0")
+            other = load_model(Path(one.folder) if one.folder else settings.model, torch.float32).requires_grad_(False)
+            self.read_networks[name] = _placed(PolicyNetwork(other.train()), dtype, ranks)
         self._rates = [1.0, *(head.lr / settings.optimiser.lr for head in recipe.heads.values())]
         policy = [weight for weight in self.model.parameters() if weight.requires_grad]
         self._parts = [policy, *(list(self.network.heads[name].parameters()) for name in recipe.heads)]
@@ -94,12 +101,20 @@ class Learner:
         """The policy's log-probs of the batch's trained tokens, with gradient."""
         return self.network(batch)
 
-    def read(self, batch: Batch) -> Readout:
-        """What the weights say of the batch's trained tokens, on the CPU and without gradient."""
+    def read(self, network: str, batch: Batch) -> Readout:
+        """What the policy or another network says of the batch's trained tokens, on the CPU and without gradient."""
         with torch.no_grad():
-            predicted = self.network(batch)
+            predicted = self.read_networks.get(network, self.network)(batch)
         values = {name: value.float().cpu().numpy() for name, value in predicted.values.items()}
         return Readout(predicted.logprobs_M.float().cpu().numpy(), predicted.entropy_M.float().cpu().numpy(), values)
+
+    def settle(self, step: int) -> None:
+        """After `step`: networks that follow the policy do so."""
+        for name, one in self._readable.items():
+            if one.decay is not None and step % one.every == 0:
+                pairs = zip(self.read_networks[name].model.parameters(), self.model.parameters(), strict=True)
+                for followed, policy in pairs:
+                    followed.data.lerp_(policy.data, 1 - one.decay)
 
     def with_reference(self, batch: Batch) -> Batch:
         """The batch with the reference's log-probs, if there is a reference."""
@@ -154,6 +169,10 @@ class Learner:
             state["adapters"] = self.adapters()
         if self.network.heads:
             state["heads"] = distributed_state.get_model_state_dict(self.network.heads, options=WHOLE)
+        for name, one in self._readable.items():
+            if one.decay is not None:
+                followed = self.read_networks[name].model
+                state[f"network {name}"] = distributed_state.get_model_state_dict(followed, options=WHOLE)
         return state
 
     def adapters(self) -> dict[str, Any]:
@@ -164,6 +183,7 @@ class Learner:
         """Takes up `state`. `CheckpointMismatch` if it is of another model."""
         adapters = state.pop("adapters", None)
         heads = state.pop("heads", {})
+        followed = {name: state.pop(f"network {name}") for name in self._readable if f"network {name}" in state}
         if (adapters is None) != (self._lora is None):
             raise CheckpointMismatch(
                 "the checkpoint was made with adapters and this run has none, or the other way round"
@@ -173,6 +193,8 @@ class Learner:
                 distributed_state.set_model_state_dict(self.model, adapters, options=ADAPTERS)
             if heads or self.network.heads:
                 distributed_state.set_model_state_dict(self.network.heads, heads, options=WHOLE)
+            for name, weights in followed.items():
+                distributed_state.set_model_state_dict(self.read_networks[name].model, weights, options=WHOLE)
             distributed_state.set_optimizer_state_dict(self.network, self.optimiser, state, options=WHOLE)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointMismatch(f"the checkpoint's optimiser is not of this model: {error}") from error

@@ -27,10 +27,11 @@ from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.metrics import StepReport, describe_groups, describe_rows
 from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.recipe import Pass
 from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
-from rolltap.trainer_client.step import POLICY
+from rolltap.trainer_client.step import PolicyReading, Step
 from rolltap.trainer_client.worker import RankWorker
 
 LEASE_WAIT_S = 5.0
@@ -70,6 +71,7 @@ class Trainer:
         self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
         self._saved = saved
         self._kept = self.step  # the step of the last checkpoint
+        self._cap: int | None = None  # of turns, as this run last set it
         self._skipped = 0  # updates of the step under way whose gradient was not finite
         self._folder = saved.folder if saved else settings.model
         self._adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
@@ -127,6 +129,14 @@ class Trainer:
             self._save_adapters()
         if self._adapters or served.version != self.version or served.paused is not None:
             self._push()
+        self._cap_turns()
+
+    def _cap_turns(self) -> None:
+        """Attempts that begin from now on have the recipe's cap."""
+        cap = self._recipe.turn_cap(self.step)
+        if cap is not None and cap != self._cap:
+            self.client.cap_turns(self.settings.policy, cap)
+            self._cap = cap
 
     def _train(self, leases: LeaseHolder) -> StepReport | None:
         """One step on the groups held; None if no weights came of it."""
@@ -144,8 +154,10 @@ class Trainer:
                 lr = self._apply(plan)
                 self.step += 1
                 self.version += 1
+                self._workers.settle(self.step)
                 leases.done()
                 self._hand_over()
+                self._cap_turns()
                 return self._report(plan, norm, lr)
             self._workers.forget()
         self._workers.forget()
@@ -154,19 +166,23 @@ class Trainer:
 
     def _plan(self, groups: tuple[LeasedGroup, ...]) -> StepPlan:
         """The recipe's credit for the groups, and the batches of its updates."""
-        step = planning.look(groups, self.settings.loss, self.step + 1)
+        step = planning.look(groups, self.settings.loss, self.step + 1, self.settings.model)
         if self._first:
             self._recipe.check(step)
             self._first = False
-        if self._recipe.reads_policy:
-            packs = self._pack(planning.all_rows(step))
-            readouts = self._workers.read([collate(pack) for pack in packs])
-            step = replace(step, readings={POLICY: planning.read_rows(step, packs, readouts)})
+        step = replace(step, readings={name: self._read(step, one) for name, one in self._recipe.passes(step).items()})
         with self._clock.part("collate"):
             credit = self._recipe.credit(step)
             rows = planning.rows_to_train(step, credit, self.settings.loss, still=True)
             updates = self._planner.updates(step, credit)
             return StepPlan(groups, rows, [[collate(pack) for pack in self._pack(update)] for update in updates])
+
+    def _read(self, step: Step, one: Pass) -> PolicyReading:
+        """What a network says of the step before it."""
+        views = step.views() if one.views is None else one.views
+        packs = self._pack(planning.rows_to_read(step, views))
+        readouts = self._workers.read(one.network, [collate(pack) for pack in packs])
+        return planning.read_views(step, views, packs, readouts)
 
     def _apply(self, plan: StepPlan) -> float:
         """The first update's optimiser step, then the other updates; returns the learning rate."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 
@@ -17,13 +18,13 @@ from rolltap.trainer_client.packing import Pack, PackedRow, Packer
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.scoring import Overlong, token_weights, trained_tokens
 from rolltap.trainer_client.settings import LossSettings, OptimiserSettings, TrainerSettings
-from rolltap.trainer_client.step import Credit, PolicyReading, RowArrays, Step, check_credit, view
+from rolltap.trainer_client.step import Credit, PolicyReading, RowArrays, RowView, Step, check_credit, view
 from rolltap.types import Float32
 
 NO_EXTRA: Mapping[str, Float32] = {}
 
 
-def look(groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1) -> Step:
+def look(groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1, tokenizer: Path | None = None) -> Step:
     """The step's tables; rewards with the length penalty of the settings."""
     limit = loss.overlong_limit
     overlong = Overlong(limit, min(loss.overlong_buffer, limit)) if limit else None
@@ -32,7 +33,7 @@ def look(groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1) -> 
         value = record.reward or 0.0
         return value if overlong is None else value + overlong.penalty(trained_tokens(record))
 
-    return view(groups, number, reward)
+    return replace(view(groups, number, reward), tokenizer=tokenizer)
 
 
 def rows_to_train(
@@ -61,24 +62,25 @@ def rows_to_train(
     return [row for row in rows if (row.rollout if whole else row.number) in moving]
 
 
-def all_rows(step: Step) -> list[PackedRow]:
-    """Every row of the step, without credit: for readings."""
-    return [PackedRow.uniform(row.segment, row.rollout, number) for number, row in enumerate(step.rows)]
+def rows_to_read(step: Step, views: Sequence[RowView]) -> list[PackedRow]:
+    """The views as rows without credit."""
+    return [PackedRow.uniform(one.segment, step.rows[one.row].rollout, number) for number, one in enumerate(views)]
 
 
-def read_rows(step: Step, packs: Sequence[Pack], readouts: Sequence[Readout]) -> PolicyReading:
-    """What a network said of the packs of `all_rows`, as arrays over the step's rows."""
-    masks = [row.segment.loss_mask for row in step.rows]
+def read_views(
+    step: Step, views: Sequence[RowView], packs: Sequence[Pack], readouts: Sequence[Readout]
+) -> PolicyReading:
+    """What a network said of the packs of `rows_to_read`, as arrays over the step's rows."""
     names = readouts[0].values if readouts else ()
 
     def placed(of: Callable[[Readout], Float32]) -> RowArrays:
-        arrays = tuple(np.zeros(len(mask), np.float32) for mask in masks)
+        arrays = tuple(np.zeros(len(row.segment), np.float32) for row in step.rows)
         for pack, readout in zip(packs, readouts, strict=True):
             start, values = 0, of(readout)
             for row in pack.rows:
-                count = int(masks[row.number].sum())
-                arrays[row.number][masks[row.number]] = values[start : start + count]
-                start += count
+                shown = views[row.number]
+                arrays[shown.row][shown.places] = values[start : start + len(shown.places)]
+                start += len(shown.places)
         return arrays
 
     return PolicyReading(

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from rolltap import wire
+from rolltap.contract.admin import CapTurns
 from rolltap.contract.base import values_of
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import (
@@ -82,6 +83,10 @@ def begin_update(by: TrainerCaller, name: str, mode: PauseMode) -> Request[None]
 
 def push(name: str, weights: PushWeights) -> Request[None]:
     return Request("POST", _path(name, "/push"), weights, parse=_nothing)
+
+
+def cap_turns(name: str, turns: int) -> Request[None]:
+    return Request("POST", _path(name, "/turns"), CapTurns(turns), parse=_nothing)
 
 
 def ranks(name: str) -> Request[int]:

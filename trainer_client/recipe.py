@@ -3,10 +3,12 @@
 A recipe is a dataclass; its fields are its options (`[trainer.options]`). It overrides what its method does otherwise:
 
     settings, needs            before the run: the paper's settings under the user's own; what the record must hold
-    reads, heads, entropy_moves, whole      what the networks compute for it
+    networks(), passes(step)   further models, and what they and the policy are read on before `credit`
+    heads, entropy_moves, whole             what the policy computes in its loss
     credit(step)               advantages, weights and whatever else its loss wants, as arrays over tokens
     loss(predicted, batch, policy_loss)     the loss of a batch, on every rank
     updates(step, credit)      the optimiser's steps, in order; by default epochs and minibatches of the settings
+    turn_cap(step)             the most turns of the attempts to come
     state(), restore(state)    what must survive a restart: JSON, saved with each checkpoint
 
 All but `loss` run on the lead rank only, so `loss` sees nothing of the state: what it needs travels in `batch.extra`.
@@ -21,18 +23,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.estimators import normalise
-from rolltap.trainer_client.step import Credit, Step
+from rolltap.trainer_client.step import POLICY, Credit, RowView, Step
 
 if TYPE_CHECKING:  # torch takes seconds to import, and settings are read without it
     from rolltap.trainer_client.collate import Batch
     from rolltap.trainer_client.loss import PolicyLoss, Terms
     from rolltap.trainer_client.network import Predictions
 
-Need = Literal["turns", "turn_rewards", "role_rewards", "roles"]
+Need = Literal["turns", "turn_rewards", "role_rewards", "roles", "hints"]
 MISSING: Mapping[Need, str] = {
     "turns": "no rollout has turns: lease trajectories that rolltap reconstructed",
     "turn_rewards": "no turn has a reward: let the evaluator give rewards of scope `call:<id>`",
     "role_rewards": "no role has a reward: let the evaluator give rewards of scope `role:<name>`",
+    "hints": "no rollout has a hint: put it into the task's spec, or the detail of a reward, as `hint`",
     "roles": "all calls are of one agent: let the harness name its agents, or give the session's callers roles",
 }
 """What a recipe may need of the record, and how to get it there."""
@@ -49,6 +52,26 @@ class ValueHead:
     moves_policy: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ReadNetwork:
+    """A second model that is only read: that of `folder`, or the run's first one.
+
+    With `decay` it follows the policy, and is saved: every `every` steps w becomes decay w + (1 - decay) policy.
+    """
+
+    folder: str = ""
+    decay: float | None = None
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """One reading of the batch before `credit`: which network is shown what. None shows the rows as they are."""
+
+    network: str = POLICY
+    views: Sequence[RowView] | None = None
+
+
 @dataclass
 class Recipe:
     """GRPO (Shao et al. 2024), and the base of all others."""
@@ -63,6 +86,18 @@ class Recipe:
     """Whether `predicted.entropy_M` has a gradient."""
     whole: ClassVar[bool] = False
     """Whether all rows of a rollout must be in one batch."""
+
+    def networks(self) -> Mapping[str, ReadNetwork]:
+        """Further models to read, by name."""
+        return {}
+
+    def passes(self, step: Step) -> Mapping[str, Pass]:
+        """What is read before `credit`, into `step.readings` by name."""
+        return {POLICY: Pass()} if self.reads_policy else {}
+
+    def turn_cap(self, step: int) -> int | None:
+        """The most turns of attempts that begin after `step` steps; None leaves the cap as it is, 0 lifts it."""
+        return None
 
     def credit(self, step: Step) -> Credit:
         """A_i = (R_i - mean) / (std + 1e-6) within the group, ddof 1; a group of one has 0."""
@@ -94,6 +129,7 @@ class Recipe:
             "turns": bool(step.turns),
             "turn_rewards": any(turn.rewarded for turn in step.turns),
             "role_rewards": any(rollout.roles for rollout in step.rollouts),
+            "hints": any(rollout.hint for rollout in step.rollouts),
             "roles": len({turn.agent for turn in step.turns}) > 1,
         }
         for need in self.needs:

@@ -11,20 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rolltap.contract.leases import LeasedGroup, RolloutRecord
-from rolltap.errors import AlignmentError
+from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client.scoring import baseline, trained_segments
-from rolltap.types import Float32, Int32, Scoring, Segment
+from rolltap.types import NO_VERSION, Float32, Int32, Scoring, Segment
 
 Numbers = NDArray[np.float64]
 RowArrays = tuple[Float32, ...]
 """One array [L] a row, in the order of `Step.rows`."""
 
+Hint = str | Sequence[int]
 POLICY = "policy"
 """The reading of the weights in training, as they are before the step."""
 
@@ -42,6 +44,8 @@ class StepRollout:
     roles: Mapping[str, float]
     """Sums of the rewards of scope `role:<name>`, by name."""
     tags: tuple[str, ...]
+    hint: Hint = ""
+    """The `hint` in the detail of one of its rewards, else in the task's spec: text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +71,20 @@ class StepRow:
 
     rollout: int
     segment: Segment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowView:
+    """What a network is shown instead of a row: `segment`, whose trained tokens are `places` of row `row`, in order."""
+
+    segment: Segment
+    row: int
+    places: Int32
+
+    def __post_init__(self) -> None:
+        trained = int(self.segment.loss_mask.sum())
+        if trained != len(self.places):
+            raise AlignmentError(f"a view of row {self.row} has {trained} trained tokens for {len(self.places)} places")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +128,34 @@ class Step:
     turns: tuple[StepTurn, ...]
     rows: tuple[StepRow, ...]
     readings: Mapping[str, PolicyReading] = field(default_factory=dict)
+    tokenizer: Path | None = None
+    """The folder of the policy's tokenizer, for hints."""
+
+    @cached_property
+    def hint_ids(self) -> list[list[int]]:
+        """[R] Each rollout's hint as token ids, empty where it has none. Text is encoded as it is."""
+        texts = any(isinstance(rollout.hint, str) and rollout.hint for rollout in self.rollouts)
+        coder = _tokenizer(self.tokenizer) if texts else None
+        return [
+            coder.encode(rollout.hint, add_special_tokens=False).ids
+            if isinstance(rollout.hint, str) and coder is not None
+            else [int(one) for one in rollout.hint]
+            for rollout in self.rollouts
+        ]
+
+    def hinted(self) -> list[RowView]:
+        """Every row of a rollout that has a hint, with the hint's ids in front of it."""
+        return [
+            RowView(_prefixed(one.segment, ids), one.row, one.places)
+            for one in self.views()
+            if (ids := self.hint_ids[self.rows[one.row].rollout])
+        ]
+
+    @cached_property
+    def has_hint(self) -> RowArrays:
+        """1 at the trained tokens of rollouts with a hint, 0 elsewhere."""
+        given = np.array([bool(ids) for ids in self.hint_ids], np.float32)
+        return self.broadcast(given).advantages
 
     @cached_property
     def rewards(self) -> Numbers:
@@ -188,6 +234,15 @@ class Step:
             arrays[turn.row][turn.places[0]] = value
         return arrays
 
+    def views(self) -> list[RowView]:
+        """Every row as it is."""
+        masks = [row.segment.loss_mask for row in self.rows]
+        rows = zip(self.rows, masks, strict=True)
+        return [
+            RowView(row.segment, number, np.flatnonzero(mask).astype(np.int32))
+            for number, (row, mask) in enumerate(rows)
+        ]
+
     def where(self, row: int, place: int) -> str:
         """Names the token at `place` of a row by its rollout and turn, for errors."""
         rollout = self.rollouts[self.rows[row].rollout].id
@@ -214,6 +269,7 @@ def view(
                 sum(int(segment.loss_mask.sum()) for segment in segments),
                 _by_scope(record, "role"),
                 group.task.tags,
+                _hint(record, group),
             )
             turns += _turns(record, segments, len(rollouts), len(rows))
             rows += [StepRow(len(rollouts), segment) for segment in segments]
@@ -266,6 +322,38 @@ def _turns(record: RolloutRecord, segments: Sequence[Segment], rollout: int, fir
             rewards.get(call_id, 0.0),
             call_id in rewards,
         )
+
+
+def _tokenizer(folder: Path | None) -> Any:
+    from tokenizers import Tokenizer  # here: a step without text needs none
+
+    if folder is None or not (folder / "tokenizer.json").exists():
+        raise ConfigError(
+            f"hints are text, but {folder} has no tokenizer.json: put it there, or give hints as token ids"
+        )
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def _prefixed(segment: Segment, ids: Sequence[int]) -> Segment:
+    """The segment after `ids`, which carry no loss; without its turns."""
+    front = np.asarray(ids, np.int32)
+    none = np.zeros(len(front), np.float32)
+    return Segment(
+        np.concatenate([front, segment.token_ids]),
+        np.concatenate([none > 0, segment.loss_mask]),
+        np.concatenate([none, segment.logprobs]),
+        np.concatenate([np.full(len(front), NO_VERSION, np.int32), segment.versions]),
+        (),
+        extras={
+            name: np.concatenate([np.zeros((len(front), *array.shape[1:]), array.dtype), array])
+            for name, array in segment.extras.items()
+        },
+    )
+
+
+def _hint(record: RolloutRecord, group: LeasedGroup) -> Hint:
+    given = (reward.detail.get("hint") for reward in record.rollout.rewards)
+    return next((hint for hint in given if hint), group.task.spec.get("hint", ""))
 
 
 def _by_scope(record: RolloutRecord, *kinds: str) -> dict[str, float]:

@@ -42,10 +42,10 @@ class RankWorker:
         self._updates: list[Sequence[Batch]] = []
         self._gauge = self._new_metrics(0)
 
-    def read(self, batches: Sequence[Batch]) -> list[list[Readout]]:
-        """What the weights say of each batch's trained tokens, a list a rank, for the lead."""
+    def read(self, network: str, batches: Sequence[Batch]) -> list[list[Readout]]:
+        """What a network says of each batch's trained tokens, a list a rank, for the lead."""
         with self.clock.part("read"):
-            own = [self.learner.read(batch.to(self.learner.device)) for batch in batches]
+            own = [self.learner.read(network, batch.to(self.learner.device)) for batch in batches]
         return self._ranks.gather(own)
 
     def begin(self, version: int, updates: Sequence[Sequence[Batch]]) -> None:
@@ -88,6 +88,10 @@ class RankWorker:
         """The optimiser's step towards `step`; returns the learning rate."""
         with self.clock.part("optimiser"):
             return self.learner.apply(step)
+
+    def settle(self, step: int) -> None:
+        """See `Learner.settle`."""
+        self.learner.settle(step)
 
     def forget(self) -> None:
         """Drops the gradient."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from rolltap.contract.admin import CapTurns
 from rolltap.contract.trainer import LOST, BeginUpdate, FinishUpdate, PushWeights
 from rolltap.errors import InvalidRequest, UnknownPolicy, WeightsLost
 from rolltap.proxy.call.policies import Policy
@@ -64,6 +65,12 @@ def trainer_router(services: Services) -> APIRouter:
         adapter = (runtime.settings.model or name) if body.adapter else ""
         await runtime.engine.load_weights(body.path, body.version, adapter)
         return await serve_version(services, runtime, body.version)
+
+    @routes.post("/policies/{name}/turns")
+    async def cap_turns(name: str, body: CapTurns) -> dict[str, Any]:
+        """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap. The admin plane has it, too."""
+        await services.ledger.turn_caps.set(policy_of(services, name).name, body.turns)
+        return {"policy": name, "turns": body.turns}
 
     @routes.post("/policies/{name}/finish_update")
     async def finish_update(name: str, body: FinishUpdate) -> dict[str, str]:

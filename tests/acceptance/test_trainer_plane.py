@@ -28,8 +28,8 @@ from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.network import PolicyNetwork, load_model
 from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.planning import all_rows, look
-from rolltap.trainer_client.settings import LossSettings
+from rolltap.trainer_client.planning import rows_to_read
+from rolltap.trainer_client.step import view
 
 from .playing import POLICIES, POLICY, Player
 
@@ -94,7 +94,8 @@ def versions(group: LeasedGroup) -> set[int]:
 def log_prob_distance(group: LeasedGroup, folder: Path) -> float:
     """The largest distance between what the engine sampled with and what the trainer computes, over trained tokens."""
     policy = PolicyNetwork(load_model(folder, torch.float32))
-    rows = all_rows(look([group], LossSettings()))  # type: ignore[call-arg]
+    step = view([group])
+    rows = rows_to_read(step, step.views())
     batches = [collate(pack) for pack in Packer(4096, share=True)(rows)]
     assert sum(batch.trained_tokens for batch in batches) > 20
     with torch.no_grad():

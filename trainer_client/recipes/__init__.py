@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes.aem import AEM
+from rolltap.trainer_client.recipes.agentgym_rl import AgentGymRL
 from rolltap.trainer_client.recipes.cm2 import CM2
 from rolltap.trainer_client.recipes.dapo import DAPO
 from rolltap.trainer_client.recipes.dr_grpo import DrGRPO
@@ -12,6 +13,7 @@ from rolltap.trainer_client.recipes.epo import EPO
 from rolltap.trainer_client.recipes.gigpo import GiGPO
 from rolltap.trainer_client.recipes.grpo_tcr import GRPOTCR
 from rolltap.trainer_client.recipes.gspo import GSPO
+from rolltap.trainer_client.recipes.infopo import InfoPO
 from rolltap.trainer_client.recipes.lite_ppo import LitePPO
 from rolltap.trainer_client.recipes.mars import MARS
 from rolltap.trainer_client.recipes.odysseus import Odysseus
@@ -21,13 +23,17 @@ from rolltap.trainer_client.recipes.reinforce_pp import ReinforcePP
 from rolltap.trainer_client.recipes.rise import RISE
 from rolltap.trainer_client.recipes.rloo import RLOO
 from rolltap.trainer_client.recipes.seeupo import SeeUPO
+from rolltap.trainer_client.recipes.skill_sd import SkillSD
 from rolltap.trainer_client.recipes.spiral import SPIRAL
 from rolltap.trainer_client.recipes.ssp import SSP
 from rolltap.trainer_client.recipes.steppo import StepPO
+from rolltap.trainer_client.recipes.tcod import TCOD
+from rolltap.trainer_client.recipes.tt_opd import TTOPD
 from rolltap.trainer_client.recipes.turn_grpo import TurnGRPO
 
 RECIPES: dict[str, type[Recipe]] = {
     "aem": AEM,
+    "agentgym_rl": AgentGymRL,
     "cm2": CM2,
     "dapo": DAPO,
     "dr_grpo": DrGRPO,
@@ -37,6 +43,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "grpo": Recipe,
     "grpo_tcr": GRPOTCR,
     "gspo": GSPO,
+    "infopo": InfoPO,
     "lite_ppo": LitePPO,
     "mars": MARS,
     "odysseus": Odysseus,
@@ -46,8 +53,11 @@ RECIPES: dict[str, type[Recipe]] = {
     "rise": RISE,
     "rloo": RLOO,
     "seeupo": SeeUPO,
+    "skill_sd": SkillSD,
     "spiral": SPIRAL,
     "ssp": SSP,
     "steppo": StepPO,
+    "tcod": TCOD,
+    "tt_opd": TTOPD,
     "turn_grpo": TurnGRPO,
 }

@@ -184,6 +184,7 @@ async def test_a_trainers_key_for_named_policies_reaches_no_other(home: House, w
         "POST /policies/other/begin_update": {"mode": "keep"},
         "POST /policies/other/push": {"path": "/w", "version": 1},
         "POST /policies/other/finish_update": {},
+        "POST /policies/other/turns": {"turns": 3},
         "GET /policies/other/ranks": None,
         "POST /policies/other/receive": {},
     }.items():

@@ -54,6 +54,12 @@ def rewarded(one: RolloutRecord, **scopes: float) -> RolloutRecord:
     return replace(one, rollout=replace(one.rollout, rewards=tuple(found)))
 
 
+def hinted(one: RolloutRecord, hint: str | Sequence[int]) -> RolloutRecord:
+    """The record with a hint in the detail of a reward."""
+    note = Reward("hint", one.rollout.id, 0.0, "role:hint", detail={"hint": hint})
+    return replace(one, rollout=replace(one.rollout, rewards=(*one.rollout.rewards, note)))
+
+
 def scripted(name: str, turn_rewards: Sequence[Sequence[float]], outcomes: Sequence[float]) -> LeasedGroup:
     """One rollout a list of turn rewards: turns of one agent, two sampled tokens each."""
     records = []
@@ -83,5 +89,6 @@ def acted_group(name: str, seed: int, rewards: Sequence[float] = (1.0, 0.0, 0.5,
         scoring = Scoring.MASKED if index == len(rewards) - 1 else Scoring.SCORED
         scopes = {f"turn_{own}_{number:02}": float(rng.integers(0, 3)) / 2 for number in range(3)}
         roles = {"role_verifier": float(index % 2), "role_solver": reward}
-        records.append(rewarded(record(name, index, rows, reward, scoring), **scopes, **roles))
+        made = rewarded(record(name, index, rows, reward, scoring), **scopes, **roles)
+        records.append(hinted(made, [7, 8, 9, index]) if index % 2 else made)
     return group(name, records)

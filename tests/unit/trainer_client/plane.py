@@ -54,6 +54,7 @@ class Plane:
     refused: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     pushed: list[tuple[str, int]] = field(default_factory=list)
     adapters: list[bool] = field(default_factory=list)  # whether each push was of an adapter
+    caps: list[int] = field(default_factory=list)  # of turns
     lose: set[str] = field(default_factory=set)
     fail_next: int = 0
     last_step: int | None = None
@@ -161,6 +162,8 @@ class Plane:
             self.pushed.append((body["path"], body["version"]))
             self.adapters.append(body["adapter"])
             self.version = body["version"]
+        elif verb == ["turns"]:
+            self.caps.append(body["turns"])
         elif verb:
             self.paused = body.get("mode")
         self.changed.notify_all()

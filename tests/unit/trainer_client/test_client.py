@@ -105,6 +105,11 @@ def test_a_lease_is_refused_or_released(call: Call, plane: Plane) -> None:
     assert {group.group.id for group in plane.ready} == {"g0"}
 
 
+def test_a_turn_cap_is_set(call: Call, plane: Plane) -> None:
+    call("cap_turns", "policy", 7)
+    assert plane.caps == [7]
+
+
 def test_weights_go_through_begin_push_finish(call: Call, plane: Plane) -> None:
     call("begin_update", "policy", "drain")
     call("push", "policy", "/weights/step-1", 1, digest="digest")

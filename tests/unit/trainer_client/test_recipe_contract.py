@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,17 @@ from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client import planning
 from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.find_recipe import make_recipe, recipe_class, recipe_names
-from rolltap.trainer_client.learner import Learner, Readout
+from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.loop import Trainer
-from rolltap.trainer_client.network import Predictions
+from rolltap.trainer_client.network import PolicyNetwork, Predictions
 from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import MISSING, Recipe
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
-from rolltap.trainer_client.step import POLICY, PolicyReading, Step, view
+from rolltap.trainer_client.step import PolicyReading, RowView, Step, view
 
 from .acting import acted_group
-from .making import config, model_folder, random_group
+from .making import config, model_folder, network, random_group
 from .plane import KEY, Plane, running
 from .test_loop import trainer
 
@@ -44,22 +44,46 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(name: str, model: Path, out: Path, **more: Any) -> TrainerSettings:
     base = {"key": KEY, "policy": "policy", "model": model, "out": out, "recipe": name, "groups": 2, "steps": 2}
     fixed = {"optimiser": {"lr": 1e-3}, "compute": {"device": "cpu", "token_budget": 90}}
-    return load_trainer_settings(**{**base, **fixed, **more})
+    options = {"teacher": str(teacher(model))} if "teacher" in {one.name for one in fields(recipe_class(name))} else {}
+    return load_trainer_settings(**{**base, **fixed, "options": options, **more})
+
+
+def teacher(model: Path) -> Path:
+    """Another model than the policy, beside it."""
+    folder = model.parent / "teacher"
+    if not folder.exists():
+        network(seed=5).model.save_pretrained(folder)
+    return folder
 
 
 def learner_of(settings: TrainerSettings, recipe: Recipe) -> Learner:
-    """The learner of the tiny model, with heads that say something."""
+    """The learner of the tiny model, moved a little from where it began, with heads that say something."""
     learner = Learner(settings.model, settings, ONE, recipe)
     torch.manual_seed(7)
+    with torch.no_grad():
+        for weight in learner.model.parameters():
+            weight += 0.01 * torch.randn_like(weight)
     for head in learner.network.heads.parameters():
         torch.nn.init.normal_(head, std=0.1)
     return learner
 
 
 def packed_readings(learner: Learner, planner: planning.Planner, step: Step) -> Step:
-    packs = planner.packer(1)(planning.all_rows(step))
-    readouts = [learner.read(collate(pack)) for pack in packs]
-    return replace(step, readings={POLICY: planning.read_rows(step, packs, readouts)})
+    found = {}
+    for name, one in planner.recipe.passes(step).items():
+        views = step.views() if one.views is None else one.views
+        packs = planner.packer(1)(planning.rows_to_read(step, views))
+        readouts = [learner.read(one.network, collate(pack)) for pack in packs]
+        found[name] = planning.read_views(step, views, packs, readouts)
+    return replace(step, readings=found)
+
+
+def plain_readings(learner: Learner, recipe: Recipe, step: Step) -> Step:
+    found = {}
+    for name, one in recipe.passes(step).items():
+        views = step.views() if one.views is None else one.views
+        found[name] = Plain(learner.read_networks.get(one.network, learner.network)).reading(step, views)
+    return replace(step, readings=found)
 
 
 def gradient_of(learner: Learner, losses: Sequence[Tensor]) -> Tensor:
@@ -73,13 +97,13 @@ def gradient_of(learner: Learner, losses: Sequence[Tensor]) -> Tensor:
 class Plain:
     """The policy as a reader would write it: eager attention, a row a pass, whole logits."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, network: PolicyNetwork) -> None:
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_config(config(), attn_implementation="eager")
-        self.model.load_state_dict(learner.model.state_dict())
-        self.heads = learner.network.heads
-        self.detached = [name for name in self.heads if name in learner.network._detached]
+        self.model.load_state_dict(network.model.state_dict())
+        self.heads = network.heads
+        self.detached = [name for name in self.heads if name in network._detached]
 
     def predict(self, segments: Sequence[Any]) -> Predictions:
         logprobs, entropies, values = [], [], {name: [] for name in self.heads}
@@ -96,27 +120,15 @@ class Plain:
         joined = {name: torch.cat(found) for name, found in values.items()}
         return Predictions(torch.cat(logprobs), torch.cat(entropies), joined)
 
-    def reading(self, step: Step) -> PolicyReading:
-        found: list[Readout] = []
+    def reading(self, step: Step, views: Sequence[RowView]) -> PolicyReading:
+        names = ("logprobs", "entropy", *self.heads)
+        found = {name: tuple(np.zeros(len(row.segment), np.float32) for row in step.rows) for name in names}
         with torch.no_grad():
-            for row in step.rows:
-                one = self.predict([row.segment])
-                found.append(
-                    Readout(
-                        one.logprobs_M.numpy(),
-                        one.entropy_M.numpy(),
-                        {name: value.numpy() for name, value in one.values.items()},
-                    )
-                )
-
-        def placed(values: Sequence[Any]) -> tuple[Any, ...]:
-            arrays = tuple(np.zeros(len(row.segment), np.float32) for row in step.rows)
-            for array, row, own in zip(arrays, step.rows, values, strict=True):
-                array[row.segment.loss_mask] = own
-            return arrays
-
-        values = {name: placed([one.values[name] for one in found]) for name in self.heads}
-        return PolicyReading(placed([one.logprobs for one in found]), placed([one.entropy for one in found]), values)
+            for shown in views:
+                one = self.predict([shown.segment])
+                for name, value in {"logprobs": one.logprobs_M, "entropy": one.entropy_M, **one.values}.items():
+                    found[name][shown.row][shown.places] = value.numpy()
+        return PolicyReading(found["logprobs"], found["entropy"], {name: found[name] for name in self.heads})
 
     def gradient(self, learner: Learner, losses: Sequence[Tensor]) -> Tensor:
         self.model.zero_grad()
@@ -153,10 +165,10 @@ def plain_batch(rows: Sequence[PackedRow]) -> Batch:
 def test_packed_it_has_the_gradient_of_plain_rows(name: str, model: Path, tmp_path: Path) -> None:
     """Its readings too, from which its credit is made; over the batches of each of its updates."""
     settings = made(name, model, tmp_path, loss={"kl": 0.0})
-    packed_recipe, plain_recipe = (make_recipe(name, {}) for _ in range(2))
+    packed_recipe, plain_recipe = (make_recipe(name, settings.options) for _ in range(2))
     learner = learner_of(settings, packed_recipe)
     step = planning.look(GROUPS, settings.loss)
-    plain, policy_loss = Plain(learner), planning.policy_loss(settings.loss)
+    plain, policy_loss = Plain(learner.network), planning.policy_loss(settings.loss)
 
     planner = planning.Planner(packed_recipe, settings)
     read = packed_readings(learner, planner, step)
@@ -166,7 +178,7 @@ def test_packed_it_has_the_gradient_of_plain_rows(name: str, model: Path, tmp_pa
         ours.append([packed_recipe.loss(learner.predict(one), one, policy_loss).loss for one in batches])
 
     planner = planning.Planner(plain_recipe, settings)
-    read = replace(step, readings={POLICY: plain.reading(step)})
+    read = plain_readings(learner, plain_recipe, step)
     theirs = []
     for rows in planner.updates(read, plain_recipe.credit(read)):
         losses = []
@@ -208,7 +220,7 @@ def with_more_than_credit(name: str) -> bool:
     """Whether the loop has more to do for it than to take its credit: heads, a loss, updates or state."""
     own = recipe_class(name)
     return bool(own.heads) or any(
-        getattr(own, part) is not getattr(Recipe, part) for part in ("loss", "updates", "state")
+        getattr(own, part) is not getattr(Recipe, part) for part in ("loss", "updates", "state", "networks")
     )
 
 
@@ -239,6 +251,12 @@ def test_it_steps_through_the_loop_and_resumes_as_if_nothing_had_happened(
     for key, value in ends[0].items():
         torch.testing.assert_close(ends[1][key], value, atol=1e-6, rtol=1e-5)
     assert _state(resumed) == pytest.approx(_state(straight))
+
+
+def test_the_turn_cap_of_a_recipe_is_set_when_it_changes(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    offer(plane, 0, 6)
+    run(made("agentgym_rl", model, tmp_path, url=url, steps=3, options={"every": 2, "rounds": (4, 9)}))
+    assert plane.caps == [4, 9]
 
 
 def _dying(save: Any) -> Any:

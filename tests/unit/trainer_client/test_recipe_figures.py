@@ -5,26 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from rolltap.errors import ConfigError
 from rolltap.trainer_client import estimators
 from rolltap.trainer_client.critic import value_loss
 from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.network import Predictions
+from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipes.aem import modulation
 from rolltap.trainer_client.recipes.epo import EPO, phase
+from rolltap.trainer_client.recipes.infopo import InfoPO
 from rolltap.trainer_client.recipes.seeupo import MOST_TURNS, later_ratios
+from rolltap.trainer_client.recipes.skill_sd import SkillSD
 from rolltap.trainer_client.recipes.ssp import proposer_reward
+from rolltap.trainer_client.recipes.tt_opd import TTOPD, length_reward
+from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.trainer_client.step import POLICY, Credit, PolicyReading, Step, view
 from rolltap.types import Reward
 
-from .acting import rewarded, scripted, spoken
-from .making import group, record, segment
+from .acting import hinted, rewarded, scripted, spoken
+from .making import group, model_folder, record, segment
 from .test_loss import batch_of
 
 
@@ -274,3 +282,74 @@ def test_the_reward_of_a_span_counts_for_its_turn() -> None:
     step = view([group("g", [replace(one, rollout=replace(one.rollout, rewards=spans))])])
     assert step.turn_rewards.tolist() == [0, 0.75]
     assert step.with_outcome().tolist() == [0, 1.75]
+
+
+def test_skill_sd_keeps_the_policy_near_itself_with_the_skill() -> None:
+    """l = .2 and rho = 1.1: 1.1 (e^-.2 - 1 + .2) = .0206; without a hint nothing."""
+    extra = {"teacher": torch.tensor([-1.2, -1.2]), "hinted": torch.tensor([1.0, 0.0])}
+    batch = replace(batch_of([-1.0 - math.log(1.1)] * 2, [0.0, 0.0]), extra=extra)
+    terms = SkillSD(strength=1.0).loss(Predictions(torch.tensor([-1.0, -1.0]), torch.zeros(2)), batch, PolicyLoss())
+    assert float(terms.loss) == pytest.approx(0.0206, abs=1e-4)
+
+
+def test_a_hint_stands_before_the_row_and_carries_no_loss() -> None:
+    one, other = scripted("g", [[0.0], [0.0]], [1.0, 0.0]).rollouts
+    step = view([group("g", [hinted(one, [40, 41]), other])])
+    (shown,) = step.hinted()
+    assert shown.segment.token_ids.tolist() == [40, 41, *step.rows[0].segment.token_ids.tolist()]
+    assert shown.segment.loss_mask.tolist() == [False, False, *step.rows[0].segment.loss_mask.tolist()]
+    assert [row.max() for row in step.has_hint] == [1, 0]
+    with pytest.raises(ConfigError, match=r"hints are text, but None has no tokenizer\.json"):
+        view([group("g", [hinted(one, "look twice")])]).hinted()
+
+
+def test_tt_opd_follows_the_policy_slowly_and_rewards_short_answers(tmp_path: Path) -> None:
+    assert length_reward(True, 6144) == pytest.approx(0.9)
+    assert length_reward(False, 6144) == pytest.approx(-0.15)
+    assert (length_reward(True, 0), length_reward(True, 12_288)) == (pytest.approx(1.1), -0.5)
+    model = model_folder(tmp_path / "model")
+    given = {"key": "k", "policy": "p", "out": tmp_path, "compute": {"device": "cpu"}}
+    settings = load_trainer_settings(None, **given, model=model)
+    learner = Learner(model, settings, Ranks(0, 1, torch.device("cpu")), TTOPD(every=2))
+    followed = next(learner.read_networks["teacher"].model.parameters())
+    with torch.no_grad():
+        followed.fill_(1.0)
+        next(learner.model.parameters()).fill_(2.0)
+    learner.settle(1)
+    assert followed.unique().tolist() == [1.0]
+    learner.settle(2)
+    assert followed.unique().tolist() == pytest.approx([1.005])
+    resumed = Learner(model, settings, Ranks(0, 1, torch.device("cpu")), TTOPD(every=2))
+    resumed.restore(learner.state())
+    assert next(resumed.read_networks["teacher"].model.parameters()).unique().tolist() == pytest.approx([1.005])
+
+
+def test_infopo_rewards_what_feedback_told() -> None:
+    """Equal rewards (std 0) → beta .1; the second turns gained 2 and 0 nats a token: z = ±.7071. std .05 → .0368."""
+    step = view([scripted("g", [[0.0, 0.0], [0.0, 0.0]], [1.0, 1.0])])
+    said, masked = (step.spread_turns(np.array(one)) for one in ([-1.0, -1.0, -1.0, -1.0], [0.0, -3.0, 0.0, -1.0]))
+    readings = {POLICY: PolicyReading(said, said), "masked": PolicyReading(masked, masked)}
+    recipe = InfoPO(filler=63)
+    found = by_turn(step, recipe.credit(replace(step, readings=readings)))
+    assert found == pytest.approx([0, 0.0707, 0, -0.0707], abs=1e-4)
+    assert 0.1 * math.exp(-0.05 / recipe.scale) == pytest.approx(0.0368, abs=1e-4)
+    shown = recipe.passes(step)["masked"].views
+    assert shown is not None
+    assert shown[0].segment.token_ids.tolist() == [5, 6, 7, 8, 9, 63, 63, 63, 8, 10]
+    assert shown[0].segment.loss_mask.nonzero()[0].tolist() == [8, 9]
+
+
+def test_tcod_prefers_what_the_teacher_prefers_and_grows_the_horizon() -> None:
+    step = view([scripted("g", [[0.0]], [1.0])])
+    teacher, own = (step.spread_turns(np.array([value])) for value in (-0.5, -0.75))
+    readings = {POLICY: PolicyReading(own, own), "teacher": PolicyReading(teacher, teacher)}
+    recipe = make_recipe("tcod", {"teacher": "folder"})
+    assert by_turn(step, recipe.credit(replace(step, readings=readings))) == [0.25]
+    assert [recipe.turn_cap(done) for done in (0, 6, 60, 249)] == [1, 2, 11, 30]
+    with pytest.raises(ConfigError, match="name the folder of the teacher's model"):
+        make_recipe("tcod", {}).networks()
+
+
+def test_agentgym_rl_grows_the_horizon() -> None:
+    recipe = make_recipe("agentgym_rl", {})
+    assert [recipe.turn_cap(done) for done in (0, 99, 100, 250, 999)] == [10, 10, 20, 30, 30]
