@@ -88,6 +88,7 @@ TRAINER_PLANE: Table = {
     "POST /policies/{name}/begin_update": TRAIN,
     "POST /policies/{name}/push": TRAIN,
     "POST /policies/{name}/finish_update": TRAIN,
+    "POST /policies/{name}/turns": TRAIN,
     "GET /policies/{name}/ranks": LOOK_AT_TRAINING,
     "POST /policies/{name}/receive": TRAIN,
 }
