@@ -44,6 +44,7 @@ from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.proxy.viewer.access import Access
 from rolltap.proxy.viewer.app import MayView, mount
+from rolltap.proxy.viewer.engines import engines_of
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import reader_on
 from rolltap.reconstructor.reconstruct import reconstruct
@@ -219,7 +220,7 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
         return Gate(app, knows, int(settings.limits.request_mb * 1_000_000), settings.limits.receipt_s)
 
     view_access = Access(settings.keys.secret + settings.keys.admin)
-    pages = Pages(services.reader, call_log.database.name)
+    pages = Pages(services.reader, call_log.database.name, engines_of(policies))
     planes = {
         "agent": AgentPlane(known_dialects(), path, Queries(admission, policies, responses), settings.limits),
         "trainer": gated(trainer_app(services, keyring)),

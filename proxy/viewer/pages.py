@@ -13,8 +13,8 @@ import numpy as np
 from cachetools import LRUCache
 
 from rolltap.errors import NotFound, RolltapError
-from rolltap.proxy.viewer.curves import Curve, Sample, curve_of
 from rolltap.proxy.viewer.group import lanes_of, spread
+from rolltap.proxy.viewer.run import EngineLine, run_curves
 from rolltap.proxy.viewer.session import BREAKS, TURNS, OutlineEntry, ShownTurn, entries_of, timeline_of, turns_of
 from rolltap.proxy.viewer.templating import render
 from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
@@ -23,7 +23,6 @@ from rolltap.reading.types import (
     CallTokens,
     CallTurn,
     GroupDetail,
-    RunPoint,
     SessionDetail,
     SessionOrder,
     SessionPage,
@@ -49,11 +48,11 @@ EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "policy=de
 
 @dataclass(eq=False)
 class Pages:
-    """`store` is shown in every page's head; `facts` adds a running server's facts about a policy to its run."""
+    """`store` is shown in every page's head; `engines` says what a running server knows of a policy's engines."""
 
     reader: RecordReader
     store: str
-    facts: Callable[[str], Sequence[tuple[str, str]]] = lambda policy: ()
+    engines: Callable[[str], Sequence[EngineLine]] = lambda policy: ()
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
     def _render(self, template: str, section: str, **values: Any) -> str:
@@ -224,8 +223,9 @@ class Pages:
             "Runs",
             policy=policy,
             state=states.get(policy),
-            facts=self.facts(policy),
-            curves=_run_curves(points),
+            engines=self.engines(policy),
+            now=await self.reader.run_state(policy),
+            curves=run_curves(points, await self.reader.efforts(policy)),
         )
 
 
@@ -257,25 +257,3 @@ def _figures(chunks: Sequence[CallTokens]) -> Mapping[str, Any]:
 
 def _percent(share: float) -> str:
     return f"{share * 100:.1f} %" if share >= 0.001 else f"{share * 100:.1e} %"
-
-
-def _run_curves(points: Sequence[RunPoint]) -> list[Curve]:
-    ended = [point for point in points if point.reward_mean is not None]
-
-    def samples(values: Sequence[float | None]) -> list[Sample]:
-        return [
-            Sample(index, value, f"/view/groups/{quote(point.group_id, safe='')}", f"group {point.group_id}: {value:g}")
-            for index, (point, value) in enumerate(zip(ended, values, strict=True), 1)
-            if value is not None
-        ]
-
-    curves = [
-        curve_of("Reward", "mean of the last groups", samples([point.reward_mean for point in ended])),
-        curve_of("Staleness", "weight versions", samples([_float(point.staleness) for point in ended])),
-        curve_of("Weight version", "sampled from", samples([_float(point.newest_version) for point in ended])),
-    ]
-    return [curve for curve in curves if curve is not None]
-
-
-def _float(value: int | None) -> float | None:
-    return None if value is None else float(value)

@@ -54,7 +54,8 @@ class Browser:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def wait(self, selector: str) -> WebElement:
-        return WebDriverWait(self.driver, 10).until(lambda _: next(iter(self.all(selector)), None))
+        WebDriverWait(self.driver, 10).until(lambda _: self.all(selector))
+        return self.one(selector)
 
     def press(self, *keys: str) -> None:
         self.one("body").send_keys(*keys)

@@ -56,8 +56,8 @@ class DecodedSession:
         At most `COMPARED` calls, the last ones of those.
         """
         ids = list(self.rows)
-        found = self.breaks[call_id]
-        first = ids.index(found.parent_id) if found.parent_id in self.rows else 0
+        parent_id = self.breaks[call_id].parent_id
+        first = ids.index(parent_id) if parent_id is not None and parent_id in self.rows else 0
         last = ids.index(call_id)
         return ids[max(first, last - COMPARED) : last]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from rolltap.calllog.outline import CallWords
 from rolltap.errors import StoreUnavailable
-from rolltap.reading.types import SessionQuery, SessionSummary
+from rolltap.reading.types import GroupEffort, SessionQuery, SessionSummary
 from rolltap.reconstructor.exporters.select import FilterCondition, Kind, parse_conditions
 
 LAYOUT = "1"
@@ -142,6 +142,15 @@ class SessionIndex:
                 rows = connection.execute(query.format(column, table), [json.dumps(wanted)])
                 wanted = [row[0] for row in rows]
         return set(wanted)
+
+    def efforts(self, policy: str) -> dict[str, GroupEffort]:
+        """What each group of a policy took, by its id."""
+        query = (
+            "SELECT group_id, count(*), sum(calls), sum(output_tokens), min(first_call_at), max(last_call_at) "
+            "FROM sessions WHERE policy = ? AND group_id IS NOT NULL AND calls > 0 GROUP BY group_id"
+        )
+        with closing(self._connect()) as connection:
+            return {row[0]: GroupEffort(*row) for row in connection.execute(query, [policy])}
 
     def call_counts(self) -> dict[str, int]:
         """How many calls each known session has."""

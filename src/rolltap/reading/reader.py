@@ -20,6 +20,7 @@ from rolltap.calllog.outline import fetch_summarized
 from rolltap.contract.notes import NewNote
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import reading as ledger
+from rolltap.ledger.run_state import RunState, run_state
 from rolltap.reading.conversations import common_prefix, parse_request, plain, refused_view, turns, view
 from rolltap.reading.decoded import DecodedSession
 from rolltap.reading.groups import common_tokens, group_line, run_line, run_point
@@ -32,6 +33,7 @@ from rolltap.reading.types import (
     CallTokens,
     CallTurn,
     GroupDetail,
+    GroupEffort,
     GroupLine,
     MessageView,
     PolicyLine,
@@ -272,6 +274,15 @@ class RecordReader:
             raise InvalidRequest("limit is 1 or more", param="limit")
         rows = await self._query(lambda connection: ledger.completed_groups(connection, policy, limit))
         return tuple(run_point(row) for row in rows)
+
+    async def efforts(self, policy: str) -> dict[str, GroupEffort]:
+        """What the policy's groups took, by their ids; of those that the index has seen."""
+        await self._indexer.refresh()
+        return await asyncio.to_thread(self._indexer.index.efforts, policy)
+
+    async def run_state(self, policy: str) -> RunState:
+        """What waits, who works and who trains now."""
+        return await self._query(lambda connection: run_state(connection, policy))
 
     # What is kept.
 

@@ -310,3 +310,15 @@ class RunPoint:
     newest_version: int | None
     staleness: int | None
     step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEffort:
+    """What a group took: its sessions that made calls, those calls, and their sampled tokens."""
+
+    group_id: str
+    sessions: int
+    calls: int
+    output_tokens: int
+    first_call_at: float
+    last_call_at: float

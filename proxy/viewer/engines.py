@@ -1,0 +1,30 @@
+"""A server's engines as its run pages show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.engines.pool import EnginePool
+from rolltap.proxy.engines.replicas import Replica
+from rolltap.proxy.viewer.run import EngineLine
+
+
+def engines_of(policies: Policies) -> Callable[[str], Sequence[EngineLine]]:
+    """The replicas of a policy's engine now; none for a policy that is not served."""
+
+    def lines(name: str) -> list[EngineLine]:
+        if name not in policies.names:
+            return []
+        policy = policies[name]
+        if isinstance(policy.engine, EnginePool):
+            return [_replica(policy, replica) for replica in policy.engine.replicas]
+        return [EngineLine(policy.engine.name, "serving" if policy.up else "not up", policy.stated_version)]
+
+    return lines
+
+
+def _replica(policy: Policy, replica: Replica) -> EngineLine:
+    state = "ejected" if replica.ejected else "paused" if replica.paused else "serving" if policy.up else "not up"
+    version = replica.sent_version if replica.sent_version is not None else policy.stated_version
+    return EngineLine(replica.engine.name, state, version)
