@@ -26,6 +26,7 @@ from rolltap.harnesses.base import (
     Job,
     Limits,
     Runtime,
+    Score,
     Source,
     Verdict,
     Workspace,
@@ -338,13 +339,18 @@ class RolloutRunner:
         return self._summarise(state, result, sum(whole) if whole else None)
 
     async def _reward(self, state: RolloutState, verdict: Verdict | None) -> None:
-        for number, score in enumerate(verdict.scores if verdict else ()):
+        """One reward a scope: scores of one scope are added, and its detail has them."""
+        by_scope: dict[str, list[Score]] = {}
+        for score in verdict.scores if verdict else ():
+            by_scope.setdefault(score.scope, []).append(score)
+        for number, (scope, scores) in enumerate(by_scope.items()):
+            parts = {"scores": [{"value": score.value, **score.detail} for score in scores]} if len(scores) > 1 else {}
             reward = NewReward(
                 state.claim.rollout_id,
-                score.value,
-                score.scope,
+                sum(score.value for score in scores),
+                scope,
                 source=state.assignment.evaluator.name,
-                detail={**(verdict.detail if verdict else {}), **score.detail},
+                detail={**(verdict.detail if verdict else {}), **(parts or scores[0].detail)},
                 attempt=state.attempt,
                 id=f"{state.claim.rollout_id}-{state.attempt}-{number}",
             )

@@ -7,14 +7,16 @@ tries every route with every kind of key). The agent plane's keys are the sessio
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from rolltap.contract.keys import Caller, Role
 from rolltap.errors import Forbidden, Unauthenticated
+from rolltap.ledger.audit import Audit
 from rolltap.proxy.sessions.keys import Keyring
 
 Roles = tuple[Role, ...]
@@ -69,6 +71,7 @@ ADMIN_PLANE: Table = {
     "GET /read/runs": READ,
     "GET /read/runs/{policy}": READ,
     "POST /read/notes": ADMIN,
+    "GET /audit": ADMIN,
     "GET /keys": ADMIN,
     "POST /keys": ADMIN,
     "POST /keys/{key_id}/rotate": ADMIN,
@@ -93,11 +96,37 @@ TRAINER_PLANE: Table = {
     "POST /policies/{name}/receive": TRAIN,
 }
 
+AUDITED = frozenset(
+    {
+        "POST /sessions",
+        "POST /sessions/{session_id}/close",
+        "POST /tasks",
+        "POST /tasks/{id}/cancel",
+        "POST /groups",
+        "POST /groups/{group_id}/cancel",
+        "POST /policies/{name}/turns",
+        "POST /keys",
+        "POST /keys/{key_id}/rotate",
+        "POST /keys/{key_id}/revoke",
+        "POST /trainers/{name}/rewind",
+        "POST /dead-letters/{group_id}/revive",
+        "POST /policies/{name}/begin_update",
+        "POST /policies/{name}/push",
+        "POST /policies/{name}/finish_update",
+        "POST /policies/{name}/receive",
+    }
+)
+"""What the audit log has, beside refusals. Leases, claims, attempts and rewards name their key in their own rows."""
+
+AUDITED_BODY = 2048
+"""A longer body stands in the audit log as its size and SHA-256."""
+
 _bearer = HTTPBearer(auto_error=False, description="a key whose role may call the route")
 
 
-def guard(keyring: Keyring, table: Table) -> Callable[..., Awaitable[None]]:
-    """A FastAPI dependency: lets the roles of the route's row pass, and keeps the caller for the route."""
+def guard(keyring: Keyring, audit: Audit, table: Table) -> Callable[..., Awaitable[None]]:
+    """A FastAPI dependency: lets the roles of the route's row pass, keeps the caller for the route, and has `AUDITED`
+    routes and refusals in the audit log before they are served."""
 
     async def dependency(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -107,12 +136,25 @@ def guard(keyring: Keyring, table: Table) -> Callable[..., Awaitable[None]]:
         caller = await keyring.caller(credentials.credentials.strip())
         if caller is None:
             raise Unauthenticated("the key is not known, or it is over")
-        roles = table.get(f"{request.method} {request.scope['route'].path}", ())
+        row = f"{request.method} {request.scope['route'].path}"
+        roles = table.get(row, ())
         if caller.role not in roles:
+            await audit.append(caller.id, caller.role, f"refused {row}", dict(request.path_params))
             raise Forbidden(f"this needs a key of role {' or '.join(roles) or 'none'}, not {caller.role}")
         request.state.caller = caller
+        if row in AUDITED:
+            await audit.append(caller.id, caller.role, row, await _asked(request))
 
     return dependency
+
+
+async def _asked(request: Request) -> dict[str, Any]:
+    """What an entry has of the request: its path's parameters and its body. Keys are in neither."""
+    body = await request.body()
+    asked: dict[str, Any] = dict(request.path_params)
+    if len(body) > AUDITED_BODY:
+        return {**asked, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    return {**asked, "body": body.decode("utf-8", "replace").replace("\0", "")} if body else asked
 
 
 async def _caller(request: Request) -> Caller:

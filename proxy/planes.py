@@ -15,6 +15,7 @@ from rolltap.proxy import access
 from rolltap.proxy.access import guard
 from rolltap.proxy.policy_limits import limit_to_policies
 from rolltap.proxy.routes import (
+    audit,
     events,
     health,
     keys,
@@ -37,7 +38,7 @@ def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
     """Leases, trajectories and weights."""
     app = _app("trainer plane")
     own = Depends(limit_to_policies(services))
-    guards = [Depends(guard(keyring, access.TRAINER_PLANE)), own, Depends(check_values)]
+    guards = [Depends(guard(keyring, services.ledger.audit, access.TRAINER_PLANE)), own, Depends(check_values)]
     for routes in (leases.router(services), policies.trainer_router(services), transfers.router(services)):
         app.include_router(routes, dependencies=guards)
     app.include_router(health.router(services))
@@ -47,8 +48,8 @@ def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
 def admin_app(services: Services, keyring: Keyring) -> FastAPI:
     """Sessions, tasks, rollouts, rewards and keys."""
     app = _app("admin plane")
-    guards = [Depends(guard(keyring, access.ADMIN_PLANE)), Depends(check_values)]
-    for part in (sessions, tasks, rollouts, nodes, events, metrics, reading):
+    guards = [Depends(guard(keyring, services.ledger.audit, access.ADMIN_PLANE)), Depends(check_values)]
+    for part in (audit, sessions, tasks, rollouts, nodes, events, metrics, reading):
         app.include_router(part.router(services), dependencies=guards)
     app.include_router(policies.admin_router(services), dependencies=guards)
     app.include_router(keys.router(services, keyring), dependencies=guards)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from rolltap.errors import InvalidRequest, SessionClosed
 from rolltap.proxy.continuation.forest import CallNode
 from rolltap.proxy.sessions.session_cache import LiveSession
+from rolltap.proxy.sessions.tags import TURNS
 from rolltap.types import Session
 
-TAG = "turns"
 POLITE = 3
 CONVERSATIONS = 4
 REACHED = "turn cap reached"
@@ -21,7 +21,7 @@ REACHED = "turn cap reached"
 
 def cap_of(session: Session) -> int:
     """0 where there is none."""
-    return int(session.tags.get(TAG, 0))
+    return int(session.tags.get(TURNS, 0))
 
 
 def check_turn(live: LiveSession, parent: CallNode | None) -> None:

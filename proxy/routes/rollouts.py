@@ -12,10 +12,10 @@ from rolltap.contract.keys import Caller
 from rolltap.errors import Forbidden, LedgerError
 from rolltap.ledger.groups import GroupSpec
 from rolltap.proxy.access import By
-from rolltap.proxy.call.turn_cap import TAG
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
 from rolltap.proxy.sessions.roles import main_role, role_tags
+from rolltap.proxy.sessions.tags import TURNS
 from rolltap.types import GroupStatus
 
 
@@ -100,7 +100,7 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
     group = await ledger.rollouts.group_of(rollout_id)
     policy, roles = group.policy, group.roles
     turns = await ledger.turn_caps.of(policy, body.turns)
-    tags = ({TAG: str(turns)} if turns else {}) | role_tags(roles)
+    tags = ({TURNS: str(turns)} if turns else {}) | role_tags(roles)
     session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags)
     try:
         started = await ledger.rollouts.start(

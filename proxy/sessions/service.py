@@ -10,11 +10,11 @@ from rolltap.calllog.base import CallLog
 from rolltap.contract.keys import key_hash
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ids import new_id
+from rolltap.proxy.sessions.tags import check_tags
 from rolltap.settings import LimitSettings
 from rolltap.types import Session
 
 KEY_BYTES = 32
-MAX_TAGS = 32
 
 
 class SessionService:
@@ -40,8 +40,7 @@ class SessionService:
         name = self._policy(policy)
         if ttl is not None and not 0 < ttl <= self._limits.session_ttl_s:
             raise InvalidRequest(f"ttl is a number of seconds up to {self._limits.session_ttl_s:g}", param="ttl")
-        if tags and len(tags) > MAX_TAGS:
-            raise InvalidRequest(f"a session has at most {MAX_TAGS} tags", param="tags")
+        check_tags(tags or {}, name, self._policies)
         key = f"rt-{secrets.token_urlsafe(KEY_BYTES)}"
         now = time.time()
         session = Session(

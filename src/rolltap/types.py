@@ -328,8 +328,8 @@ class Task:
 class Reward:
     """An appended fact about a rollout.
 
-    `scope` is `rollout`, `call:<id>`, `span:<call id>:<start>:<end>` or `role:<name>`; `source` names the
-    evaluator's key that wrote it.
+    `scope` is `rollout`, `call:<id>`, `span:<call id>:<start>:<end>` or `role:<name>`; `source` is what the
+    evaluator calls itself, `key_id` the key that appended it ("" where it is not known).
     """
 
     id: str
@@ -339,6 +339,7 @@ class Reward:
     source: str = ""
     detail: Mapping[str, Any] = field(default_factory=dict)
     created_at: float = 0.0
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy import event
 
-VERSION = "0009"
+VERSION = "0010"
 """The last migration: the version of these tables."""
 
 metadata = sa.MetaData()

@@ -42,17 +42,23 @@ _AGES = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 @app.command()
 @one_line_errors
 def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Checks the whole log: hashes, references, deltas, alignment. Status 1 if anything is wrong."""
-    from rolltap.calllog import verify as checks
+    """Checks the whole log: hashes, references, deltas, alignment, the chains of rewards.
 
-    async def run(show: Callable[[int, int], None]) -> checks.Verified:
+    Status 1 if anything is wrong. The digest of the rewards changes with every reward that is appended or altered: keep
+    it when your runs are over.
+    """
+    from rolltap.calllog import verify as checks
+    from rolltap.ledger.reward_chain import VerifiedRewards, verify_rewards
+
+    async def run(show: Callable[[int, int], None]) -> tuple[checks.Verified, VerifiedRewards]:
         async with _opened(store or settings_store(config), writable=False) as database:
-            return await checks.verify(database, show)
+            return await checks.verify(database, show), await verify_rewards(database)
 
     with _progress("rows") as show:
-        found = asyncio.run(run(show))
+        found, rewards = asyncio.run(run(show))
+    found.add(rewards.problems)
     if as_json:
-        say(json.dumps(asdict(found)))
+        say(json.dumps({**asdict(found), "rewards": rewards.rewards, "rewards_digest": rewards.digest}))
     else:
         for problem in found.problems[:SHOWN]:
             console.print(problem, style="red")
@@ -61,7 +67,8 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
             console.print(f"... and {more:,} more")
         said = f"{found.problem_count:,} problems" if found.problem_count else "all sound"
         calls = f"{found.sessions:,} sessions, {found.calls:,} calls, {found.tokens:,} tokens"
-        console.print(f"{calls}, {found.parts:,} parts: {said}")
+        console.print(f"{calls}, {found.parts:,} parts, {rewards.rewards:,} rewards: {said}")
+        console.print(f"digest of the rewards: {rewards.digest}")
     raise typer.Exit(1 if found.problem_count else 0)
 
 
@@ -147,7 +154,7 @@ def prune(
     rolltap log export keep.rtlog && rolltap log prune --older-than 30d --exported keep.rtlog --dry-run
     """
     from rolltap.calllog import prune as retention
-    from rolltap.ledger.retention import claims
+    from rolltap.ledger.retention import claims, note_prune
 
     age = _age(older_than)
 
@@ -158,6 +165,7 @@ def prune(
             verdicts = await retention.judge(database, before=before, exported=held, claims=claims)
             if dry_run:
                 return verdicts, None
+            await database.transact(lambda connection: note_prune(connection, older_than, exported or ()))
             return verdicts, await retention.prune(database, before=before, exported=held, claims=claims)
 
     with console.status("pruning"):

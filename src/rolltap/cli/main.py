@@ -10,6 +10,7 @@ import typer
 
 from rolltap import __version__
 from rolltap.cli import (
+    audit,
     dead_letters,
     export,
     harness,
@@ -130,6 +131,7 @@ app.add_typer(log.app, name="log")
 app.add_typer(keys.app, name="keys")
 app.add_typer(dead_letters.app, name="dead-letters")
 for command in (
+    audit.audit,
     train.train,
     run.run,
     tasks.status,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -173,30 +174,46 @@ class FinishRollout(RequestBody):
         return self.scoring or (Scoring.UNSCORABLE if blameless else DEFAULT_SCORING[self.status])
 
 
-SCOPE = re.compile(r"rollout|call:[^:\s]+|span:[^:\s]+:(?P<start>\d+):(?P<end>\d+)|role:\S+")
+NAME = r"[\w.:@/-]"
+CALL = r"[\w.-]{1,64}"
+SCOPE = re.compile(rf"rollout|call:{CALL}|span:{CALL}:(?P<start>\d{{1,9}}):(?P<end>\d{{1,9}})|role:{NAME}{{1,128}}")
+REWARD_ID = re.compile(rf"{NAME}{{1,128}}")
+SOURCE_CHARS = 256
+DETAIL_BYTES = 64 << 10
+LARGEST_REWARD = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class NewReward(RequestBody):
     """A reward to append; scopes as in `rolltap.types.Reward`. `attempt` None stands for the current one. The same `id`
-    with the same content again changes nothing.
+    with the same content again changes nothing. An attempt has one reward of each scope.
     """
 
     rollout_id: str
     value: float
     scope: str = "rollout"
-    source: str = ""
+    source: Annotated[str, Field(max_length=SOURCE_CHARS)] = ""
     detail: dict[str, Any] = field(default_factory=dict)
     attempt: Integer | None = None
     id: str | None = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise InvalidRequest(f"a reward is a finite number, not {self.value}", param="value")
+        if not math.isfinite(self.value) or abs(self.value) > LARGEST_REWARD:
+            raise InvalidRequest(
+                f"a reward is a finite number up to {LARGEST_REWARD:g}, not {self.value}", param="value"
+            )
+        if self.id is not None and not REWARD_ID.fullmatch(self.id):
+            raise InvalidRequest("id: 1 to 128 letters, digits, . : @ / - _", param="id")
+        try:
+            size = len(json.dumps(self.detail, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"detail is no JSON: {error}", param="detail") from error
+        if size > DETAIL_BYTES:
+            raise InvalidRequest(f"detail has {size} bytes, more than {DETAIL_BYTES}", param="detail")
         matched = SCOPE.fullmatch(self.scope)
         if matched is None:
             raise InvalidRequest(
-                f"no reward scope {self.scope!r}; known: rollout, call:ID, span:CALL_ID:START:END, role:NAME",
+                f"no reward scope {self.scope[:80]!r}; known: rollout, call:ID, span:CALL_ID:START:END, role:NAME",
                 param="scope",
             )
         if matched["start"] is not None and int(matched["start"]) >= int(matched["end"]):

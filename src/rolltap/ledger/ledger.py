@@ -8,7 +8,7 @@
 * `trainers`: leases on whole groups (`rolltap.ledger.claims`, `rolltap.ledger.leases`, `rolltap.ledger.replay`).
 * `policies`: weight versions and backpressure.
 * `events`: what happened.
-* `keys`: who may do what.
+* `keys`, `audit`: who may do what, and who did.
 
 It knows neither the proxy nor the reconstructor: it is given a function that maps sessions to their trajectories, and
 one that closes a session.
@@ -23,6 +23,7 @@ from contextlib import asynccontextmanager, suppress
 
 from rolltap.calllog.database import Database, database_clock
 from rolltap.errors import StoreError
+from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import CloseSession, LedgerSettings, TrajectoriesOf
 from rolltap.ledger.claims import expire
 from rolltap.ledger.events import Events
@@ -68,6 +69,7 @@ class Ledger:
         self.policies = PolicyVersions(self._uow)
         self.events = Events(self._uow)
         self.keys = Keys(self._uow)
+        self.audit = Audit(self._uow)
 
     async def sweep(self) -> None:
         """Does what time brings: ends leases and claims that have run out, settles groups past their deadline."""

@@ -1,12 +1,17 @@
-"""Which sessions the ledger still needs: consulted before calls are removed (`rolltap.calllog.prune`)."""
+"""Which sessions the ledger still needs: consulted before calls are removed (`rolltap.calllog.prune`), which is noted
+in the audit log."""
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import sqlalchemy as sa
 
+from rolltap.calllog.database import database_clock
 from rolltap.calllog.prune import Claim
+from rolltap.ledger import audit
 from rolltap.ledger.schema import attempts, groups, lease_groups, leases, rollouts
 from rolltap.types import GroupStatus
 
@@ -40,3 +45,9 @@ def claims(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, t
             claim = Claim.REPLAYED
         claims_by_session[row.session_id] = (claim, row.acked_at)
     return claims_by_session
+
+
+def note_prune(connection: sa.Connection, older_than: str, exported: Sequence[Path]) -> None:
+    """Has the audit log say that this machine's user is about to prune."""
+    detail = {"older_than": older_than, "exported": [str(path) for path in exported]}
+    audit.append(connection, database_clock(connection), f"user {getpass.getuser()}", "local", "log prune", detail)

@@ -1,8 +1,14 @@
-"""Rewards: appended facts. A reward counts for the attempt that was current when it came."""
+"""Rewards: appended facts. A reward counts for the attempt that was current when it came.
+
+An attempt has one reward of each scope: the first stands, and a second evaluator's is refused. So nobody adds to what
+was judged; to judge again, run the rollout again.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,11 +18,14 @@ from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import LedgerError
 from rolltap.ids import new_id
 from rolltap.ledger.completion import settle
+from rolltap.ledger.reward_chain import chained_hash
 from rolltap.ledger.rollouts import check_own
 from rolltap.ledger.rows import locked_group, reward_of
-from rolltap.ledger.schema import rewards
+from rolltap.ledger.schema import rewards, rollouts
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.types import Reward
+
+NEWEST = rewards.c.number.desc()
 
 
 class Rewards:
@@ -44,31 +53,46 @@ class Rewards:
                     "comes too late",
                     param="attempt",
                 )
+            _check_first(tx, rollout, reward.scope)
+            last = tx.first(sa.select(rewards).where(rewards.c.rollout_id == rollout.id).order_by(NEWEST).limit(1))
             values = {
                 "id": id,
                 "rollout_id": rollout.id,
                 "attempt": rollout.attempt,
-                "value": reward.value,
+                "value": float(reward.value) + 0.0,  # as the database gives it back: a float, and no -0.0
                 "scope": reward.scope,
                 "source": reward.source,
-                "detail": dict(reward.detail),
+                "detail": json.loads(json.dumps(dict(reward.detail))),
                 "created_at": tx.now,
+                "key_id": by.id,
+                "number": 0 if last is None else last.number + 1,
             }
+            values["hash"] = chained_hash("" if last is None else last.hash, values)
             if not tx.insert_new(rewards, values):
                 raise LedgerError(f"reward {id} is on record for another rollout; use a new id", param="id")
-            tx.note("reward", rollout.id, group_id=group.id, scope=reward.scope, value=reward.value)
+            tx.run(sa.update(rollouts).where(rollouts.c.id == rollout.id).values(reward_head=values["hash"]))
+            tx.note("reward", rollout.id, group_id=group.id, scope=reward.scope, value=reward.value, key_id=by.id)
             settle(tx, group, self._uow.settings)
-            return Reward(
-                id, rollout.id, reward.value, reward.scope, reward.source, dict(reward.detail), created_at=tx.now
-            )
+            return reward_of(SimpleNamespace(**values))
 
         return await self._uow.transact(work)
 
     async def of(self, rollout_id: str) -> Sequence[Reward]:
         """Every reward ever appended to the rollout, also of earlier attempts, in order."""
         statement = sa.select(rewards).where(rewards.c.rollout_id == rollout_id)
-        ordered = statement.order_by(rewards.c.created_at, rewards.c.id)
+        ordered = statement.order_by(rewards.c.number)
         return await self._uow.query(lambda tx: [reward_of(row) for row in tx.all(ordered)])
+
+
+def _check_first(tx: Tx, rollout: Any, scope: str) -> None:
+    of_scope = sa.and_(rewards.c.attempt == rollout.attempt, rewards.c.scope == scope)
+    first = tx.first(sa.select(rewards).where(rewards.c.rollout_id == rollout.id, of_scope))
+    if first is not None:
+        raise LedgerError(
+            f"rollout {rollout.id}, attempt {rollout.attempt} has its reward of scope {scope} already: {first.id} by "
+            f"{first.source or 'no source'}, key {first.key_id or 'unknown'}; an attempt is judged once",
+            param="scope",
+        )
 
 
 def _check_same(known: Any, reward: NewReward) -> None:

@@ -31,6 +31,7 @@ def reward_of(row: Any) -> Reward:
         source=row.source,
         detail=row.detail,
         created_at=row.created_at,
+        key_id=row.key_id,
     )
 
 
@@ -106,7 +107,7 @@ def rollout_rows(tx: Tx, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, 
         sa.select(rewards)
         .join(rollouts, rollouts.c.id == rewards.c.rollout_id)
         .where(rollouts.c.group_id.in_(group_ids), rewards.c.attempt == rollouts.c.attempt)
-        .order_by(rewards.c.created_at, rewards.c.id)
+        .order_by(rewards.c.rollout_id, rewards.c.number)
     )
     for row in tx.all(current):
         earned[row.rollout_id].append(reward_of(row))

@@ -1,7 +1,8 @@
 """The ledger's tables, on the same MetaData as the call log's.
 
 Times are seconds since the epoch by the database's clock. A group's and a rollout's rows hold their current state;
-`rewards`, `attempts` and `events` are append-only. `leases.token` is the fencing token: an
+`rewards` and `audit` are append-only by the
+database, `attempts` and `events` by the code. `leases.token` is the fencing token: an
 autoincrement key, so a later lease always has a greater one.
 """
 
@@ -23,6 +24,7 @@ from sqlalchemy import (
 )
 
 from rolltap.calllog.schema import metadata
+from rolltap.ledger.append_only import append_only
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
 
@@ -151,6 +153,7 @@ rollouts = Table(
     Column("node_token", String),
     Column("node_expires_at", Double),
     Column("node_key", String),  # id of the key that claimed it
+    Column("reward_head", String),  # hash of its last reward
     Index("rollouts_by_group", "group_id", "position", unique=True),
     Index("rollouts_by_status", "status", "node_expires_at"),
     Index("rollouts_by_claim", "node_expires_at"),
@@ -185,7 +188,11 @@ rewards = Table(
     Column("source", String, nullable=False),
     Column("detail", JSON, nullable=False),
     Column("created_at", Double, nullable=False),
+    Column("key_id", String, nullable=False),  # of the key that appended it; "" before keys had ids
+    Column("number", Integer, nullable=False),  # its place among the rollout's, from 0
+    Column("hash", String, nullable=False),  # of this row and the one before it
 )
+append_only(rewards)
 
 trainers = Table(
     "trainers",
@@ -260,6 +267,19 @@ key_secrets = Table(
     Column("key_id", ForeignKey("keys.id"), nullable=False, index=True),
     Column("expires_at", Double),
 )
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", Serial, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("key_id", String, nullable=False, index=True),
+    Column("role", String, nullable=False),
+    Column("action", String, nullable=False),
+    Column("detail", JSON, nullable=False),
+    sqlite_autoincrement=True,
+)
+append_only(audit)
 
 events = Table(
     "events",

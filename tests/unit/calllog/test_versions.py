@@ -19,9 +19,25 @@ from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import VERSION, metadata
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.verify import verify
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, StoreError
+from rolltap.ledger.reward_chain import verify_rewards
 
 from .facts import a_completion, a_session, append
+
+OLD_REWARDS = (
+    "INSERT INTO policies VALUES ('p', 7, 'hash', false, 'keep', 1.0)",
+    "INSERT INTO tasks VALUES ('d', 't', 'do it', '{}', '[]')",
+    "INSERT INTO groups (id, task_id, task_digest, policy, n, priority, tags, rule, status, reason, failures, created_at, "
+    "generation) VALUES ('g', 't', 'd', 'p', 2, 0, '[]', '{}', 'open', '', 0, 1.0, 1)",
+    *(
+        "INSERT INTO rollouts (id, group_id, position, status, attempt, scoring, reason, trained_calls, infra_failures) "
+        f"VALUES ('r{number}', 'g', {number}, 'running', 1, 'scored', '', '[]', 0)"
+        for number in range(2)
+    ),
+    """INSERT INTO rewards VALUES ('b', 'r0', 1, 0.1, 'rollout', 'x', '{"why": "ü", "n": 0.30000000000000004}', 2.25)""",
+    "INSERT INTO rewards VALUES ('a', 'r0', 1, 1.0, 'rollout', 'x', '{}', 3.5)",
+    "INSERT INTO rewards VALUES ('c', 'r1', 1, -1e-300, 'rollout', '', '{}', 1784827463.123457)",
+)
 
 SESSION, FIRST, SECOND = "01k0000000aaaaaaaaaa", "01k0000000bbbbbbbbbb", "01k0000000cccccccccc"
 
@@ -107,6 +123,26 @@ async def test_the_ledgers_rows_stay(url: str):
     statement = sa.text("SELECT name, version, given, paused, batch FROM policies JOIN demands ON name = policy")
     found = await log.database.query(lambda connection: connection.execute(statement).all())
     assert [tuple(row) for row in found] == [("p", 7, 7, "keep", 8)]
+    await log.close()
+
+
+async def test_rewards_on_record_are_chained_and_kept_from_change(url: str):
+    await of_schema_1(url)
+    database = Database(url)
+    await database.start()
+
+    def fill(connection: sa.Connection) -> None:
+        for statement in OLD_REWARDS:
+            connection.exec_driver_sql(statement)
+
+    await database.transact(fill)
+    await database.close()
+    log = await opened(url)
+    checked = await verify_rewards(log.database)
+    assert (checked.rewards, checked.problems) == (3, [])
+    for statement in ("UPDATE rewards SET value = 9", "DELETE FROM rewards"):
+        with pytest.raises(StoreError, match="append-only"):
+            await log.database.transact(lambda connection, text=statement: connection.exec_driver_sql(text))
     await log.close()
 
 

@@ -19,11 +19,12 @@ from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import RecordCorrupt
 from rolltap.ids import new_id
+from rolltap.ledger.append_only import guards, removals
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.ledger import Ledger
-from rolltap.ledger.schema import metadata
+from rolltap.ledger.schema import audit, metadata, rewards
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
 
 KINDS = ("sqlite", "postgresql")
@@ -55,8 +56,15 @@ async def empty(database: Database) -> None:
     """Deletes every row, so that a database can be used again."""
 
     def work(connection: sa.Connection) -> None:
+        dialect = connection.dialect.name
+        for table in (rewards.name, audit.name):
+            for statement in removals(table, dialect):
+                connection.exec_driver_sql(statement)
         for table in reversed(metadata.sorted_tables):
             connection.execute(table.delete())
+        for table in (rewards.name, audit.name):
+            for statement in guards(table, dialect):
+                connection.exec_driver_sql(statement)
 
     await database.transact(work)
 

@@ -17,6 +17,7 @@ from rolltap.contract.keys import ROLES
 from rolltap.engine.scripted import say
 from rolltap.proxy import access
 from rolltap.proxy.dialects.base import WireReply
+from rolltap.types import Task
 
 from ...harnesses.house import POLICY, House, house
 
@@ -211,3 +212,66 @@ async def test_two_projects_do_not_share_a_conversation(home: House, wall: Wall)
     sessions = (await home.client.get("/sessions"))["sessions"]
     tags = sorted(session["tags"].get("project", "") for session in sessions if "captured" in session["tags"])
     assert tags == ["", wall.ids["minted project"]]
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"turns": "abc"},
+        {"turns": "-1"},
+        {"turns": "\u0663"},
+        {"turns": ""},
+        {"roles": "..."},
+        {"roles": "[" * 8000},
+        {"roles": "[]"},
+        {"roles": "{}"},
+        {"roles": '{"judge": 1}'},
+        {"roles": '{"judge": "other"}'},
+        {"roles": '{"a b": "tiny"}'},
+        {"captured": "openai_chat"},
+        {"project": "another"},
+        {"": "x"},
+        {"x": "y" * 9000},
+        {str(number): "" for number in range(33)},
+    ],
+)
+async def test_tags_that_would_break_a_sessions_calls_open_none(wall: Wall, tags: dict[str, str]) -> None:
+    answer = await wall.send("admin", "POST /sessions", wall.keys["admin"], json={"tags": tags})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].startswith("tags")
+
+
+async def test_sound_tags_open_a_session_whose_calls_are_answered(wall: Wall) -> None:
+    tags = {"turns": "3", "roles": f'{{"judge": "{POLICY}"}}', "note": "x"}
+    opened = await wall.send("admin", "POST /sessions", wall.keys["admin"], json={"tags": tags})
+    call = {"model": "judge", "messages": [{"role": "user", "content": "Hi."}]}
+    answer = await wall.send("agent", "POST /v1/chat/completions", opened.json()["key"], json=call)
+    assert answer.status_code == 200, answer.text
+
+
+async def test_what_was_done_and_refused_is_in_the_audit_log_with_the_keys_id(home: House, wall: Wall) -> None:
+    opened = await wall.send("admin", "POST /sessions", wall.keys["minted admin"], json={"tags": {"note": "x"}})
+    session = opened.json()["session_id"]
+    await wall.send("admin", f"POST /sessions/{session}/close", wall.keys["minted admin"])
+    push = {"path": "/nowhere", "version": 1}
+    await wall.send("trainer", f"POST /policies/{POLICY}/push", wall.keys["minted trainer"], json=push)
+    await wall.send("admin", "POST /keys", wall.keys["minted viewer"], json={"role": "admin", "name": "mine"})
+    answer = await wall.send("admin", "GET /audit?limit=4", wall.keys["admin"])
+    refused, pushed, closed, asked = answer.json()["entries"]
+    assert (refused["key_id"], refused["action"]) == (wall.ids["minted viewer"], "refused POST /keys")
+    assert (pushed["key_id"], pushed["detail"]["name"]) == (wall.ids["minted trainer"], POLICY)
+    assert '"version":1' in pushed["detail"]["body"].replace(" ", "")
+    assert (closed["key_id"], closed["detail"]["session_id"]) == (wall.ids["minted admin"], session)
+    assert asked["action"] == "POST /sessions"
+    whole = await wall.send("admin", "GET /audit?limit=1000", wall.keys["admin"])
+    assert not any(key in whole.text for key in wall.keys.values())
+
+
+async def test_a_reward_names_its_key(home: House, wall: Wall) -> None:
+    group = await home.client.open_group(Task("t", "do it"), policy=POLICY, n=1)
+    (rollout,) = group.rollout_ids
+    await wall.send("admin", f"POST /rollouts/{rollout}/start", wall.keys["admin"])
+    reward = {"rollout_id": rollout, "value": 0.5}
+    appended = await wall.send("admin", "POST /rewards", wall.keys["minted evaluator"], json=reward)
+    assert appended.json()["key_id"] == wall.ids["minted evaluator"]
+    assert (await wall.send("admin", "POST /rewards", wall.keys["evaluator"], json=reward)).status_code == 409

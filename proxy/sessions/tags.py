@@ -1,0 +1,50 @@
+"""Tags that callers give a session, checked before it opens: some of them decide what every call of it does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+
+from rolltap.errors import InvalidRequest
+from rolltap.proxy.sessions.capture import CAPTURED, PROJECT
+from rolltap.proxy.sessions.roles import MAX_ROLES, NAME
+from rolltap.proxy.sessions.roles import TAG as ROLES
+
+TURNS = "turns"
+"""The tag of a cap on turns (`rolltap.proxy.call.turn_cap`)."""
+TURN_COUNT = re.compile(r"[0-9]{1,10}")
+MAX_TAGS = 32
+NAME_CHARS = 128
+VALUE_CHARS = 8192
+
+
+def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) -> None:
+    """`InvalidRequest` for tags that a session of `policy` can't have; `policies` are those that are served."""
+    if len(tags) > MAX_TAGS:
+        raise InvalidRequest(f"a session has at most {MAX_TAGS} tags", param="tags")
+    for name, value in tags.items():
+        if not 1 <= len(name) <= NAME_CHARS or len(value) > VALUE_CHARS:
+            message = f"a tag's name has 1 to {NAME_CHARS} characters, its value at most {VALUE_CHARS}"
+            raise InvalidRequest(message, param="tags")
+        if name in (CAPTURED, PROJECT):
+            raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
+    if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):
+        raise InvalidRequest(f"tags.{TURNS}: a number of turns; 0: no cap", param=f"tags.{TURNS}")
+    if ROLES in tags:
+        _check_roles(tags[ROLES], policy, policies)
+
+
+def _check_roles(text: str, policy: str, policies: Collection[str]) -> None:
+    param = f"tags.{ROLES}"
+    try:
+        roles = json.loads(text)
+    except (ValueError, RecursionError):
+        roles = None
+    if not isinstance(roles, dict) or not 1 <= len(roles) <= MAX_ROLES:
+        raise InvalidRequest(f"{param}: a JSON object of 1 to {MAX_ROLES} roles, each with its policy", param=param)
+    for role, played in roles.items():
+        if not NAME.fullmatch(role) or played not in policies:
+            raise InvalidRequest(f"{param}: role {role[:80]!r}: no such policy, or no such name", param=param)
+    if policy not in roles.values():
+        raise InvalidRequest(f"{param}: nobody plays the session's policy {policy!r}", param=param)

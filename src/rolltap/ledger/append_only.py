@@ -1,0 +1,41 @@
+"""Tables whose rows can't be changed: triggers in the database refuse UPDATE, DELETE and TRUNCATE, whoever asks.
+
+Who may alter tables can drop a trigger. Rewards are chained for that case (`rolltap.ledger.reward_chain`).
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+
+def append_only(table: sa.Table) -> None:
+    """Has the triggers made with the table."""
+    for dialect in ("sqlite", "postgresql"):
+        for statement in guards(table.name, dialect):
+            event.listen(table, "after_create", sa.DDL(statement.replace("%", "%%")).execute_if(dialect=dialect))
+
+
+def guards(table: str, dialect: str) -> list[str]:
+    """The statements that make the triggers of a table."""
+    if dialect == "sqlite":
+        refuse = f"BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"
+        return [
+            f"CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table} {refuse}",
+            f"CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table} {refuse}",
+        ]
+    return [
+        f"CREATE OR REPLACE FUNCTION {table}_append_only() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION '{table} are append-only'; END $$",
+        f"CREATE TRIGGER {table}_no_change BEFORE UPDATE OR DELETE ON {table} "
+        f"FOR EACH ROW EXECUTE FUNCTION {table}_append_only()",
+        f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {table}_append_only()",
+    ]
+
+
+def removals(table: str, dialect: str) -> list[str]:
+    """The statements that drop the triggers again."""
+    if dialect == "sqlite":
+        return [f"DROP TRIGGER {table}_no_update", f"DROP TRIGGER {table}_no_delete"]
+    return [f"DROP TRIGGER {table}_no_change ON {table}", f"DROP TRIGGER {table}_no_truncate ON {table}"]

@@ -1,0 +1,81 @@
+"""A rollout's rewards are chained: each row's hash covers its content and the hash of the row before it.
+
+The rollout holds the hash of its last row, so a row that was changed, added, moved or taken out past the triggers is
+found (`rolltap log verify`). Who changes the rows may compute the chain anew: keep the digest that `verify` prints, and
+compare it later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import sqlalchemy as sa
+
+from rolltap.calllog.database import Database
+from rolltap.ledger.schema import rewards, rollouts
+
+FIELDS = ("id", "rollout_id", "attempt", "value", "scope", "source", "detail", "created_at", "key_id", "number")
+PAGE = 1000
+
+
+def chained_hash(previous: str, row: Mapping[str, Any]) -> str:
+    """SHA-256 of the former row's hash ("" for the first) and of this row's fields."""
+    content = json.dumps([previous, *(row[name] for name in FIELDS)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class VerifiedRewards:
+    """What was checked, and what is wrong. `digest` is over the last hashes of all rollouts, by rollout."""
+
+    rewards: int = 0
+    digest: str = ""
+    problems: list[str] = field(default_factory=list)
+
+
+async def verify_rewards(database: Database) -> VerifiedRewards:
+    """Checks every chain of `database`, which is read a page of rollouts at a time."""
+    report, digest, last = VerifiedRewards(), hashlib.sha256(), ""
+    if not await database.query(lambda connection: sa.inspect(connection).has_table(rewards.name)):
+        return report
+    while page := await database.query(lambda connection, after=last: _page(connection, after)):
+        for rollout_id, head, rows in page:
+            report.rewards += len(rows)
+            report.problems += _problems(rollout_id, head, rows)
+            if head:
+                digest.update(f"{rollout_id} {head}\n".encode())
+        last = page[-1][0]
+    orphans = sa.select(sa.func.count()).where(rewards.c.rollout_id.not_in(sa.select(rollouts.c.id)))
+    if lost := await database.query(lambda connection: connection.execute(orphans).scalar_one()):
+        report.problems.append(f"{lost} rewards are of no rollout")
+    report.digest = digest.hexdigest()
+    return report
+
+
+def _page(connection: sa.Connection, after: str) -> list[tuple[str, str | None, list[sa.Row[Any]]]]:
+    """Rollouts after `after`, each with the hash that it holds and its rewards in the order of their numbers."""
+    chosen = sa.select(rollouts.c.id, rollouts.c.reward_head).where(rollouts.c.id > after).order_by(rollouts.c.id)
+    heads = {row.id: row.reward_head for row in connection.execute(chosen.limit(PAGE))}
+    if not heads:
+        return []
+    between = rewards.c.rollout_id.between(min(heads), max(heads))
+    found = connection.execute(sa.select(rewards).where(between).order_by(rewards.c.rollout_id, rewards.c.number))
+    by_rollout = {rollout_id: list(rows) for rollout_id, rows in groupby(found, key=lambda row: row.rollout_id)}
+    return [(rollout_id, head, by_rollout.get(rollout_id, [])) for rollout_id, head in sorted(heads.items())]
+
+
+def _problems(rollout_id: str, head: str | None, rows: list[sa.Row[Any]]) -> Iterator[str]:
+    previous = ""
+    for number, row in enumerate(rows):
+        if row.number != number:
+            yield f"rollout {rollout_id}: reward {row.id} is number {row.number}, not {number}"
+        if chained_hash(previous, row._asdict()) != row.hash:
+            yield f"rollout {rollout_id}: reward {row.id} is not what was appended"
+        previous = row.hash
+    if previous != (head or ""):
+        yield f"rollout {rollout_id}: its last reward is missing, or another was added"
