@@ -27,14 +27,15 @@ from .facts import a_completion, a_session, append
 OLD_REWARDS = (
     "INSERT INTO policies VALUES ('p', 7, 'hash', false, 'keep', 1.0)",
     "INSERT INTO tasks VALUES ('d', 't', 'do it', '{}', '[]')",
-    "INSERT INTO groups (id, task_id, task_digest, policy, n, priority, tags, rule, status, reason, failures, created_at, "
-    "generation) VALUES ('g', 't', 'd', 'p', 2, 0, '[]', '{}', 'open', '', 0, 1.0, 1)",
+    "INSERT INTO groups (id, task_id, task_digest, policy, n, priority, tags, rule, status, reason, failures, "
+    "created_at, generation) VALUES ('g', 't', 'd', 'p', 2, 0, '[]', '{}', 'open', '', 0, 1.0, 1)",
     *(
-        "INSERT INTO rollouts (id, group_id, position, status, attempt, scoring, reason, trained_calls, infra_failures) "
+        "INSERT INTO rollouts (id, group_id, position, status, attempt, scoring, reason, trained_calls, "
+        "infra_failures) "
         f"VALUES ('r{number}', 'g', {number}, 'running', 1, 'scored', '', '[]', 0)"
         for number in range(2)
     ),
-    """INSERT INTO rewards VALUES ('b', 'r0', 1, 0.1, 'rollout', 'x', '{"why": "ü", "n": 0.30000000000000004}', 2.25)""",
+    """INSERT INTO rewards VALUES ('b', 'r0', 1, 0.1, 'rollout', 'x', '{"why": "ü", "n": 0.3000000000004}', 2.25)""",
     "INSERT INTO rewards VALUES ('a', 'r0', 1, 1.0, 'rollout', 'x', '{}', 3.5)",
     "INSERT INTO rewards VALUES ('c', 'r1', 1, -1e-300, 'rollout', '', '{}', 1784827463.123457)",
 )
