@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
+SYSTEM_COLUMNS = "| system | `--recipe` | settings | beside the trainer |\n|---|---|---|---|\n"
 PAGE = ROOT / "docs" / "recipes.md"
+SYSTEMS = tomllib.loads((ROOT / "scripts" / "systems.toml").read_text(encoding="utf-8"))["system"]
 HEAD = ROOT / "scripts" / "recipes_head.md"
 
 
@@ -22,7 +25,12 @@ def page() -> str:
     rows = "\n".join(_row(name, recipe) for name, recipe in sorted(RECIPES.items()))
     head, _, tail = HEAD.read_text(encoding="utf-8").partition("<!-- recipes -->\n")
     columns = "| `--recipe` | method | settings that it brings | options | needs |\n|---|---|---|---|---|\n"
-    return f"{head}{columns}{rows}\n{tail}"
+    systems = "\n".join(_system(one) for one in SYSTEMS)
+    return f"{head}{columns}{rows}\n{tail}".replace("<!-- systems -->\n", f"{SYSTEM_COLUMNS}{systems}\n")
+
+
+def _system(one: Mapping[str, Any]) -> str:
+    return f"| {one['name']} | `{one['recipe']}` | {'; '.join(_flat(one['settings']))} | {one['rest']} |"
 
 
 def _row(name: str, recipe: type[Recipe]) -> str:

@@ -185,6 +185,14 @@ def test_what_is_no_recipe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         make_recipe("toy", {})
 
 
+def test_the_settings_of_every_system_are_settings() -> None:
+    systems = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "recipes_page.py"))["SYSTEMS"]
+    given = {"key": "k", "policy": "p", "model": Path("m"), "out": Path("o")}
+    for one in systems:
+        settings = load_trainer_settings(None, **given, recipe=one["recipe"], **one["settings"])
+        assert settings.recipe in recipe_names()
+
+
 def test_the_page_is_what_the_recipes_say() -> None:
     root = Path(__file__).parents[3]
     made = runpy.run_path(str(root / "scripts" / "recipes_page.py"))
