@@ -53,8 +53,11 @@ class Limits:
     evaluate_s: float = 600.0
     turns: int = 0  # model calls of the main chain; 0 for no cap
     processes: int = 1024
-    open_files: int = 4096
+    open_files: int = 4096  # of each process
     file_mb: int = 4096  # largest single file
+    memory_mb: int = 16_384  # resident, of all processes
+    disk_mb: int = 16_384  # in the workspace and HOME
+    scratch_mb: int = 1024  # in a sandbox's /tmp, /var/tmp and /dev/shm, each
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ class LimitsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     processes: int | None = None
     open_files: int | None = None
     file_mb: int | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
+    scratch_mb: int | None = None
 
     def build(self) -> Limits:
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}

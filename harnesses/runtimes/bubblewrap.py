@@ -1,9 +1,10 @@
 """The `bubblewrap` runtime: a read-only system, a private file system, and a network that reaches the proxy only.
 
 What the agent sees: the system's `/usr`, the installed harnesses, its working copy at `/workspace`, its HOME and an
-empty `/tmp`; own process, IPC, host-name and network namespaces; no capabilities, no way to new user namespaces. It
-does not see other rollouts, the database, the runner's environment or its processes. All of it ends with its first
-process. No root is needed where user namespaces are allowed.
+empty `/tmp` of a fixed size; own process, IPC, host-name and network namespaces; no capabilities, no way to new user
+namespaces, none of the system calls that no agent needs (`seccomp.py`). It does not see other rollouts, the database,
+the runner's environment or its processes. All of it ends with its first process. No root is needed where user
+namespaces are allowed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
 from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
-from rolltap.harnesses.runtimes.tree import MARK, run_tree
+from rolltap.harnesses.runtimes.seccomp import filter_file
+from rolltap.harnesses.runtimes.tree import MARK, Share, run_tree
 
 WORKDIR = Path("/workspace")
 HOME = Path("/home/agent")
@@ -43,8 +45,9 @@ SYSTEM = (
     *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
     *("--ro-bind-try", "/etc/ssl", "/etc/ssl", "--ro-bind-try", "/etc/ca-certificates", "/etc/ca-certificates"),
     *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--ro-bind-try", "/etc/localtime", "/etc/localtime"),
-    *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/var/tmp", "--dir", "/run"),
+    *("--proc", "/proc", "--dev", "/dev", "--dir", "/run"),
 )
+SCRATCH = ("/tmp", "/var/tmp", "/dev/shm")
 WALLS = (
     *("--unshare-all", "--unshare-user", "--uid", str(AGENT_ID), "--gid", str(AGENT_ID)),
     *("--disable-userns", "--cap-drop", "ALL", "--hostname", "rollout", "--new-session", "--die-with-parent"),
@@ -88,13 +91,19 @@ class BubblewrapWorkspace(FolderWorkspace):
                 handoff = [INTERPRETER, "-I", "-S", "-c", HANDOFF, str(theirs.fileno()), str(target.inner_port)]
                 inner = [*handoff, *inner]
                 descriptors = (theirs.fileno(),)
+            guard: list[str] = []
+            if (calls := filter_file()) is not None:
+                stack.enter_context(calls)
+                guard = ["--seccomp", str(calls.fileno())]
+                descriptors = (*descriptors, calls.fileno())
             code, ending = await run_tree(
-                [*self._walls(launch.mounts), *inner],
+                [*self._walls(launch.mounts, limits), *guard, "--", *inner],
                 env=env,
                 cwd=self._folders.root,
                 stdin=launch.stdin,
                 out=self._folders.out,
                 timeout=timeout,
+                share=Share(limits, (self.folder, self._folders.home)),
                 pass_fds=descriptors,
             )
         seconds = time.monotonic() - started
@@ -106,8 +115,10 @@ class BubblewrapWorkspace(FolderWorkspace):
             )
         return Exit(ending or launch.ending(code), seconds, code, output)
 
-    def _walls(self, mounts: Mapping[str, Path]) -> list[str]:
+    def _walls(self, mounts: Mapping[str, Path], limits: Limits) -> list[str]:
         argv = [shutil.which("bwrap") or "bwrap", *WALLS, *SYSTEM]  # never one that a harness brought along
+        for folder in SCRATCH:
+            argv += ["--size", str(limits.scratch_mb << 20), "--tmpfs", folder]
         for name, text in ETC.items():
             path = self._folders.root / f"etc-{name}"
             path.write_text(text)
@@ -117,7 +128,7 @@ class BubblewrapWorkspace(FolderWorkspace):
         argv += ["--bind", str(self.folder), str(WORKDIR), "--bind", str(self._folders.home), str(HOME)]
         for inside, folder in mounts.items():
             argv += ["--bind", str(folder), inside]
-        return [*argv, "--chdir", str(WORKDIR), "--"]
+        return [*argv, "--chdir", str(WORKDIR)]
 
 
 @cache

@@ -18,7 +18,7 @@ from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace
 from rolltap.harnesses.runtimes.process import clean_environment
-from rolltap.harnesses.runtimes.tree import MARK, run_tree
+from rolltap.harnesses.runtimes.tree import MARK, Share, run_tree
 
 WORKDIR = Path("/workspace")
 HOME = Path("/home/agent")
@@ -89,6 +89,7 @@ class ContainerWorkspace(FolderWorkspace):
                 stdin=launch.stdin,
                 out=self._folders.out,
                 timeout=timeout,
+                share=Share(limits, (self.folder, self.home_folder)),
             )
         finally:
             await self.remove_container()

@@ -18,7 +18,7 @@ from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Exit, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
-from rolltap.harnesses.runtimes.tree import MARK, run_tree
+from rolltap.harnesses.runtimes.tree import MARK, Share, run_tree
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -43,9 +43,13 @@ def clean_environment(home: Path, tmp: Path, path: str) -> dict[str, str]:
 def limited(argv: tuple[str, ...], limits: Limits) -> list[str]:
     """`argv` under `limits`, set by a shell that then becomes the command: no moment runs without them.
 
-    The address space is not limited: V8 reserves terabytes of it. Sizes of `ulimit -f` are 512-byte blocks (POSIX).
+    The address space is not limited, as V8 reserves terabytes of it, but what of it can be written is. Sizes of
+    `ulimit -f` are 512-byte blocks (POSIX), of `ulimit -d` 1,024 bytes. The watchdog counts processes.
     """
-    settings = f"ulimit -c 0; ulimit -f {limits.file_mb * 2048}; ulimit -n {limits.open_files}"
+    settings = (
+        f"ulimit -c 0; ulimit -f {limits.file_mb * 2048}; ulimit -n {limits.open_files}; "
+        f"ulimit -d {limits.memory_mb * 1024}"
+    )
     return ["/bin/sh", "-c", f'{settings}; exec "$@"', "sh", *argv]
 
 
@@ -81,6 +85,7 @@ class ProcessWorkspace(FolderWorkspace):
             stdin=launch.stdin,
             out=self._folders.out,
             timeout=timeout,
+            share=Share(limits, (self.folder, self.home_folder, self._folders.tmp)),
         )
         seconds = time.monotonic() - started
         return Exit(ending or launch.ending(code), seconds, code, self._folders.output())

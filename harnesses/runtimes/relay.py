@@ -29,6 +29,8 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 CHUNK = 1 << 16
 HANDOFF_S = 30.0
+CONNECTIONS = 128
+"""Connections of one sandbox at a time: two files each, of the runner's, which all rollouts share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Relay:
         self._channel = channel
         self._target = target
         self._task: asyncio.Task[None] | None = None
+        self._open = 0
 
     async def __aenter__(self) -> Self:
         self._channel.setblocking(False)
@@ -105,6 +108,16 @@ class Relay:
         return socket.socket(fileno=descriptors[0])
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._open += 1
+        try:
+            await self._connect(reader, writer)
+        finally:
+            self._open -= 1
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there_reader, there_writer = await asyncio.open_connection(
                 self._target.host, self._target.port, ssl=self._target.tls or None

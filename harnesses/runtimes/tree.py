@@ -13,14 +13,24 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from rolltap.errors import RuntimeFailed
-from rolltap.harnesses.base import Ending
+from rolltap.harnesses.base import Ending, Limits
+from rolltap.harnesses.runtimes.watchdog import WATCHDOG, WatchedRun
 
 MARK = "ROLLTAP_WORKSPACE"
 SWEEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a run may take of this machine; `folders` are those whose size counts."""
+
+    limits: Limits
+    folders: tuple[Path, ...]
 
 
 async def run_tree(
@@ -31,9 +41,10 @@ async def run_tree(
     stdin: str,
     out: Path,
     timeout: float,
+    share: Share,
     pass_fds: tuple[int, ...] = (),
 ) -> tuple[int | None, Ending | None]:
-    """Runs `argv` with exactly `env`; `out` then holds what it printed.
+    """Runs `argv` with exactly `env`; `out` then holds what it printed, and a line of ours if it took over its share.
 
     Returns its exit code (negative: the signal that ended it), or `Ending.TIMED_OUT` after `timeout` seconds. No
     process of the run is alive when this returns or raises.
@@ -55,15 +66,21 @@ async def run_tree(
         raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
     except OSError as error:
         raise RuntimeFailed(f"can't start {argv[0]!r}: {error}") from error
+    run = WatchedRun(process.pid, share.limits, share.folders, lambda: kill_group(process.pid))
+    WATCHDOG.watch(run)
     try:
         async with asyncio.timeout(timeout):
             return await process.wait(), None
     except TimeoutError:
         return None, Ending.TIMED_OUT
     finally:
+        WATCHDOG.leave(run)
         kill_group(process.pid)
         await asyncio.shield(asyncio.to_thread(kill_marked, mark))
         await process.wait()
+        if run.excess:
+            with out.open("ab") as output:
+                output.write(f"\nrolltap: this run was ended: {run.excess}\n".encode())
 
 
 @contextmanager

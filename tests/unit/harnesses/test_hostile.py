@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,8 @@ from rolltap.harnesses.base import Command, Ending, Evaluator, Evidence, Exit, L
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
-from rolltap.harnesses.runtimes import bubblewrap
-from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
+from rolltap.harnesses.runtimes import bubblewrap, seccomp, watchdog
+from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.registry import runtime_for
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
@@ -154,6 +156,92 @@ async def test_what_an_agent_plants_in_its_copy_forges_no_test(planted: str, tmp
 async def test_a_reward_file_that_the_agent_wrote_early_is_refused(runtime: Runtime, early: dict[str, str]) -> None:
     with pytest.raises(EvaluatorFailed, match="wrote no reward"):
         await reward(CommandCheck("true", "reward.txt"), runtime, early)
+
+
+PROCESSES = "for i in $(seq 100); do sleep 60 & done; wait"
+MEMORY = "import time; block = b'x' * (200 << 20); time.sleep(60)"
+MANY = "import os, time; os.fork(); os.fork(); block = b'x' * (40 << 20); time.sleep(60)"
+FILES = "import os; [os.open('/dev/null', 0) for _ in range(300)]"
+DISK = "for i in $(seq 40); do head -c 2000000 /dev/urandom > f$i; done; sleep 60"
+GREEDY = {
+    "processes": (("bash", "-c", PROCESSES), {"processes": 30}, "over 30 processes"),
+    "a fork bomb": (("bash", "-c", "f() { f | f & }; f; sleep 60"), {"processes": 200}, "over 200 processes"),
+    "memory of one": ((INTERPRETER, "-c", MEMORY), {"memory_mb": 100}, "MemoryError"),
+    "memory of many": ((INTERPRETER, "-c", MANY), {"memory_mb": 100}, "over 100 MB of memory"),
+    "disk": (("bash", "-c", DISK), {"disk_mb": 30}, "over 30 MB of disk"),
+    "file handles": ((INTERPRETER, "-c", FILES), {"open_files": 64}, "Too many open files"),
+    "one file": (("bash", "-c", "head -c 9000000 /dev/zero > f; echo $?"), {"file_mb": 2}, "153"),
+}
+
+
+@pytest.mark.parametrize("greed", GREEDY)
+async def test_a_run_takes_no_more_than_its_share(
+    greed: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.1)
+    argv, limits, told = GREEDY[greed]
+    workspace = await runtime.prepare(Files({}))
+    exit_ = await workspace.run(Command(argv), Limits(**limits), 20)
+    await workspace.close()
+    assert exit_.ending is not Ending.TIMED_OUT
+    assert exit_.seconds < 15
+    assert told in exit_.output
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/var/tmp", "/dev/shm"])
+async def test_scratch_space_has_a_size(folder: str, tmp_path: Path) -> None:
+    workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
+    filling = Command(("bash", "-c", f"head -c 9000000 /dev/zero > {folder}/f; stat -c %s {folder}/f"))
+    exit_ = await workspace.run(filling, Limits(scratch_mb=2), 20)
+    await workspace.close()
+    assert "No space left" in exit_.output
+    assert int(exit_.output.split()[-1]) <= 2 << 20
+
+
+CALLS = """\
+import ctypes, errno
+call = ctypes.CDLL(None, use_errno=True).syscall
+for number in {numbers}:
+    ctypes.set_errno(0)
+    print(number, call(number, 0, 0, 0, 0, 0), errno.errorcode.get(ctypes.get_errno()))
+"""
+
+
+async def test_calls_that_no_agent_needs_are_refused(tmp_path: Path) -> None:
+    """With arguments that make no sense they would say EINVAL, EFAULT or ENOSYS without the filter."""
+    _, numbers = seccomp.REFUSED[platform.machine()]
+    tried = (*seccomp.BOTH, *numbers, seccomp.X32 + 39)
+    workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
+    exit_ = await workspace.run(Command((INTERPRETER, "-c", CALLS.format(numbers=tried))), Limits(), 20)
+    await workspace.close()
+    assert exit_.ending is Ending.DONE
+    assert {line.split()[0]: line.split()[1:] for line in exit_.output.splitlines()} == {
+        str(number): ["-1", "EPERM"] for number in tried
+    }
+
+
+@pytest.mark.parametrize("machine", seccomp.REFUSED)
+def test_the_filter_of_each_machine_refuses_its_own_numbers_only(machine: str) -> None:
+    """The program is run here as the kernel runs it."""
+    code = list(struct.iter_unpack("HBBI", seccomp.program(machine)))
+    arch, numbers = seccomp.REFUSED[machine]
+
+    def verdict(architecture: int, number: int) -> int:
+        held, at = 0, 0
+        while True:
+            step, then, otherwise, value = code[at]
+            at += 1
+            if step == seccomp.LOAD:
+                held = architecture if value == 4 else number
+            elif step == seccomp.RETURN:
+                return value
+            else:
+                at += then if (held == value if step == seccomp.EQUAL else held >= value) else otherwise
+
+    refused = {*numbers, *seccomp.BOTH}
+    assert {number for number in range(600) if verdict(arch, number) == seccomp.DENY} == refused
+    assert verdict(arch, 0) == seccomp.ALLOW
+    assert verdict(arch + 1, 0) == verdict(arch, seccomp.X32) == seccomp.DENY
 
 
 def test_without_a_sandbox_nothing_is_run_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""Ends runs that take more than their share: processes and memory of the whole tree, and disk in their folders.
+
+Resource limits of the kernel hold for one process each, and the count of processes does not bind root. One thread looks
+at `/proc` twice a second for all runs of this machine's runner, and at a run's folders every `DISK_EVERY` looks. A run
+that is over a limit is killed at once, with a line that says which.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rolltap.harnesses.base import Limits
+
+LOOK_EVERY_S = 0.5
+DISK_EVERY = 10
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(eq=False)
+class WatchedRun:
+    """A run whose first process is `pid`. `kill` ends it; `excess` then says why."""
+
+    pid: int
+    limits: Limits
+    folders: Sequence[Path]
+    kill: Callable[[], None]
+    excess: str = ""
+    looks: int = field(default=0)
+
+    def look(self, processes: int, memory: int) -> None:
+        self.looks += 1
+        if processes > self.limits.processes:
+            self._end(f"over {self.limits.processes} processes")
+        elif memory > self.limits.memory_mb << 20:
+            self._end(f"over {self.limits.memory_mb} MB of memory")
+        elif self.looks % DISK_EVERY == 1 and disk_usage(self.folders) > self.limits.disk_mb << 20:
+            self._end(f"over {self.limits.disk_mb} MB of disk")
+
+    def _end(self, excess: str) -> None:
+        self.excess = self.excess or excess
+        self.kill()
+
+
+class Watchdog:
+    """The runs under way, and the thread that looks at them while there are any."""
+
+    def __init__(self) -> None:
+        self._runs: set[WatchedRun] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, run: WatchedRun) -> None:
+        with self._changed:
+            self._runs.add(run)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._look, name="rolltap-watchdog", daemon=True)
+                self._thread.start()
+
+    def leave(self, run: WatchedRun) -> None:
+        with self._changed:
+            self._runs.discard(run)
+            self._changed.notify()
+
+    def _look(self) -> None:
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: not self._runs, LOOK_EVERY_S):
+                    self._thread = None
+                    return
+                runs = list(self._runs)
+            table = ProcessTable.read()
+            for run in runs:
+                tree = table.of_run(run.pid)
+                run.look(len(tree), sum(table.memory[pid] for pid in tree))
+
+
+@dataclass(slots=True)
+class ProcessTable:
+    """The machine's processes: by parent and by session, and the resident memory of each in bytes."""
+
+    children: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    sessions: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    memory: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls) -> ProcessTable:
+        table = cls()
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with suppress(OSError, IndexError, ValueError):
+                    with open(f"/proc/{name}/stat", "rb") as file:
+                        fields = file.read().rpartition(b")")[2].split()
+                    pid = int(name)
+                    table.memory[pid] = int(fields[21]) * PAGE
+                    table.children[int(fields[1])].append(pid)
+                    table.sessions[int(fields[3])].append(pid)
+        return table
+
+    def of_run(self, pid: int) -> set[int]:
+        """The processes of the run that `pid` began, which leads a session: that session, and all below it.
+
+        In a sandbox orphans stay below its first process, whatever session they make.
+        """
+        waiting = [pid, *self.sessions.get(pid, ())]
+        found: set[int] = set()
+        while waiting:
+            each = waiting.pop()
+            if each in self.memory and each not in found:
+                found.add(each)
+                waiting += self.children.get(each, ())
+        return found
+
+
+def disk_usage(folders: Sequence[Path]) -> int:
+    """Bytes that the folders take on the disk. Links are not followed."""
+    total, waiting = 0, [str(folder) for folder in folders]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+WATCHDOG = Watchdog()
