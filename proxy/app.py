@@ -48,7 +48,7 @@ from rolltap.proxy.viewer.engines import engines_of
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import reader_on
 from rolltap.reconstructor.reconstruct import reconstruct
-from rolltap.reconstructor.rules import Rules
+from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, with_keys
 from rolltap.types import Session, Trajectory
 
@@ -242,4 +242,4 @@ def _rules(session: Session | None, settings: Settings) -> Rules:
     if session is None:
         return Rules()
     policy = settings.policies.get(session.policy)
-    return Rules(policy=session.policy).train(*(policy.train if policy else ()))
+    return session_rules(session, policy.train if policy else ())

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rolltap.errors import ConfigError
 from rolltap.reconstructor.breaks import breaks_of
 from rolltap.reconstructor.classify import classify
+from rolltap.reconstructor.findings import findings_of
 from rolltap.reconstructor.forest import PrefixNode, TokenForest
 from rolltap.reconstructor.rules import MaskReason, Rules, unusable
 from rolltap.reconstructor.segments import build_segment, span_pair
@@ -53,12 +54,16 @@ def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajecto
         for node in kept.nodes
     }
     segments = tuple(build_segment(plan, spans, purposes) for plan in plans)
+    classifications = tuple(_classification(node.id, kept) for node in forest)
+    found_breaks = tuple(breaks.values())
+    findings = findings_of([node.call for node in forest], classifications, found_breaks)
     return Trajectory(
         session_id=forest.nodes[0].call.session_id if forest.nodes else "",
         segments=segments,
-        breaks=tuple(breaks.values()),
-        counts=_counts(forest, kept, breaks, segments),
-        classifications=tuple(_classification(node.id, kept) for node in forest),
+        breaks=found_breaks,
+        counts=_counts(forest, kept, breaks, segments) | {f"findings.{found.name}": 1 for found in findings},
+        classifications=classifications,
+        findings=findings,
     )
 
 

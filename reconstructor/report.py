@@ -39,7 +39,8 @@ class Report:
         return _share(whole - self.counts.get("row_tokens", 0), whole)
 
     def breakdown(self, prefix: str) -> dict[str, int]:
-        """The counts under `prefix`: `breaks`, `masked_calls` or `masked_tokens`, by reason, the largest first."""
+        """The counts under `prefix` (`breaks`, `masked_calls`, `masked_tokens`; `findings`, in sessions), the largest
+        first."""
         found = {name.split(".", 1)[1]: n for name, n in self.counts.items() if name.startswith(f"{prefix}.")}
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
@@ -57,6 +58,7 @@ class Report:
             "breaks_by_reason": self.breakdown("breaks"),
             "masked_calls": self.breakdown("masked_calls"),
             "masked_tokens": self.breakdown("masked_tokens"),
+            "findings": self.breakdown("findings"),
         }
 
 

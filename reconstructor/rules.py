@@ -7,13 +7,14 @@ is what `Rules.mask` names.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from rolltap.errors import ConfigError
-from rolltap.types import Call, CallKind, Finish, Flaw, Outcome, SamplingFlaw
+from rolltap.types import EVALUATION, PURPOSE_TAG, Call, CallKind, Finish, Flaw, Outcome, SamplingFlaw, Session
 
 
 class MaskReason(StrEnum):
@@ -31,6 +32,7 @@ class MaskReason(StrEnum):
     JUDGE = "judge"
     SIMULATOR = "simulator"
     OTHER_POLICY = "other_policy"
+    EVALUATION = "evaluation"  # the session measures; it is never trained
     # Left out where `Rules.mask` names them.
     ABANDONED = "abandoned"  # the harness asked again with the same prompt and went on with the other reply
     AUXILIARY = "auxiliary"  # a side call
@@ -72,11 +74,12 @@ _KINDS = {
 class Rules:
     """What is kept out of the loss on top of what always is; the defaults mask every doubtful call.
 
-    `policy` trains only that policy's calls; None trains every policy's.
+    `policy` trains only that policy's calls; None trains every policy's. With `evaluation` no call is trained.
     """
 
     mask: frozenset[MaskReason] = SWITCHABLE
     policy: str | None = None
+    evaluation: bool = False
 
     def __post_init__(self) -> None:
         if fixed := sorted(self.mask - SWITCHABLE):
@@ -101,7 +104,7 @@ class Rules:
             return _KINDS[kind]
         if self.policy is not None and call.policy != self.policy:
             return MaskReason.OTHER_POLICY
-        return None
+        return MaskReason.EVALUATION if self.evaluation else None
 
     def _by_choice(self, call: Call, kind: CallKind, *, abandoned: bool) -> MaskReason | None:
         holds = {
@@ -116,6 +119,12 @@ class Rules:
             MaskReason.LOGPROBS_UNTEMPERED: call.sampling_flaw is SamplingFlaw.UNTEMPERED,
         }
         return next((reason for reason, true in holds.items() if true and reason in self.mask), None)
+
+
+def session_rules(session: Session, train: Iterable[MaskReason | str] = ()) -> Rules:
+    """The rules of a session, with those named in `train` off: its own policy's calls, and none if it measures."""
+    evaluation = session.tags.get(PURPOSE_TAG) == EVALUATION
+    return Rules(policy=session.policy, evaluation=evaluation).train(*train)
 
 
 def unusable(call: Call) -> MaskReason | None:

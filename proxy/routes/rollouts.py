@@ -16,7 +16,7 @@ from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
 from rolltap.proxy.sessions.roles import main_role, role_tags
 from rolltap.proxy.sessions.tags import TURNS
-from rolltap.types import GroupStatus
+from rolltap.types import EVALUATION, PURPOSE_TAG, GroupStatus
 
 
 def router(services: Services) -> APIRouter:
@@ -101,6 +101,8 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
     policy, roles = group.policy, group.roles
     turns = await ledger.turn_caps.of(policy, body.turns)
     tags = ({TURNS: str(turns)} if turns else {}) | role_tags(roles)
+    if f"{PURPOSE_TAG}={EVALUATION}" in group.tags:
+        tags[PURPOSE_TAG] = EVALUATION
     session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags)
     try:
         started = await ledger.rollouts.start(

@@ -43,27 +43,31 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/sessions/{session_id}")
     async def show_session(session_id: str) -> dict[str, Any]:
-        """The session and its forest: each call's parent, break, tokens and outcome."""
+        """The session and its forest: each call's parent, break, tokens and outcome; and what is odd about it."""
         session = await _found(services, session_id)
         rows = await services.call_log.rows(session_id)
-        return {**_session(session), "calls": [_call(row) for row in rows]}
+        found = await _findings(services, session_id)
+        return {**_session(session), "findings": found, "calls": [_call(row) for row in rows]}
 
     @routes.get("/sessions/{session_id}/trajectory")
     async def show_trajectory(session_id: str) -> dict[str, Any]:
-        """The reconstruction report."""
+        """The reconstruction report, with the session's findings whole."""
         await _found(services, session_id)
         (trajectory,) = await services.trajectories([session_id])
-        return report_of(trajectory).to_dict()
+        return {**report_of(trajectory).to_dict(), "findings": [asdict(found) for found in trajectory.findings]}
 
     @routes.post("/sessions/{session_id}/close")
     async def close_session(session_id: str, by: By) -> dict[str, Any]:
-        """Later calls are refused. `capped` says whether some were before, for the session's cap of turns."""
+        """Later calls are refused. `capped` says whether some were before, for the session's cap of turns.
+
+        `findings` are those of the session as it stands now.
+        """
         await services.ledger.rollouts.check_own_session(session_id, by)
         await services.sessions.close(session_id)
         session = await _found(services, session_id)
         rows = await services.call_log.rows(session_id) if cap_of(session) else ()
         capped = any(REACHED in row.completion.error for row in rows if row.completion)
-        return {"session_id": session_id, "capped": capped}
+        return {"session_id": session_id, "capped": capped, "findings": await _findings(services, session_id)}
 
     return routes
 
@@ -73,6 +77,12 @@ async def _found(services: Services, session_id: str) -> Session:
     if session is None:
         raise NotFound(f"no session {session_id!r}", param="session_id")
     return session
+
+
+async def _findings(services: Services, session_id: str) -> list[dict[str, Any]]:
+    """What is wrong or odd about a session, the worst first."""
+    (trajectory,) = await services.trajectories([session_id])
+    return [asdict(found) for found in trajectory.findings]
 
 
 def _session(session: Session) -> dict[str, Any]:

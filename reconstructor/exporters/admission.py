@@ -10,14 +10,10 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from rolltap.reconstructor.exporters.base import ExportItem
-from rolltap.types import RolloutStatus, Scoring
+from rolltap.types import EVALUATION, PURPOSE_TAG, RolloutStatus, Scoring
 
 LeftOut = Literal["running", "failed", "unscorable", "masked", "evaluation"]
 LEFT_OUT: tuple[LeftOut, ...] = get_args(LeftOut)
-
-PURPOSE_TAG = "purpose"
-EVALUATION = "eval"
-"""A session opened with `purpose = eval` measures; it is never trained."""
 
 _STATUSES: Mapping[RolloutStatus, LeftOut] = {
     RolloutStatus.PENDING: "running",

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rolltap.errors import AlignmentError
+from rolltap.finding import SessionFinding
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
@@ -118,6 +119,11 @@ class Scoring(StrEnum):
     SCORED = "scored"
     MASKED = "masked"  # in the baseline, out of the loss
     UNSCORABLE = "unscorable"  # out of the baseline and out of the loss
+
+
+PURPOSE_TAG = "purpose"
+EVALUATION = "eval"
+"""A session or group tagged `purpose=eval` measures; nothing of it is ever trained."""
 
 
 class GroupStatus(StrEnum):
@@ -301,7 +307,7 @@ class Trajectory:
     """The segments and breaks of a session: a pure function of its calls.
 
     `counts` holds what the report shows (calls, sampled, trained and masked tokens by rule, merges);
-    `classifications` has one entry a call, in the order of their ids.
+    `classifications` has one entry a call, in the order of their ids; `findings` come the worst first.
     """
 
     session_id: str
@@ -309,6 +315,7 @@ class Trajectory:
     breaks: tuple[Break, ...]
     counts: Mapping[str, int]
     classifications: tuple[Classification, ...] = ()
+    findings: tuple[SessionFinding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

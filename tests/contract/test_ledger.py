@@ -299,6 +299,13 @@ async def test_enough_usable_rollouts_end_the_others(world: World) -> None:
     assert await status(world, group.id) is GroupStatus.COMPLETE
 
 
+async def test_a_group_that_measures_is_never_leased(world: World) -> None:
+    group = await world.complete(2, tags=("purpose=eval", "held-out"))
+    assert group.status is GroupStatus.DROPPED
+    assert (await world.ledger.trainers.lease(wants())).groups == ()
+    assert (await world.ledger.policies.stats("policy")).outstanding == 0
+
+
 async def test_zero_variance_is_counted_and_replaced_if_asked(world: World) -> None:
     kept, replaced = await world.open(2), await world.open(2, zero_variance="replace")
     for group in (kept, replaced):

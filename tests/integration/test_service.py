@@ -86,13 +86,15 @@ async def test_a_sessions_forest_shows_each_calls_parent_break_and_reason(home: 
         opened = await client.open_session(policy=POLICY)
         headers = {"authorization": f"Bearer {opened.endpoint.key}"}
         for messages in (said("hi"), said("hi", "Hello.", "and?"), said("hi", "Goodbye.", "and?"), said("else")):
-            body = {"model": POLICY, "messages": messages}
+            body = {"model": POLICY, "messages": messages, "reasoning_effort": "high"}
             url = f"{opened.endpoint.base_url}/v1/chat/completions"
             async with http.post(url, headers=headers, json=body) as answer:
                 assert answer.status == 200, await answer.text()
         shown = await client.get(f"/sessions/{opened.session_id}")
     first, plain, edited, other = shown["calls"]
     assert [call["parent_id"] for call in shown["calls"]] == [None, first["id"], first["id"], None]
+    found = [(found["name"], found["grade"], found["count"]) for found in shown["findings"]]
+    assert found == [("effort_not_applied", "info", 4)]
     assert (first["break"], plain["break"]) == (None, None)
     assert plain["shared"] == first["prompt_tokens"] + first["output_tokens"]
     assert edited["break"]["reason"] == "history_edited"
@@ -101,6 +103,7 @@ async def test_a_sessions_forest_shows_each_calls_parent_break_and_reason(home: 
     assert other["break"]["reason"] == "new_conversation"
     status, told = await home.run("sessions", "show", opened.session_id)
     assert status == 0, told
+    assert "INFO: 4 calls asked for an effort" in told
     lines = {call["id"]: next(line for line in told.splitlines() if call["id"][-6:] in line) for call in shown["calls"]}
     depth = {id: len(line) - len(line.lstrip("│├└─ ")) for id, line in lines.items()}
     assert depth[first["id"]] == depth[other["id"]] < depth[plain["id"]] == depth[edited["id"]]

@@ -38,7 +38,7 @@ from rolltap.errors import ConfigError
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import Query
 from rolltap.reconstructor.exporters.select import parse_where
-from rolltap.reconstructor.rules import Rules
+from rolltap.reconstructor.rules import session_rules
 
 MARKER = ".rolltap-demo"
 """The file by which the demo knows a folder as its own."""
@@ -143,7 +143,7 @@ def _record(console: Screen, folder: Path) -> dict[str, Any]:
         out=folder / "dataset",
         exporter=exporter_named("trajectories", {}),
         query=Query(where=parse_where([f"policy={POLICY}"])),
-        rules=lambda session: Rules(policy=session.policy).train(*PENALISED),
+        rules=lambda session: session_rules(session, PENALISED),
         differs=None,
     )
     with console.status("reading the record back"):

@@ -21,7 +21,7 @@ from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
 from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, Query
 from rolltap.reconstructor.exporters.select import ITEM_FIELDS, SEGMENT_FIELDS, parse_where
-from rolltap.reconstructor.rules import Rules
+from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, load_settings
 from rolltap.types import Session
 
@@ -126,7 +126,7 @@ def policy_rules(settings: Settings, train: Sequence[str]) -> Callable[[Session]
 
     def rules(session: Session) -> Rules:
         policy = settings.policies.get(session.policy)
-        return Rules(policy=session.policy).train(*(policy.train if policy is not None else ()), *train)
+        return session_rules(session, (*(policy.train if policy is not None else ()), *train))
 
     return rules
 

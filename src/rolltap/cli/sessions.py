@@ -77,12 +77,19 @@ def show(session: str, as_json: JsonOption = False, url: UrlOption = None, confi
     if as_json:
         say(json.dumps(details))
         return
+    for found in details["findings"]:
+        say(finding_line(found))
     tree = Tree(f"session {details['id']} (policy {details['policy']})")
     branches = {None: tree}
     for call in details["calls"]:
         parent = branches.get(call["parent_id"], tree)
         branches[call["id"]] = parent.add(_line(call))
     Screen().print(tree)
+
+
+def finding_line(found: dict[str, Any]) -> str:
+    """A finding as one line: its grade, how many calls show it, and its name."""
+    return f"{found['grade'].upper()}: {found['count']} {found['text']} ({found['name']})"
 
 
 def _line(call: dict) -> Text:
@@ -104,5 +111,7 @@ def _line(call: dict) -> Text:
 @one_line_errors
 def close(session: str, url: UrlOption = None, config: ConfigOption = None) -> None:
     """Closes a session: later calls with its key get 409."""
-    connect("admin", config, url).call("POST", f"/sessions/{session}/close")
+    closed = connect("admin", config, url).call("POST", f"/sessions/{session}/close")
     say(f"session {session} is closed")
+    for found in closed["findings"]:
+        say(finding_line(found))

@@ -16,7 +16,7 @@ from rolltap.ledger.rows import member_of, rollout_rows, rule_of
 from rolltap.ledger.rules import Complete, Drop, Member, Refill, decide, usable_rewards, zero_variance
 from rolltap.ledger.schema import groups, rollouts
 from rolltap.ledger.unit_of_work import Tx
-from rolltap.types import NO_VERSION, GroupStatus, RolloutStatus, Scoring
+from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, GroupStatus, RolloutStatus, Scoring
 
 
 def settle(tx: Tx, group: Any, settings: LedgerSettings) -> None:
@@ -67,6 +67,9 @@ def _complete(
             reward_mean=mean,
         )
     )
+    if f"{PURPOSE_TAG}={EVALUATION}" in group.tags:
+        drop(tx, group.id, "evaluation")
+        return
     rule = rule_of(group)
     if flat and rule.zero_variance != "keep":
         drop(tx, group.id, "zero variance")

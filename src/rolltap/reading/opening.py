@@ -15,7 +15,7 @@ from rolltap.reading.index import SessionIndex
 from rolltap.reading.indexing import Indexer
 from rolltap.reading.reader import RecordReader, RulesOf, VocabularyOf
 from rolltap.reading.vocabulary import Vocabulary
-from rolltap.reconstructor.rules import Rules
+from rolltap.reconstructor.rules import session_rules
 
 
 def index_path(database: Database) -> Path:
@@ -37,7 +37,7 @@ def reader_on(
     return RecordReader(
         log,
         indexer,
-        rules=rules or (lambda session: Rules(policy=session.policy)),
+        rules=rules or session_rules,
         vocabulary=vocabulary or (lambda policy: None),
     )
 

@@ -48,7 +48,7 @@ from rolltap.reading.types import (
 from rolltap.reading.vocabulary import Vocabulary
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of
-from rolltap.reconstructor.rules import Rules
+from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.types import Session, Trajectory
 
 KEPT_SESSIONS = 4
@@ -69,7 +69,7 @@ class RecordReader:
         log: LogWithDatabase,
         indexer: Indexer,
         *,
-        rules: RulesOf = lambda session: Rules(policy=session.policy),
+        rules: RulesOf = session_rules,
         vocabulary: VocabularyOf = lambda policy: None,
     ) -> None:
         self.log = log

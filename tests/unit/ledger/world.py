@@ -128,9 +128,9 @@ class World:
     async def close_session(self, session_id: str) -> None:
         self.closed.add(session_id)
 
-    async def open(self, n: int = 2, *, policy: str = "policy", **rule: Any) -> Group:
+    async def open(self, n: int = 2, *, policy: str = "policy", tags: tuple[str, ...] = (), **rule: Any) -> Group:
         task = Task(f"task-{new_id()}", "list the files", {"files": {"a": "b"}}, ("easy",))
-        return await self.ledger.groups.open(GroupSpec(policy, n, task, rule=GroupRule(**rule)))
+        return await self.ledger.groups.open(GroupSpec(policy, n, task, tags, rule=GroupRule(**rule)))
 
     async def start(self, rollout: Rollout, *versions: int) -> Rollout:
         session = new_id()

@@ -1,0 +1,137 @@
+"""What is wrong or odd about a session, graded: said before anybody trains on it.
+
+Findings follow from the calls alone, so they are the same in the API, `rolltap sessions show`, exports and leases. They
+mask nothing by themselves: the rules do that, and each mask is counted.
+
+FATAL: nothing of the session, or of the calls that are counted, can be trained. WARN: what is trained may teach the
+wrong thing. INFO: worth knowing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from rolltap.finding import Grade, SessionFinding
+from rolltap.types import (
+    Break,
+    BreakReason,
+    Call,
+    CallKind,
+    Classification,
+    Finish,
+    Flaw,
+    Outcome,
+)
+
+POSITIVE = 1e-4
+"""A log-prob above this is none: rounding explains less."""
+
+REFUSED_SHARE = 0.1
+"""Share of refused calls from which on they are a warning."""
+
+UNAPPLIED: Mapping[str, tuple[str, str]] = {
+    "tool_choice": ("tool_choice_not_forced", "asked for a tool call that is not forced: served as auto"),
+    "reasoning_effort": ("effort_not_applied", "asked for an effort that no prompt here changes by"),
+}
+BREAKS: Mapping[BreakReason, tuple[str, str]] = {
+    BreakReason.TOOLS_CHANGED: ("tools_changed", "offer other tools than the conversation before them"),
+    BreakReason.SYSTEM_CHANGED: ("system_changed", "begin with another system text than the conversation before them"),
+    BreakReason.TEMPLATE_NOT_BRIDGEABLE: ("template_changed", "were rendered anew: the template writes another prompt"),
+}
+Test = Callable[[Call], bool]
+
+
+def findings_of(
+    calls: Sequence[Call], classifications: Sequence[Classification], breaks: Sequence[Break]
+) -> tuple[SessionFinding, ...]:
+    """The findings of a session, the worst first. `classifications` are those of `calls`, one each."""
+    kinds = {found.call_id: found.kind for found in classifications}
+    agents = [call for call in calls if kinds[call.id] is CallKind.MAIN and call.outcome is not Outcome.REFUSED]
+    replied = [call for call in agents if call.outcome is Outcome.COMPLETED]
+    found = [
+        *_whole(replied, calls, trained=any(not each.mask for each in classifications)),
+        *_endings(replied),
+        *_tokens(replied),
+        *_ends_of(calls),
+        *_requests(agents),
+        *_breaks(breaks, kinds),
+    ]
+    order = list(Grade)
+    return tuple(sorted(found, key=lambda finding: order.index(finding.grade)))
+
+
+def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> Iterable[SessionFinding]:
+    """A session of which there is nothing, or hardly anything."""
+    if not replied:
+        yield SessionFinding("no_reply", Grade.FATAL, len(calls), "no call of the agent was answered")
+    elif not trained:
+        yield SessionFinding("nothing_trained", Grade.FATAL, len(replied), "every call is masked; the report says why")
+    if len(replied) == 1:
+        yield SessionFinding("one_call", Grade.WARN, 1, "the agent made one call only: a degenerate rollout?")
+
+
+def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:
+    """How replies ended."""
+    if not replied:
+        return
+    cut = [call for call in replied if call.finish is Finish.LENGTH]
+    if cut:
+        yield SessionFinding("turns_truncated", Grade.WARN, len(cut), "replies were cut off by the token limit")
+    if replied[-1].finish is Finish.LENGTH:
+        yield SessionFinding("ended_at_output_cap", Grade.WARN, 1, "the last reply was cut off by the token limit")
+    offered = [call for call in replied if call.shape.tools]
+    if offered and not any(call.finish is Finish.TOOL_CALLS for call in offered):
+        yield SessionFinding("no_tool_call", Grade.WARN, len(offered), "tools were offered, and none was called")
+
+
+def _tokens(replied: Sequence[Call]) -> Iterable[SessionFinding]:
+    """What is wrong with the sampled tokens."""
+    tests: Sequence[tuple[str, Grade, Test, str]] = (
+        ("logprobs_positive", Grade.FATAL, _is_positive, "have log-probs above 0: they are not the sampler's"),
+        ("logprobs_missing", Grade.FATAL, _lacks_logprobs, "have no log-probs, or not finite ones"),
+        ("tokens_missing", Grade.FATAL, lambda call: call.flaw is Flaw.TOKENS_MISSING, "have no token ids"),
+        ("version_unknown", Grade.WARN, lambda call: call.flaw is Flaw.VERSION_UNKNOWN, "have no weight version"),
+        ("calls_unparsable", Grade.WARN, lambda call: call.flaw is Flaw.TOOL_CALL_UNPARSABLE, "hold a broken call"),
+    )
+    flaws = Counter(call.sampling_flaw for call in replied if call.sampling_flaw is not None)
+    for flaw, count in sorted(flaws.items()):
+        yield SessionFinding(flaw.value, Grade.WARN, count, "replies whose sampling no trainer can correct for")
+    for name, grade, holds, text in tests:
+        if count := sum(map(holds, replied)):
+            yield SessionFinding(name, grade, count, f"replies {text}")
+
+
+def _is_positive(call: Call) -> bool:
+    return len(call.logprobs) > 0 and bool(np.nanmax(call.logprobs, initial=-np.inf) > POSITIVE)
+
+
+def _lacks_logprobs(call: Call) -> bool:
+    return call.flaw in (Flaw.LOGPROBS_MISSING, Flaw.LOGPROBS_NOT_FINITE)
+
+
+def _ends_of(calls: Sequence[Call]) -> Iterable[SessionFinding]:
+    """Calls that came to nothing."""
+    refused = sum(call.outcome is Outcome.REFUSED for call in calls)
+    failed = sum(call.outcome in (Outcome.ENGINE_ERROR, Outcome.ABORTED) for call in calls)
+    if refused:
+        grade = Grade.WARN if refused >= REFUSED_SHARE * len(calls) else Grade.INFO
+        yield SessionFinding("calls_refused", grade, refused, f"of {len(calls)} requests were refused")
+    if failed:
+        yield SessionFinding("calls_failed", Grade.INFO, failed, "calls were aborted or failed in the engine")
+
+
+def _requests(agents: Sequence[Call]) -> Iterable[SessionFinding]:
+    """What was asked for and not applied."""
+    for field, (name, text) in UNAPPLIED.items():
+        if count := sum(field in call.shape.unapplied for call in agents):
+            yield SessionFinding(name, Grade.INFO, count, f"calls {text}")
+
+
+def _breaks(breaks: Sequence[Break], kinds: Mapping[str, CallKind]) -> Iterable[SessionFinding]:
+    """A frame that changed under the agent's conversation."""
+    for reason, (name, text) in BREAKS.items():
+        if count := sum(each.reason is reason and kinds.get(each.call_id) is CallKind.MAIN for each in breaks):
+            yield SessionFinding(name, Grade.INFO, count, f"calls {text}")
