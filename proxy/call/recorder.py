@@ -11,6 +11,7 @@ from functools import partial
 
 import msgspec
 import numpy as np
+from cachetools import LRUCache
 
 from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
 from rolltap.crash import crash_point
@@ -22,6 +23,10 @@ from rolltap.types import CallKind, Finish, Outcome, Session
 log = logging.getLogger("rolltap.recorder")
 
 
+SESSIONS_ANNOUNCED = 4096
+"""Sessions of which this process remembers that it has told of their first call."""
+
+
 class Recorder:
     """The one writer of calls in a proxy process."""
 
@@ -29,11 +34,15 @@ class Recorder:
         self._log = call_log
         self.process = new_id()
         self.metrics = Metrics()
+        self._announced: LRUCache[str, None] = LRUCache(SESSIONS_ANNOUNCED)
         self._deliveries: set[asyncio.Future[None]] = set()
 
     async def begin(self, intent: CallIntent) -> None:
         """Returns when the intent survives the death of this process."""
         crash_point("intent")
+        if intent.session_id not in self._announced:
+            self._announced[intent.session_id] = None
+            log.info("session %s: first call, %s to policy %s", intent.session_id, intent.dialect, intent.policy)
         await self._log.append_intent(intent)
         self.metrics.began(intent.policy, intent.break_.reason if intent.break_ else None)
         crash_point("intent.written")
@@ -47,10 +56,13 @@ class Recorder:
             outcome = completion.outcome
         finally:
             self.metrics.ended(policy, outcome, completion.flaw, counts)
+            if completion.outcome is Outcome.ENGINE_ERROR:
+                log.warning("call %s of policy %s failed: %s", completion.call_id, policy, completion.error)
         crash_point("completion.written")
 
     async def refuse(self, session: Session, dialect: str, body: bytes, error: RolltapError) -> None:
         """Records a request that never reached an engine. The body is kept as far as it can be read as text."""
+        log.info("session %s: a call is refused: %s", session.id, error.message)
         empty = np.empty(0, np.int32)
         intent = CallIntent(
             id=new_id(),

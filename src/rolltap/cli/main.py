@@ -26,6 +26,7 @@ from rolltap.cli import (
     view,
 )
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
+from rolltap.cli.logs import LogFormat, LogLevel, set_up_logging
 from rolltap.cli.screen import say
 
 app = typer.Typer(
@@ -36,6 +37,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+START, AGENTS, RECORD, TRAIN, OPERATE = "Start", "Run agents", "The record", "Train", "Operate"
+"""The panels of `rolltap --help`, in their order."""
+
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
@@ -44,7 +48,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="print the vers
         raise typer.Exit
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 @one_line_errors
 def serve(
     config: ConfigOption = None,
@@ -63,6 +67,12 @@ def serve(
         bool, typer.Option(help="print what to export for capture; without an engine, calls go on to their vendor")
     ] = False,
     workers: Annotated[int, typer.Option(min=1, max=64, help="processes that share the ports; needs Postgres")] = 1,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="least serious events that are told on stderr", envvar="ROLLTAP_LOG_LEVEL")
+    ] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help="form of an event's line", envvar="ROLLTAP_LOG_FORMAT")] = (
+        LogFormat.TEXT
+    ),
 ) -> None:
     """Runs the proxy: the agent, trainer and admin planes.
 
@@ -71,6 +81,7 @@ def serve(
     """
     from rolltap.cli.serve import serve_all, settings_from
 
+    set_up_logging(log_level, log_format)
     path = config_path(config)
     quick = {"engine": engine, "kind": kind, "tokenizer": tokenizer, "family": family, "policy": policy, "model": model}
     code = serve_all(settings_from(path, quick, data, capture=capture), workers, capture=capture)
@@ -78,7 +89,7 @@ def serve(
         raise typer.Exit(code)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 @one_line_errors
 def engine(
     model: Annotated[Path | None, typer.Option(help="model folder (safetensors); default our tiny one")] = None,
@@ -95,7 +106,7 @@ def engine(
     run(model, script, host, port, key)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 @one_line_errors
 def doctor(
     config: ConfigOption = None,
@@ -108,7 +119,7 @@ def doctor(
     raise typer.Exit(0 if healthy else 1)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 @one_line_errors
 def demo(
     seed: Annotated[list[int] | None, typer.Option(help="seed to run; repeat for several")] = None,
@@ -125,25 +136,25 @@ def demo(
     run(seeds=seed or [0], out=out, recipe=DemoRecipe(**sizes), shuffle_rewards=shuffle_rewards, report=report)
 
 
-app.add_typer(sessions.app, name="sessions")
-app.add_typer(harness.app, name="harness")
-app.add_typer(log.app, name="log")
-app.add_typer(keys.app, name="keys")
-app.add_typer(dead_letters.app, name="dead-letters")
-for command in (
-    audit.audit,
-    train.train,
-    run.run,
-    tasks.status,
-    tasks.cancel,
-    rollouts.rollout,
-    export.export,
-    node.node,
-    node.up,
-    view.view,
+for panel, command in (
+    (AGENTS, run.run),
+    (AGENTS, tasks.status),
+    (AGENTS, tasks.cancel),
+    (AGENTS, rollouts.rollout),
+    (AGENTS, node.node),
+    (AGENTS, node.up),
+    (RECORD, view.view),
+    (RECORD, export.export),
+    (TRAIN, train.train),
+    (OPERATE, audit.audit),
 ):
-    app.command()(one_line_errors(command))
-app.command("import")(importing.import_)
+    app.command(rich_help_panel=panel)(one_line_errors(command))
+app.command("import", rich_help_panel=RECORD)(importing.import_)
+app.add_typer(harness.app, name="harness", rich_help_panel=AGENTS)
+app.add_typer(sessions.app, name="sessions", rich_help_panel=RECORD)
+app.add_typer(log.app, name="log", rich_help_panel=RECORD)
+app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=TRAIN)
+app.add_typer(keys.app, name="keys", rich_help_panel=OPERATE)
 
 
 def main() -> None:
