@@ -18,6 +18,7 @@ from typing import Any
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
+from rolltap.errors import TrainerError
 from rolltap.trainer_client import architectures, planning, weights
 from rolltap.trainer_client.checkpoint import Checkpoints
 from rolltap.trainer_client.client import TrainerClient
@@ -150,6 +151,7 @@ class Trainer:
                 if not leases.refuse(f"step {self.step + 1}: the gradient's norm is {norm}"):
                     self.client.rewind(self.step, {self.settings.policy: self.version})
                 break
+            self._check_fidelity(plan)
             if leases.acknowledge(self.step + 1):
                 lr = self._apply(plan)
                 self.step += 1
@@ -183,6 +185,20 @@ class Trainer:
         packs = self._pack(planning.rows_to_read(step, views))
         readouts = self._workers.read(one.network, [collate(pack) for pack in packs])
         return planning.read_views(step, views, packs, readouts)
+
+    def _check_fidelity(self, plan: StepPlan) -> None:
+        """`TrainerError` where the engines' log-probs can't be those of the weights in training, or near them."""
+        most = self.settings.report.mismatch_stop
+        if not plan.updates or not most:
+            return
+        for age, mean in self._workers.figures()["mismatch"].items():
+            if mean > most:
+                of = f"{age} versions behind" if age else "of the weights in training"
+                raise TrainerError(
+                    f"step {self.step + 1}: log-probs of engine and trainer differ by {mean:.2f} in the mean over the "
+                    f"tokens {of}, and report.mismatch_stop is {most:g}. They compute different models or sample "
+                    "differently (docs/trainer.md), or the policy moves too fast. The groups were given back"
+                )
 
     def _apply(self, plan: StepPlan) -> float:
         """The first update's optimiser step, then the other updates; returns the learning rate."""

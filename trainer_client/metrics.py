@@ -1,7 +1,9 @@
 """What a step did, as numbers: gathered per trained token while it runs, reported once.
 
-The alarm for infidelity is `mismatch_*`: |log trainer/engine| of tokens that the very weights in training sampled. On
-policy it is rounding; if it grows, engine and trainer compute different things. It is taken before the first update.
+The alarm for infidelity is `mismatch`: |log trainer/engine| by how many versions a token is behind. Of tokens that the
+very weights in training sampled (`mismatch_mean`, `_max`, `_share`) it is rounding; if it grows, engine and trainer
+compute different things. Older tokens have the policy's own way in it. It is taken before the first update, which
+is not made where the mean of any age is over `report.mismatch_stop`. What was not measured is None, never 0.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.scoring import baseline, informative
 from rolltap.types import NO_VERSION, Scoring
 
-SUMS = ("tokens", "entropy", "kl", "correction", "mismatch", "mismatch_over", "fresh", "clipped", "updates_tokens")
+SUMS = ("tokens", "entropy", "kl", "correction", "mismatch_over", "clipped", "updates_tokens")
 PEAKS = ("log_ratio_max", "mismatch_max")
+AGES = 9
+"""How many classes of tokens are told apart, by how many versions they are behind; the last one holds all older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +62,25 @@ class StepReport:
     clip_fraction: float
     correction: float
     log_ratio_max: float
-    mismatch_mean: float
-    mismatch_max: float
-    mismatch_share: float
+    mismatch_mean: float | None
+    mismatch_max: float | None
+    mismatch_share: float | None
     grad_norm: float
     lr: float
     updates: int
     updates_skipped: int
     tokens_per_second: float
     staleness: dict[int, int] = field(default_factory=dict)
+    mismatch: dict[int, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def flat(self) -> dict[str, float]:
-        """Every number by name, nested ones as `staleness/1` and `seconds/wait`."""
+        """Every number by name, nested ones as `staleness/1` and `seconds/wait`; without what was not measured."""
         values: dict[str, float] = {}
         for name, value in asdict(self).items():
             if isinstance(value, dict):
                 values.update({f"{name}/{key}": float(one) for key, one in value.items()})
-            else:
+            elif value is not None:
                 values[name] = float(value)
         return values
 
@@ -107,6 +112,7 @@ class StepMetrics:
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
         self.peaks = torch.zeros(len(PEAKS), dtype=torch.float64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.drift = torch.zeros(2, AGES, dtype=torch.float64, device=device)  # sums of |log ratio| by age, and counts
 
     @torch.no_grad()
     def add(self, predicted: Predictions, batch: Batch, terms: Terms, *, first: bool) -> None:
@@ -123,14 +129,16 @@ class StepMetrics:
             found["kl"] = terms.kl_M.sum()
         if first:
             drift_M = (predicted.logprobs_M - batch.logprobs_M).abs()
-            fresh_M = drift_M * (batch.versions_M == self._version)
+            ages_M = (self._version - batch.versions_M).clamp(max=AGES - 1)
+            ages_M = torch.where(ages_M < 0, AGES - 1, ages_M)  # of weights that were given up
+            self.drift[0].index_add_(0, ages_M, drift_M.double())
+            self.drift[1].index_add_(0, ages_M, torch.ones_like(drift_M, dtype=torch.float64))
+            fresh_M = drift_M * (ages_M == 0)
             peaks.append(fresh_M.max())
             found |= {
                 "tokens": float(batch.trained_tokens),
                 "entropy": predicted.entropy_M.sum(),
-                "mismatch": fresh_M.sum(),
                 "mismatch_over": (fresh_M > self._threshold).sum(),
-                "fresh": (batch.versions_M == self._version).sum(),
             }
             self.loss += terms.loss
         for name, value in found.items():
@@ -142,7 +150,9 @@ class StepMetrics:
         """Means and shares by the names of `StepReport`."""
         sums = dict(zip(SUMS, self.sums.tolist(), strict=True))
         peaks = dict(zip(PEAKS, self.peaks.tolist(), strict=True))
-        tokens, fresh, updates = (max(sums[name], 1.0) for name in ("tokens", "fresh", "updates_tokens"))
+        tokens, updates = (max(sums[name], 1.0) for name in ("tokens", "updates_tokens"))
+        means = {age: drift / count for age, (drift, count) in enumerate(self.drift.T.tolist()) if count}
+        fresh = float(self.drift[1, 0])
         return {
             "loss": float(self.loss),
             "entropy": sums["entropy"] / tokens,
@@ -150,9 +160,10 @@ class StepMetrics:
             "clip_fraction": sums["clipped"] / updates,
             "correction": sums["correction"] / updates if sums["updates_tokens"] else 1.0,
             "log_ratio_max": peaks["log_ratio_max"],
-            "mismatch_mean": sums["mismatch"] / fresh,
-            "mismatch_max": peaks["mismatch_max"],
-            "mismatch_share": sums["mismatch_over"] / fresh,
+            "mismatch": means,
+            "mismatch_mean": means.get(0),
+            "mismatch_max": peaks["mismatch_max"] if fresh else None,
+            "mismatch_share": sums["mismatch_over"] / fresh if fresh else None,
         }
 
 

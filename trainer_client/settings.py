@@ -125,6 +125,12 @@ class ReportSettings(TrainerSection):
     mismatch: float = Field(
         0.2, gt=0, description="|log(trainer / engine)| of a token above which it counts as a mismatch"
     )
+    mismatch_stop: float = Field(
+        0.5,
+        ge=0,
+        description="the run ends, before the step, where the mean |log(trainer / engine)| of tokens of one version "
+        "is over this; 0: never",
+    )
 
 
 class TrainerSettings(BaseSettings):

@@ -45,11 +45,13 @@ class Terminal:
         self._console = console or Console(highlight=False)
 
     def write(self, report: StepReport) -> None:
+        mean, peak = report.mismatch_mean, report.mismatch_max
+        mismatch = "nothing measured" if mean is None or peak is None else f"{mean:.1e}/{peak:.1e}"
         time = " ".join(f"{part} {value:.2f}" for part, value in report.seconds.items())
         self._console.print(
             f"[bold]step {report.step}[/]  reward {report.reward:.3f} ({report.rollouts} rollouts, "
             f"{report.groups_without_variance}/{report.groups} groups even)  entropy {report.entropy:.3f}  "
-            f"clip {report.clip_fraction:.1%}  mismatch {report.mismatch_mean:.1e}/{report.mismatch_max:.1e}  "
+            f"clip {report.clip_fraction:.1%}  mismatch {mismatch}  "
             f"{report.tokens_per_second:,.0f} tok/s  [dim]s: {time}[/]",
             soft_wrap=True,
         )

@@ -7,6 +7,7 @@ the lead is given whole weights and states.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -98,11 +99,12 @@ class RankWorker:
         self.learner.forget()
 
     def figures(self) -> dict[str, Any]:
-        """What was gauged of the step's tokens over all ranks, by the names of `StepReport`."""
-        for sums in (self._gauge.sums, self._gauge.loss):
+        """What was gauged so far of the step's tokens over all ranks, by the names of `StepReport`."""
+        whole = copy.deepcopy(self._gauge)
+        for sums in (whole.sums, whole.loss, whole.drift):
             self._ranks.total(sums)
-        self._ranks.total(self._gauge.peaks, peak=True)
-        return self._gauge.read()
+        self._ranks.total(whole.peaks, peak=True)
+        return whole.read()
 
     def weights(self) -> dict[str, Any]:
         """See `Learner.weights`."""

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.errors import CheckpointMismatch, UnknownPolicy
+from rolltap.errors import CheckpointMismatch, TrainerError, UnknownPolicy
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.loop import Trainer
@@ -224,6 +224,26 @@ def test_updates_that_are_left_out_are_counted(
     run.run()
     (line,) = [json.loads(line) for line in (settings.out / "metrics.jsonl").read_text().splitlines()]
     assert (line["updates"], line["updates_skipped"]) == (3, 1)
+
+
+@pytest.mark.parametrize("version", [0, -3])
+def test_a_run_whose_engine_computes_another_model_ends_before_it_trains(
+    plane: Plane, url: str, model: Path, tmp_path: Path, version: int
+) -> None:
+    settings = made(url, model, tmp_path)
+    assert settings.report.mismatch_stop == 0.5
+    one = random_group("far", [1.0, 0.0], seed=1, version=version)
+    for record in one.rollouts:
+        for part in record.trajectory.segments:
+            part.logprobs[part.loss_mask] -= 4.0
+    plane.offer(one, random_group("g1", [1.0, 0.0], seed=2))
+    with pytest.raises(
+        TrainerError, match=r"step 1: log-probs of engine and trainer differ by .*mismatch_stop is 0\.5"
+    ):
+        trainer(settings).run()
+    assert plane.acked == {}
+    assert plane.pushed == []
+    assert {group.group.id for group in plane.ready} == {"far", "g1"}
 
 
 def test_told_to_stop_it_ends_with_a_checkpoint(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:

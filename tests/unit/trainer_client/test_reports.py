@@ -46,6 +46,31 @@ def test_infidelity_between_engine_and_trainer_shows_on_fresh_tokens_only() -> N
     assert found["entropy"] > 3
 
 
+def test_infidelity_is_measured_on_all_tokens_by_version_and_says_so_where_there_is_none() -> None:
+    policy = network()
+    step_metrics = StepMetrics(torch.device("cpu"), version=12, threshold=0.05)
+    assert step_metrics.read()["mismatch"] == {}
+    expected: dict[int, list[float]] = {}
+    for version, age in ((11, 1), (10, 2), (1, 8), (14, 8)):
+        (pack,) = Packer(10_000)(rows_of([random_group("group", [1.0, 0.0], seed=version, version=version)]))
+        batch = collate(pack)
+        with torch.no_grad():
+            predicted = policy(batch)
+        step_metrics.add(predicted, batch, PolicyLoss()(predicted, batch), first=True)
+        expected.setdefault(age, []).extend((predicted.logprobs_M - batch.logprobs_M).abs().tolist())
+    found = step_metrics.read()
+    assert found["mismatch"] == {
+        age: pytest.approx(sum(drifts) / len(drifts), rel=1e-5) for age, drifts in expected.items()
+    }
+    assert [found[name] for name in ("mismatch_mean", "mismatch_max", "mismatch_share")] == [None] * 3
+    told = report(**dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_share")), mismatch={1: 0.25})
+    assert told.flat()["mismatch/1"] == 0.25
+    assert "mismatch_mean" not in told.flat()
+    out = StringIO()
+    Terminal(Console(file=out, width=400)).write(told)
+    assert "mismatch nothing measured" in out.getvalue()
+
+
 def test_groups_are_described_by_what_counts() -> None:
     one = segment(range(6), [4, 5])
     groups = [
