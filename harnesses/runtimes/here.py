@@ -1,4 +1,8 @@
-"""The `here` runtime: the current folder itself, for one run that a person started. Only HOME is thrown away."""
+"""The current folder itself, for one run that a person started. Only HOME is thrown away.
+
+Most harnesses are started with their own approvals off: nobody is there to answer. So they run in the sandbox, where
+they see this folder and the proxy only, unless the person accepts that they may do whatever the person can.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,69 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolltap.harnesses.base import Source
+from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.base import Command, Harness, Source, Workspace
+from rolltap.harnesses.install import Installation
+from rolltap.harnesses.runtimes import bubblewrap
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.folders import make_folders
 from rolltap.harnesses.runtimes.process import ProcessWorkspace
+from rolltap.harnesses.specs import SAMPLE_JOB
+
+APPROVALS_OFF = frozenset(
+    {
+        "--dangerously-bypass-approvals-and-sandbox",
+        "--dangerously-skip-permissions",
+        "--yolo",
+        "--allow-all-tools",
+    }
+)
+
+
+def approvals_off(harness: Harness) -> str:
+    """The argument that switches the harness's own approvals off; empty if its recipe gives none."""
+    launch = harness.launch(SAMPLE_JOB)
+    words = launch.argv if isinstance(launch, Command) else ()
+    return next((word for word in words if word in APPROVALS_OFF), "")
+
+
+def runtime_here(harness: Harness, installation: Installation | None, *, unsandboxed: bool) -> tuple[HereRuntime, str]:
+    """The runtime for this folder, and what the person is told of it; `RuntimeFailed` where there is no sandbox."""
+    folder, bins = Path.cwd(), installation.bins if installation else ()
+    switch = approvals_off(harness)
+    if not switch or unsandboxed:
+        told = f"{harness.name} runs with {switch}: it may do whatever you can" if switch else ""
+        return HereRuntime(folder, bins), told
+    if refusal := bubblewrap.refusal():
+        raise RuntimeFailed(
+            f"{harness.name} is started with {switch} and no sandbox can be made here ({refusal.splitlines()[0]}): "
+            "apt install bubblewrap, or let it do whatever you can with --no-sandbox"
+        )
+    if installation is None and harness.package is not None:
+        raise RuntimeFailed(
+            f"{harness.name} runs in a sandbox, which needs its own installation: rolltap harness install "
+            f"{harness.name}; or let it do whatever you can with --no-sandbox"
+        )
+    needs = installation.needs if installation else ()
+    told = f"{harness.name} runs in a sandbox: it sees this folder and the proxy only (--no-sandbox: all that you see)"
+    return HereRuntime(folder, bins, BubblewrapRuntime(None, bins, needs)), told
 
 
 @dataclass(frozen=True, slots=True)
 class HereRuntime:
-    """Runs in `folder` with the caller's own PATH behind `bins`. What a source would fill is ignored: it is there."""
+    """Runs in `folder`: in `sandbox`, else with the caller's own PATH behind `bins`. What a source would fill is there
+    already."""
 
     folder: Path
     bins: tuple[Path, ...] = ()
+    sandbox: BubblewrapRuntime | None = None
     name: str = "here"
 
-    async def prepare(self, source: Source) -> ProcessWorkspace:
+    async def prepare(self, source: Source) -> Workspace:
+        if self.sandbox is not None:
+            workspace = await self.sandbox.prepare(source)
+            workspace.folder = self.folder
+            return workspace
         path = os.pathsep.join([*map(str, self.bins), os.environ.get("PATH", os.defpath)])
         workspace = ProcessWorkspace(await make_folders(None, source), path)
         workspace.folder = workspace.workdir = self.folder

@@ -18,7 +18,7 @@ from rolltap.harnesses.base import Ending, Exit, Harness, Job, Limits, PythonCal
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.install import find
 from rolltap.harnesses.registry import get_harness
-from rolltap.harnesses.runtimes.here import HereRuntime
+from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.sources import Empty
 from rolltap.harnesses.specs import Defaults
 
@@ -26,6 +26,7 @@ POLL_S = 0.3
 RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap, or a refusal"
 POLICY_HELP = "policy that answers; default the only one; tasks: also ROLE=NAME,ROLE=NAME, where several play"
 AGENT_S = 24 * 3600.0
+OWN_LIMITS = Limits(agent_s=AGENT_S, memory_mb=1 << 20, disk_mb=1 << 30)  # the folder and the machine are the user's
 
 console = Screen(highlight=False)
 
@@ -45,6 +46,9 @@ def run(
     priority: Annotated[int, typer.Option(help="tasks: the greater goes first")] = 0,
     id: Annotated[str, typer.Option(help="tasks: the submission's id; a known id resumes that submission")] = "",
     nodes: Annotated[bool, typer.Option("--nodes", help="tasks: leave the running to nodes, and follow")] = False,
+    no_sandbox: Annotated[
+        bool, typer.Option("--no-sandbox", help="a harness: outside the sandbox, with its own approvals off")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="tasks: submit for nodes, and end")] = False,
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -65,7 +69,7 @@ def run(
     else:
         chosen = get_harness(target, dialect=dialect, argv=tuple(words or ()))
         prompt = "" if target == "command" else " ".join(words or ())
-        failed = asyncio.run(run_one(plane, chosen, prompt, policy))
+        failed = asyncio.run(run_one(plane, chosen, prompt, policy, unsandboxed=no_sandbox))
     raise typer.Exit(1 if failed else 0)
 
 
@@ -73,25 +77,27 @@ def _folder(path: Path) -> Path:
     return (path if path.is_dir() else path.parent).resolve()
 
 
-async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str) -> bool:
+async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str, *, unsandboxed: bool = False) -> bool:
     """Runs `harness` here under a fresh session; True if it failed."""
     if not prompt and harness.package is not None:
         raise TaskInvalid(f"no prompt: rolltap run {harness.name} -- PROMPT")
     installation = find(harness.package) if harness.package else None
-    runtime = HereRuntime(Path.cwd(), installation.bins if installation else ())
+    runtime, told = runtime_here(harness, installation, unsandboxed=unsandboxed)
+    if told:
+        console.print(told)
     async with AdminClient(plane.url, plane.key) as client:
         session = await client.open_session(policy=policy, tags={"harness": harness.name})
         console.print(f"session {session.session_id} · {harness.name} · rolltap sessions show to see it again")
         workspace = await runtime.prepare(Empty())
         try:
-            job = Job(session.endpoint, prompt, workspace.workdir, workspace.home, Limits(agent_s=AGENT_S))
+            job = Job(workspace.endpoint(session.endpoint), prompt, workspace.workdir, workspace.home, OWN_LIMITS)
             launch = harness.launch(job)
             if isinstance(launch, PythonCall):
                 raise TaskInvalid(f"{harness.name} runs inside the runner only; use mini-swe-agent")
             seen: set[str] = set()
             watch = asyncio.create_task(_watch(client, session, seen))
             try:
-                exit_ = await workspace.run(launch, job.limits, AGENT_S)
+                exit_ = await workspace.run(launch, job.limits, AGENT_S, reach=session.endpoint.base_url)
             finally:
                 watch.cancel()
                 with suppress(asyncio.CancelledError):

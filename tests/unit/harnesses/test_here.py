@@ -1,0 +1,61 @@
+"""A harness that is started with its own approvals off is not let loose on a person's machine unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.base import Command, Ending, Harness, Limits
+from rolltap.harnesses.install import Installation
+from rolltap.harnesses.registry import HARNESSES, get_harness
+from rolltap.harnesses.runtimes import bubblewrap
+from rolltap.harnesses.runtimes.here import approvals_off, runtime_here
+from rolltap.harnesses.sources import Empty
+
+UNASKED = {"codex", "claude-code", "copilot-cli", "gemini-cli", "hermes", "qwen-code"}
+
+
+def installed(harness: Harness) -> Installation:
+    assert harness.package is not None
+    return Installation(harness.package, (), (), {}, 0.0)
+
+
+def test_the_recipes_that_switch_approvals_off_are_known() -> None:
+    assert {name for name in HARNESSES if name != "command" and approvals_off(get_harness(name))} == UNASKED
+
+
+async def test_it_sees_this_folder_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, other = tmp_path / "here", tmp_path / "other"
+    here.mkdir()
+    other.mkdir()
+    monkeypatch.chdir(here)
+    harness = get_harness("codex")
+    runtime, told = runtime_here(harness, installed(harness), unsandboxed=False)
+    workspace = await runtime.prepare(Empty())
+    try:
+        exit_ = await workspace.run(
+            Command(("bash", "-c", f"echo new > made; test ! -e {other} && echo apart")), Limits(), 20
+        )
+    finally:
+        await workspace.close()
+    assert (exit_.ending, exit_.output.strip()) == (Ending.DONE, "apart")
+    assert (here / "made").read_text() == "new\n"
+    assert "sandbox" in told
+
+
+def test_outside_the_sandbox_it_runs_when_that_was_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    harness = get_harness("codex")
+    runtime, told = runtime_here(harness, installed(harness), unsandboxed=True)
+    assert runtime.name == "here"
+    assert "--dangerously-bypass-approvals-and-sandbox" in told
+    with pytest.raises(RuntimeFailed, match="harness install codex"):
+        runtime_here(harness, None, unsandboxed=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bubblewrap.refusal.cache_clear()
+    try:
+        with pytest.raises(RuntimeFailed, match="--no-sandbox"):
+            runtime_here(harness, installed(harness), unsandboxed=False)
+    finally:
+        bubblewrap.refusal.cache_clear()
