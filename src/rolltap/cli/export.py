@@ -19,8 +19,9 @@ from rolltap.datasets.record import Reading, open_record, recorded_groups
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
+from rolltap.reconstructor.exporters.conditions import ITEM_FIELDS, SEGMENT_FIELDS
 from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, Query
-from rolltap.reconstructor.exporters.select import ITEM_FIELDS, SEGMENT_FIELDS, parse_where
+from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, load_settings
 from rolltap.types import Session

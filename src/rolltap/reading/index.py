@@ -21,7 +21,8 @@ from typing import Any
 from rolltap.calllog.outline import CallWords
 from rolltap.errors import StoreUnavailable
 from rolltap.reading.types import GroupEffort, SessionQuery, SessionSummary
-from rolltap.reconstructor.exporters.select import FilterCondition, Kind, parse_conditions
+from rolltap.reconstructor.exporters.conditions import FilterCondition, Kind
+from rolltap.reconstructor.exporters.select import parse_conditions
 
 LAYOUT = "1"
 """Another layout is another index: the old one is thrown away."""

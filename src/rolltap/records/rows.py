@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from rolltap.reading.index import FIELDS
 from rolltap.reading.types import SessionQuery, SessionSummary
-from rolltap.reconstructor.exporters.select import SEGMENT_FIELDS, Kind, Where, parse_conditions
+from rolltap.reconstructor.exporters.conditions import SEGMENT_FIELDS, Kind
+from rolltap.reconstructor.exporters.select import Where, parse_conditions
 from rolltap.types import Bool, Float32, Int32, Segment
 
 PAGE = 500

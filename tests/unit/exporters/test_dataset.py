@@ -86,6 +86,16 @@ def test_equal_conversations_are_one_row_unless_duplicates_are_wanted(world: Wor
         ("length<10", 0),
         ("turns>=2 and version=0", 40),
         ("session=s07", 1),
+        ("session=s07 or session=s08", 2),
+        ("session in (s07, 's08', \"s09\") and not session=s08", 2),
+        ("session not in (s07, s08)", 38),
+        ("not (reward>=1 or reward=0)", 0),
+        ("reward>=1 and (task=none or length>=10)", 20),
+        ("task='no such task'", 0),
+        ("finish=stop or finish=tool_calls", 40),
+        ("finding=no_reply", 0),
+        ("finding!=no_reply and calls>=1 and dialect!=gemini", 40),
+        ("break=compaction or tools=never or text~*nowhere*", 0),
     ],
 )
 def test_where_selects(where: str, kept: int, many: list[ExportItem]):
@@ -102,7 +112,10 @@ def test_a_condition_on_segments_drops_segments(world: World):
 @pytest.mark.parametrize(
     ("where", "says_"),
     [
-        ("rewards>1", "no field 'rewards'; known: agent"),
+        ("reward>=1 and rewards>1", "no field 'rewards' \\(character 15\\); known: agent"),
+        ("task=a b", "from character 8 on \\('b'\\); want FIELD OP VALUE.*; fields: agent"),
+        ("(task=a or reward>1", "from character 20 on"),
+        ("task in (a", "from character 11 on"),
         ("reward>many", "reward wants a number"),
         ("task>=a", "task knows = != ~, not >="),
         ("date=soon", "date wants an ISO date"),

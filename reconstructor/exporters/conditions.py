@@ -1,0 +1,180 @@
+"""What a selection is made of: the fields that can be asked for, conditions on them, and how conditions combine."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import numpy as np
+
+from rolltap.reconstructor.exporters.base import ExportItem, trained_spans
+from rolltap.types import CallKind, Segment
+
+Kind = Literal["text", "number", "date", "tags", "list"]
+
+COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    kind: Kind
+    read: Callable[[Any], Any]
+    doc: str
+
+
+def _versions(segment: Segment) -> np.ndarray:
+    return segment.versions[segment.loss_mask]
+
+
+def _last_finish(item: ExportItem) -> str | None:
+    """How the agent's last reply ended."""
+    agents = [call for call in item.calls.values() if item.kinds.get(call.id) is CallKind.MAIN]
+    return agents[-1].finish.value if agents else None
+
+
+def _tools(item: ExportItem) -> list[str]:
+    return sorted({tool["function"]["name"] for text in item.texts.values() for tool in text.tools})
+
+
+def _words(item: ExportItem) -> list[str]:
+    return [str(message.get("content") or "") for text in item.texts.values() for message in text.conversation]
+
+
+ITEM_FIELDS: Mapping[str, Field] = {
+    "task": Field("text", lambda item: item.task.id if item.task else None, "task id"),
+    "group": Field("text", lambda item: item.group_id, "group id"),
+    "rollout": Field("text", lambda item: item.rollout.id if item.rollout else None, "rollout id"),
+    "session": Field("text", lambda item: item.session.id, "session id"),
+    "policy": Field("text", lambda item: item.session.policy, "policy of the session"),
+    "harness": Field("text", lambda item: item.harness or None, "harness that ran"),
+    "status": Field("text", lambda item: item.rollout.status.value if item.rollout else None, "how the rollout ended"),
+    "scoring": Field("text", lambda item: item.rollout.scoring.value if item.rollout else None, "what its reward is"),
+    "reward": Field("number", lambda item: item.reward, "sum of the rollout-scope rewards"),
+    "date": Field("date", lambda item: item.session.created_at, "when the session was opened (UTC)"),
+    "calls": Field("number", lambda item: len(item.calls), "calls of the session"),
+    "finish": Field("text", _last_finish, "how the agent's last reply ended"),
+    "dialect": Field("list", lambda item: [text.dialect for text in item.texts.values()], "protocols of its calls"),
+    "model": Field("list", lambda item: [str(t.sampling.get("model")) for t in item.texts.values()], "engine's models"),
+    "break": Field("list", lambda item: [b.reason.value for b in item.trajectory.breaks], "reasons of its breaks"),
+    "finding": Field("list", lambda item: [found.name for found in item.trajectory.findings], "its findings"),
+    "tools": Field("list", _tools, "names of the tools that were offered"),
+    "text": Field("list", _words, "what was said in any message"),
+    "tag": Field("tags", lambda item: item, "a tag of the group or task; tag.NAME is a session's tag"),
+}
+SEGMENT_FIELDS: Mapping[str, Field] = {
+    "agent": Field("text", lambda segment: segment.agent, "agent within the session; the main one is empty"),
+    "kind": Field("text", lambda segment: segment.kind.value, "what the segment's calls are for"),
+    "length": Field("number", len, "tokens"),
+    "trained": Field("number", lambda segment: int(segment.loss_mask.sum()), "tokens with loss"),
+    "turns": Field("number", lambda segment: len(trained_spans(segment)), "calls with loss"),
+    "version": Field("number", lambda s: int(_versions(s).max(initial=-1)), "newest weight version with loss"),
+    "oldest": Field("number", lambda s: int(_versions(s).min()) if s.loss_mask.any() else None, "oldest one"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FilterCondition:
+    """One comparison. `text` is as it was written."""
+
+    text: str
+    field: str
+    op: str
+    value: Any
+
+    @property
+    def of_segments(self) -> bool:
+        return self.field in SEGMENT_FIELDS
+
+    def holds(self, item: ExportItem | None, segment: Segment | None) -> bool:
+        """Whether it holds of the item, or of the segment if its field is one of segments."""
+        name, _, key = self.field.partition(".")
+        if name == "tag":
+            assert item is not None
+            return self._tagged(item, key)
+        field = ITEM_FIELDS.get(name) or SEGMENT_FIELDS[name]
+        found = field.read(segment if self.of_segments else item)
+        if field.kind == "list":
+            any_ = any(fnmatchcase(each, self.value) if self.op == "~" else each == self.value for each in found)
+            return any_ != (self.op == "!=")
+        if found is None:
+            return self.op == "!="
+        if self.op == "~":
+            return fnmatchcase(found, self.value)
+        if isinstance(self.value, str) and field.kind == "date":
+            found = datetime.fromtimestamp(found, UTC).strftime("%Y-%m-%d")
+        return COMPARE[self.op](found, self.value)
+
+    def _tagged(self, item: ExportItem, key: str) -> bool:
+        values = [item.session.tags[key]] if key in item.session.tags else []
+        if not key:
+            values = [*item.tags, *(item.task.tags if item.task else ())]
+        found = any(fnmatchcase(value, self.value) if self.op == "~" else value == self.value for value in values)
+        return found != (self.op == "!=")
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """All of its parts hold."""
+
+    parts: tuple[Expression, ...]
+
+    @property
+    def text(self) -> str:
+        return f"({' and '.join(part.text for part in self.parts)})"
+
+    @property
+    def of_segments(self) -> bool:
+        return any(part.of_segments for part in self.parts)
+
+    def holds(self, item: ExportItem | None, segment: Segment | None) -> bool:
+        return all(part.holds(item, segment) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """One of its parts holds."""
+
+    parts: tuple[Expression, ...]
+
+    @property
+    def text(self) -> str:
+        return f"({' or '.join(part.text for part in self.parts)})"
+
+    @property
+    def of_segments(self) -> bool:
+        return any(part.of_segments for part in self.parts)
+
+    def holds(self, item: ExportItem | None, segment: Segment | None) -> bool:
+        return any(part.holds(item, segment) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class NotOf:
+    """Its part does not hold."""
+
+    part: Expression
+
+    @property
+    def text(self) -> str:
+        return f"not {self.part.text}"
+
+    @property
+    def of_segments(self) -> bool:
+        return self.part.of_segments
+
+    def holds(self, item: ExportItem | None, segment: Segment | None) -> bool:
+        return not self.part.holds(item, segment)
+
+
+Expression = FilterCondition | AllOf | AnyOf | NotOf
