@@ -38,15 +38,16 @@ def push(
     Hugging Face's folders, or such a folder. With a folder as `through`, it gets `version-N`, whole or not at all, and
     `KEPT` stay. If the engines can't load them, the old version serves on and the error says why.
     """
-    adapter = hasattr(weights, "peft_config")
+    whole = isinstance(weights, Path)
+    adapter = (weights / "adapter_config.json").exists() if whole else hasattr(weights, "peft_config")
     if isinstance(through, WeightSender):
-        if adapter or isinstance(weights, Path):
+        if adapter or whole:
             raise ConfigError("a sender sends tensors: an adapter or a folder is pushed through a folder")
         through.push(client, policy, _tensors(weights), version, mode)
         return
-    folder = weights if isinstance(weights, Path) else _written(weights, through / f"version-{version}")
+    folder = weights if whole else _written(weights, through / f"version-{version}")
     folders.push(client, policy, folder, version, mode, adapter=adapter)
-    if folder is not weights:
+    if not whole:
         _prune(through)
 
 

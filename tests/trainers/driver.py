@@ -50,6 +50,7 @@ class Driver(Protocol):
     """
 
     proves: frozenset[str]
+    spends_steps: bool  # a step whose groups were lost counts, and changes nothing
     normalise: str
     advantage: str
 

@@ -12,6 +12,7 @@ import pytest
 from rolltap.trainer_client.adapters import ADAPTERS
 
 from .driver import Driver
+from .tinker_service import TinkerService
 from .trl_async import TrlAsync
 from .trl_grpo import TrlGrpo
 
@@ -29,7 +30,7 @@ PROOFS = {
     "staleness": "staleness is in its own log",
 }
 
-DRIVERS: dict[str, Driver] = {"trl-grpo": TrlGrpo(), "trl-async": TrlAsync()}
+DRIVERS: dict[str, Driver] = {"trl-grpo": TrlGrpo(), "trl-async": TrlAsync(), "tinker": TinkerService()}
 
 
 def proves(proof: str) -> pytest.MarkDecorator:

@@ -62,7 +62,7 @@ def test_each_page_makes_its_first_steps(tmp_path: Path, monkeypatch: pytest.Mon
             state = served(stack)
             assert state["paused"] is None
             assert state["groups"]["acknowledged"] == 4, "two steps of two groups"  # type: ignore[index]
-        assert state["version"] == 5  # 1 and 2, then the base as 3, and two steps from there
+        assert served(stack)["version"] == 5  # 1 and 2, then the base as 3, and two steps from there
 
 
 @pytest.mark.long

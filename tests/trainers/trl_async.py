@@ -51,6 +51,7 @@ def unpacked(inputs: dict[str, torch.Tensor]) -> list[TrainedToken]:
 
 class TrlAsync:
     proves = EVERYTHING
+    spends_steps = True
 
     def __init__(self, passes: int = 1) -> None:
         self.normalise, self.advantage = "token", "dr_grpo"

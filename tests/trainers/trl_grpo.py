@@ -35,6 +35,7 @@ class Watched(LeasedGRPOTrainer):
 
 class TrlGrpo:
     proves = EVERYTHING
+    spends_steps = True
 
     def __init__(self, loss_type: str = "dapo", normalise: str = "token", passes: int = 1) -> None:
         self.normalise, self.advantage = normalise, "dr_grpo"

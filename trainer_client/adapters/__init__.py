@@ -45,5 +45,6 @@ _HERE = "rolltap.trainer_client.adapters"
 ADAPTERS: Mapping[str, Adapter] = {
     "trl-grpo": Adapter("TRL GRPOTrainer", f"{_HERE}.trl_grpo", "trl", ("1.16.0",), "trl"),
     "trl-async": Adapter("TRL AsyncGRPOTrainer", f"{_HERE}.trl_async", "trl", ("1.16.0",), "trl"),
+    "tinker": Adapter("Tinker", f"{_HERE}.tinker_service", "tinker", ("0.38.0",), "tinker"),
 }
 """Every adapter by its name. The contract suite (tests/trainers) passes over all of them."""

@@ -1,0 +1,116 @@
+"""Tinker's training service on leased groups: rows become its `Datum`s, and the service makes the steps.
+
+What has been sent to the service can't be taken back, so groups are acknowledged before anything of them is sent. A
+step is made durable by `save_state`; started again, the service goes back to the newest one, and the groups after it
+are leased again. `advantages` carry the mean over the step's trained tokens, because the service's losses are sums.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rolltap.errors import CheckpointMismatch
+from rolltap.trainer_client.adapters import ADAPTERS
+from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, write_version
+from rolltap.trainer_client.adapters.rows import TrainedRow
+from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.weights import whole_folder
+
+ADAPTERS["tinker"].check_installed()
+import tinker  # noqa: E402
+
+STATE = "tinker.json"
+"""In a checkpoint's folder: where the service keeps its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class TinkerSettings:
+    """The service's loss and optimiser, and the rolltap recipe that gives the advantages."""
+
+    vocabulary: int
+    steps: int
+    recipe: str = "grpo"
+    loss: str = "ppo"
+    loss_config: dict[str, float] | None = None
+    optimiser: tinker.AdamParams = field(default_factory=tinker.AdamParams)
+
+
+class TinkerTrainer:
+    """Trains `client`, a `tinker.TrainingClient`, from `feed`.
+
+    `fetch` brings the weights that the service keeps at a `tinker://` path to a folder that the policy's engines see, a
+    model's or a peft adapter's (tinker_cookbook.weights.download).
+    """
+
+    def __init__(self, client: Any, feed: Feed, settings: TinkerSettings, fetch: Callable[[str], Path]) -> None:
+        self.client = client
+        self.feed = feed
+        self.settings = settings
+        self.step = 0
+        self._fetch = fetch
+        self._recipe = make_recipe(settings.recipe, {})
+
+    def train(self) -> None:
+        """Up to the settings' step; goes on from the newest checkpoint in the feed's folder."""
+        with self.feed.leasing(self.settings.vocabulary):
+            self._restore()
+            while self.step < self.settings.steps:
+                _, rows = self.feed.next_rows(self._recipe)
+                if not self.feed.acknowledge(self.step + 1):
+                    continue
+                self._send([datum_of(row, sum(one.tokens for one in rows)) for row in rows])
+                self.step += 1
+                self._push(self.feed.version + 1)
+                self._checkpoint()
+
+    def _restore(self) -> None:
+        newest = newest_checkpoint(self.feed.out, STATE)
+        if newest is not None:
+            self.step = int(newest.name.rpartition("-")[2])
+            self.client.load_state_with_optimizer(_state_of(newest)).result()
+        self.feed.connect(newest, self.step, self.client.get_tokenizer())
+        self._push(self.feed.version)
+
+    def _send(self, data: list[tinker.Datum]) -> None:
+        """Both requests at once, as the service wants them; the step is made when both have been answered."""
+        gradient = self.client.forward_backward(data, self.settings.loss, self.settings.loss_config)
+        applied = self.client.optim_step(self.settings.optimiser)
+        gradient.result()
+        applied.result()
+
+    def _push(self, version: int) -> None:
+        path = self.client.save_weights_for_sampler(f"version-{version}").result().path
+        self.feed.push(self._fetch(path), version)
+
+    def _checkpoint(self) -> None:
+        path = self.client.save_state(f"step-{self.step}").result().path
+        with whole_folder(self.feed.out / f"checkpoint-{self.step}") as folder:
+            write_version(folder, self.feed.settings.policy, self.feed.version)
+            (folder / STATE).write_text(json.dumps({"path": path}), encoding="utf-8")
+
+
+def datum_of(row: TrainedRow, tokens: int) -> tinker.Datum:
+    """The row as the service takes it, which predicts each token from those before. `tokens` are the step's trained."""
+    part = row.segment
+    advantages = np.where(part.loss_mask, row.advantage / tokens, 0.0).astype(np.float32)
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(part.token_ids[:-1].tolist()),
+        loss_fn_inputs={
+            "target_tokens": part.token_ids[1:].astype(np.int64),
+            "logprobs": part.logprobs[1:],
+            "advantages": advantages[1:],
+        },  # type: ignore[arg-type]  # the SDK makes its TensorData of arrays
+    )
+
+
+def _state_of(checkpoint: Path) -> str:
+    try:
+        return str(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["path"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointMismatch(f"{checkpoint / STATE} does not say where the state is: {error!r}") from error
