@@ -24,6 +24,7 @@ from rolltap.errors import EngineError, RequestError, RolltapError, StoreError
 from rolltap.ids import new_id
 from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.arrival import Arrival
+from rolltap.proxy.call.budget import charge
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
@@ -98,6 +99,7 @@ class CallPath:
             if source.may_lack_parent(plan, session.forest, request) and await self._sessions.refresh(session):
                 plan = await source.plan(call_ids[0], session.forest, request)
             check_turn(session, plan.parent)
+            charge(session, self._limits, len(arrival.wire.body))
             calls = source.open(arrival, plan, call_ids)
             for call in calls:
                 session.forest.add(call.node)

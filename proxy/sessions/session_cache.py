@@ -42,6 +42,8 @@ class LiveSession:
     planning: asyncio.Lock = field(default_factory=asyncio.Lock)
     in_flight: int = 0
     refused_turns: int = 0
+    received_bytes: int = 0
+    bucket_full_at: float = 0.0  # on the monotonic clock: when the calls of this minute are forgotten
     requests: dict[str, InFlightRequest] = field(default_factory=dict)  # by the hash of the body
     trusted_until: float = 0.0  # on the monotonic clock
 

@@ -68,6 +68,12 @@ class LimitSettings(Section):
     )
     connections: int = Field(default=4096, ge=1, description="open connections per plane")
     session_ttl_s: float = Field(default=86_400, gt=0, description="life of a session key, in seconds")
+    session_calls: int = Field(default=0, ge=0, description="calls of a session in all; 0: any number")
+    session_tokens: int = Field(
+        default=0, ge=0, description="prompt and output tokens of a session's calls in all; 0: any number"
+    )
+    session_mb: float = Field(default=0, ge=0, description="request bodies of a session in all, in MB; 0: any size")
+    calls_per_minute: int = Field(default=0, ge=0, description="calls of a session within a minute; 0: any number")
     keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
 
 

@@ -1,0 +1,63 @@
+"""A session has what the settings give it: then it is told to end, in its protocol, and then it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rolltap.proxy.call import budget
+from rolltap.proxy.call.turn_cap import POLITE
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.settings import LimitSettings
+
+from .conftest import Plane, make_plane
+
+HELLO = {"role": "user", "content": "hello"}
+
+
+async def statuses(plane: Plane, count: int) -> list[int]:
+    return [(await plane.client.chat({**HELLO, "content": f"hello {number}"})).status for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "served", "told"),
+    [
+        ({"session_calls": 2}, 2, "2 calls"),
+        ({"session_tokens": 5}, 1, "5 tokens"),
+        ({"session_mb": 0.0002}, 2, "0.0002 MB"),
+    ],
+)
+async def test_a_budget_ends_politely(tokenizer: HubTokenizer, limits: Any, served: int, told: str) -> None:
+    plane = await make_plane(tokenizer, LimitSettings(**limits))
+    assert await statuses(plane, served) == [200] * served
+    refusal = await plane.client.chat({**HELLO, "content": "one more"})
+    assert refusal.status == 400
+    assert refusal.json()["error"]["message"] == f"budget used: this session has {told}" + (
+        " of requests; end with what you have" if "mb" in str(limits) else "; end with what you have"
+    )
+    assert await statuses(plane, POLITE) == [400] * (POLITE - 1) + [409]
+    assert len(plane.engine.seen) == served
+
+
+async def test_every_dialect_is_told_in_its_own_shape(tokenizer: HubTokenizer) -> None:
+    plane = await make_plane(tokenizer, LimitSettings(session_calls=1))
+    assert await statuses(plane, 1) == [200]
+    said = {"model": "tiny", "max_tokens": 9, "messages": [HELLO]}
+    answer = await plane.client.post("/v1/messages", said)
+    assert (answer.status, answer.json()["type"], answer.json()["error"]["type"]) == (
+        400,
+        "error",
+        "invalid_request_error",
+    )
+
+
+async def test_who_is_too_fast_waits(tokenizer: HubTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
+    plane = await make_plane(tokenizer, LimitSettings(calls_per_minute=3))
+    assert await statuses(plane, 4) == [200, 200, 200, 429]
+    refused = await plane.client.chat({**HELLO, "content": "again"})
+    assert refused.headers["retry-after"] == "20"
+    now += 20
+    assert await statuses(plane, 2) == [200, 429]
