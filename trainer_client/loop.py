@@ -89,7 +89,10 @@ class Trainer:
         """Trains up to the settings' step, or until told to stop."""
         self._take_over()
         options = LeaseOptions(
-            max_staleness=self.settings.max_staleness, wait=LEASE_WAIT_S, ttl=self.settings.lease_ttl
+            max_staleness=self.settings.max_staleness,
+            stale=self.settings.stale,
+            wait=LEASE_WAIT_S,
+            ttl=self.settings.lease_ttl,
         )
         with LeaseHolder(
             self.client,

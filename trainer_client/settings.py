@@ -169,6 +169,9 @@ class TrainerSettings(BaseSettings):
     )
     groups: int = Field(8, ge=1, description="groups per step")
     max_staleness: int = Field(1, ge=0, description="most weight versions that a group may be behind")
+    stale: Literal["drop", "mask"] = Field(
+        "drop", description="what a staler token costs: its whole group, or only its own loss"
+    )
     lease_ttl: float = Field(
         600.0, gt=0, description="lifetime of a lease in seconds; a dead trainer's groups return after it"
     )

@@ -321,3 +321,35 @@ async def test_a_replayed_group_that_is_blamed_ends_the_lease_and_stays_trained(
     with pytest.raises(LeaseLost, match="is refused"):
         await world.ledger.trainers.acknowledge(key(replay), 2)
     assert await status(world, group.id) is GroupStatus.ACKNOWLEDGED
+
+
+async def test_stale_tokens_may_lose_their_loss_instead_of_the_group(world: World) -> None:
+    """Version 2 was abandoned for 1, which goes on as 3: tokens of 0 are one update behind, those of 2 of no use."""
+    spread, old = await world.complete(2, 0, 1, 2, 3, 4), await world.complete(2, 0)
+    await world.ledger.policies.set_version("policy", 2)
+    now = (await world.ledger.trainers.rewind("trainer", Rewind(1, {"policy": 1}, "run"))).incarnation
+    await world.ledger.policies.set_version("policy", 4)
+    wanted = wants(2, max_staleness=1, stale="mask", incarnation=now)
+    lease = await world.ledger.trainers.lease(wanted)
+    assert [one.group.id for one in lease.groups] == [spread.id]
+    assert (lease.groups[0].oldest_version, lease.groups[0].staleness) == (1, 1)
+    for record in lease.groups[0].rollouts:
+        (segment,) = record.trajectory.segments
+        assert segment.versions[segment.loss_mask].tolist() == [1, 3, 4]
+        assert segment.versions[~segment.loss_mask].tolist() == [-1] * 5
+        assert set(segment.logprobs[~segment.loss_mask].tolist()) == {0.0}
+        assert [turn.trained for turn in segment.turns] == [True]
+    assert await status(world, old.id) is GroupStatus.STALE
+    await world.ledger.trainers.release(key(lease, now))
+    whole = await world.ledger.trainers.lease(replace(wanted, max_staleness=None))
+    assert whole.groups[0].oldest_version == 0
+
+
+async def test_a_group_without_a_fresh_token_is_dropped_also_where_tokens_are_masked(world: World) -> None:
+    given_up, older = await world.complete(1, 2), await world.complete(1, 0, 1)
+    await world.ledger.policies.set_version("policy", 2)
+    now = (await world.ledger.trainers.rewind("trainer", Rewind(1, {"policy": 1}, "run"))).incarnation
+    await world.ledger.policies.set_version("policy", 5)
+    lease = await world.ledger.trainers.lease(wants(2, max_staleness=1, stale="mask", incarnation=now))
+    assert lease.groups == ()
+    assert {await status(world, one.id) for one in (given_up, older)} == {GroupStatus.STALE}

@@ -36,16 +36,17 @@ class Replay(RequestBody):
 class LeaseOptions(RequestBody):
     """How a lease is taken.
 
-    `max_staleness` is how many weight versions the oldest trained token of a group may be behind the policy (None: any
-    number, abandoned weights included). Staler groups are dropped, or kept for other trainers, as `stale` says. The
-    server answers when `at_least` groups are ready (None: all that are asked for), or after `wait` seconds with what is
-    ready. The groups belong to the trainer for `ttl` seconds, unless it extends the lease. `batch`, the groups of one
-    step (default: those asked for and those already leased), bounds how many groups may be outstanding. `replay` asks
-    for groups that were trained before.
+    `max_staleness` is how many weight versions the oldest trained token of a group may be behind the policy (None:
+    any number, abandoned weights included). Staler groups are dropped, or kept for other trainers, as `stale` says;
+    or only their staler tokens lose their loss (`mask`), and groups with no other are dropped. The server answers
+    when `at_least` groups are ready (None: all that are asked for), or after `wait` seconds with what is ready. The
+    groups belong to the trainer for `ttl` seconds, unless it extends the lease. `batch`, the groups of one step
+    (default: those asked for and those already leased), bounds how many groups may be outstanding. `replay` asks for
+    groups that were trained before.
     """
 
     max_staleness: Integer | None = None
-    stale: Literal["drop", "keep"] = "drop"
+    stale: Literal["drop", "keep", "mask"] = "drop"
     wait: Annotated[float, Field(ge=0, le=300)] = 30.0
     at_least: Annotated[int, Field(ge=1)] | None = 1
     ttl: Annotated[float, Field(gt=0)] = 600.0

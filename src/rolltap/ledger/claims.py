@@ -19,7 +19,7 @@ from rolltap.ledger.ownership import check_owner, lock_incarnation
 from rolltap.ledger.policies import policy_row, shared_policy
 from rolltap.ledger.schema import demands, groups, lease_groups, leases
 from rolltap.ledger.unit_of_work import Tx
-from rolltap.ledger.version_history import VersionHistory, fresh, history_of
+from rolltap.ledger.version_history import VersionHistory, fresh, history_of, partly_fresh
 from rolltap.types import GroupStatus
 
 
@@ -32,6 +32,7 @@ class ClaimedGroups:
     group_ids: tuple[str, ...]
     history: VersionHistory
     replay: bool = False
+    mask_beyond: int | None = None  # tokens that are more updates behind lose their loss
 
 
 def claim(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> ClaimedGroups:
@@ -49,7 +50,8 @@ def claim(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> ClaimedGroups:
         return ClaimedGroups("", 0, (), history)
     token, lease_id = open_lease(tx, request, group_ids, replay=False)
     tx.run(sa.update(groups).where(groups.c.id.in_(group_ids)).values(status=GroupStatus.LEASED, lease_token=token))
-    return ClaimedGroups(lease_id, token, group_ids, history)
+    mask_beyond = request.max_staleness if request.stale == "mask" else None
+    return ClaimedGroups(lease_id, token, group_ids, history, mask_beyond=mask_beyond)
 
 
 def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
@@ -57,8 +59,8 @@ def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
     history = admit(tx, request)
     note_demand(tx, request)
     expire(tx)
-    if request.max_staleness is not None and request.stale == "drop":
-        _drop_stale(tx, request.policy, fresh(history, request.max_staleness))
+    if request.max_staleness is not None and request.stale != "keep":
+        _drop_stale(tx, request.policy, _fresh_enough(request, history, request.max_staleness))
     return history
 
 
@@ -92,7 +94,13 @@ def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, repla
 def _takeable(request: LeaseRequest, history: VersionHistory) -> list[sa.ColumnElement[bool]]:
     """Which groups are for the request, once nobody has them."""
     of_policy = groups.c.policy == request.policy
-    return [of_policy] if request.max_staleness is None else [of_policy, fresh(history, request.max_staleness)]
+    if request.max_staleness is None:
+        return [of_policy]
+    return [of_policy, _fresh_enough(request, history, request.max_staleness)]
+
+
+def _fresh_enough(request: LeaseRequest, history: VersionHistory, most: int) -> sa.ColumnElement[bool]:
+    return partly_fresh(history, most) if request.stale == "mask" else fresh(history, most)
 
 
 def count_ready(tx: Tx, request: LeaseRequest) -> int:

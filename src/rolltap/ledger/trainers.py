@@ -18,6 +18,7 @@ from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.replay import claim_replay
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
 from rolltap.ledger.schema import leases as lease_rows
+from rolltap.ledger.stale_tokens import without_stale
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
 from rolltap.types import NO_VERSION, Group, Scoring, Task, Trajectory
 
@@ -131,6 +132,8 @@ class Trainers:
                 return [leased for group in groups for leased in await self._rebuilt([group], tasks, trained, claimed)]
             await self._return(groups[0].id, claimed, f"{error.code}: {error.message}")
             return []
+        if (most := claimed.mask_beyond) is not None:
+            trajectories = {id: without_stale(one, claimed.history, most) for id, one in trajectories.items()}
         return [_leased_group(group, tasks[group.id], trajectories, claimed) for group in groups]
 
     async def _return(self, group_id: str, claimed: ClaimedGroups, reason: str) -> None:

@@ -41,6 +41,11 @@ class VersionHistory:
             version -= last - first + 2
         return version
 
+    def is_fresh(self, version: int, max_staleness: int) -> bool:
+        """Whether a token of `version` is at most so many updates behind, and not of abandoned weights."""
+        given_up = any(first <= version <= last for first, last in self.abandoned)
+        return not given_up and self.behind(version) <= max_staleness
+
     @property
     def _newest(self) -> int:
         """The served version, or the one that restored weights are about to be pushed as."""
@@ -73,3 +78,12 @@ def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]
         if last >= floor
     ]
     return sa.or_(groups.c.oldest_version < 0, sa.and_(groups.c.oldest_version >= floor, *own))
+
+
+def partly_fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
+    """Whether a group may have a trained token that is fresh enough: its newest is, or an older one may be."""
+    floor = history.oldest(max_staleness)
+    given_up = [
+        sa.and_(groups.c.oldest_version >= first, groups.c.newest_version <= last) for first, last in history.abandoned
+    ]
+    return sa.or_(groups.c.oldest_version < 0, sa.and_(groups.c.newest_version >= floor, *map(sa.not_, given_up)))
