@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rolltap.contract.leases import Lease, LeasedGroup
-from rolltap.contract.trainer import LeaseOptions
+from rolltap.contract.trainer import LeaseOptions, Replay
 from rolltap.errors import AlignmentError, LeaseLost, RolltapError
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.scoring import check, informative
@@ -69,6 +69,14 @@ class LeaseHolder:
                     self._leases.append(lease)
         return True
 
+    def recall(self, count: int, wanted: Replay) -> None:
+        """Leases up to `count` groups that were trained before, beside those held; none where there are none."""
+        options = replace(self._options, replay=wanted, wait=0.0, at_least=1)
+        lease = self.client.lease(self._policy, groups=count, options=options)
+        if lease is not None and self._sound(lease):
+            with self._lock:
+                self._leases.append(lease)
+
     def acknowledge(self, step: int) -> bool:
         """The groups become part of `step`. False: some were lost and are held no more; make the update without them.
 
@@ -104,7 +112,10 @@ class LeaseHolder:
         return not was_acknowledged
 
     def _usable(self) -> int:
-        return sum(1 for group in self.groups if self._keep_zero_variance or informative(group))
+        return sum(1 for group in self.groups if self._counts(group))
+
+    def _counts(self, group: LeasedGroup) -> bool:
+        return not group.replay and (self._keep_zero_variance or informative(group))
 
     def _sound(self, lease: Lease) -> bool:
         """Whether every group can be trained; else the lease goes back, with those that can't blamed."""

@@ -105,6 +105,8 @@ class Trainer:
                 self._clock.seconds.clear()
                 with self._clock.part("wait"):
                     ready = leases.gather(self.settings.groups, lambda: self.stopping)
+                    if ready and (again := self._recipe.replay(self.step + 1)) is not None:
+                        leases.recall(again.count, again.wanted)
                 if ready and (report := self._train(leases)) is not None:
                     for sink in self.sinks:
                         sink.write(report)

@@ -8,6 +8,7 @@ A recipe is a dataclass; its fields are its options (`[trainer.options]`). It ov
     credit(step)               advantages, weights and whatever else its loss wants, as arrays over tokens
     loss(predicted, batch, policy_loss)     the loss of a batch, on every rank
     updates(step, credit)      the optimiser's steps, in order; by default epochs and minibatches of the settings
+    replay(step)               which groups of before come back
     turn_cap(step)             the most turns of the attempts to come
     state(), restore(state)    what must survive a restart: JSON, saved with each checkpoint
 
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rolltap.contract.trainer import Replay
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.estimators import normalise
 from rolltap.trainer_client.step import POLICY, Credit, RowView, Step
@@ -50,6 +52,14 @@ class ValueHead:
 
     lr: float = 1e-4
     moves_policy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedGroups:
+    """At most `count` groups that `wanted` describes; fewer where there are no more."""
+
+    count: int
+    wanted: Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,10 @@ class Recipe:
     """Whether `predicted.entropy_M` has a gradient."""
     whole: ClassVar[bool] = False
     """Whether all rows of a rollout must be in one batch."""
+
+    def replay(self, step: int) -> ReplayedGroups | None:
+        """Which groups of before are trained again beside the fresh ones of the step to `step`."""
+        return None
 
     def networks(self) -> Mapping[str, ReadNetwork]:
         """Further models to read, by name."""

@@ -44,6 +44,8 @@ class StepRollout:
     roles: Mapping[str, float]
     """Sums of the rewards of scope `role:<name>`, by name."""
     tags: tuple[str, ...]
+    replayed: bool = False
+    """Whether its group was trained before."""
     hint: Hint = ""
     """The `hint` in the detail of one of its rewards, else in the task's spec: text, or token ids."""
 
@@ -269,6 +271,7 @@ def view(
                 sum(int(segment.loss_mask.sum()) for segment in segments),
                 _by_scope(record, "role"),
                 group.task.tags,
+                group.replay,
                 _hint(record, group),
             )
             turns += _turns(record, segments, len(rollouts), len(rows))

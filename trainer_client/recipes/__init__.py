@@ -24,6 +24,7 @@ from rolltap.trainer_client.recipes.rise import RISE
 from rolltap.trainer_client.recipes.rloo import RLOO
 from rolltap.trainer_client.recipes.seeupo import SeeUPO
 from rolltap.trainer_client.recipes.skill_sd import SkillSD
+from rolltap.trainer_client.recipes.spear import SPEAR
 from rolltap.trainer_client.recipes.spiral import SPIRAL
 from rolltap.trainer_client.recipes.ssp import SSP
 from rolltap.trainer_client.recipes.steppo import StepPO
@@ -54,6 +55,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "rloo": RLOO,
     "seeupo": SeeUPO,
     "skill_sd": SkillSD,
+    "spear": SPEAR,
     "spiral": SPIRAL,
     "ssp": SSP,
     "steppo": StepPO,

@@ -97,6 +97,8 @@ class Plane:
     def _lease(self, body: dict[str, Any]) -> bytes:
         if body["policy"] != self.policy:
             raise UnknownPolicy(f"no policy {body['policy']!r}; known: {self.policy}", param="policy")
+        if body.get("replay") is not None:
+            return self._replay(body)
         self.changed.wait_for(lambda: len(self.ready) >= body["at_least"], timeout=body["wait"])
         taken, self.ready = self.ready[: body["groups"]], self.ready[body["groups"] :]
         if not taken:
@@ -106,6 +108,18 @@ class Plane:
         self.leases[f"lease-{token}"] = Held(token, taken)
         return wire.pack(
             Lease(f"lease-{token}", body["trainer"], self.policy, token, body["ttl"], self.version, tuple(taken))
+        )
+
+    def _replay(self, body: dict[str, Any]) -> bytes:
+        """Acknowledged groups again, the newest first."""
+        trained = [group for held in self.leases.values() if held.step is not None for group in held.groups]
+        again = [replace(group, replay=True) for group in reversed(trained) if not group.replay][: body["groups"]]
+        if not again:
+            return b""
+        token = len(self.leases) + 1
+        self.leases[f"lease-{token}"] = Held(token, again)
+        return wire.pack(
+            Lease(f"lease-{token}", body["trainer"], self.policy, token, body["ttl"], self.version, tuple(again))
         )
 
     def _on_lease(self, lease_id: str, verb: str, body: dict[str, Any]) -> dict[str, Any]:

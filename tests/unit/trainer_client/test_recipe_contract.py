@@ -72,7 +72,7 @@ def packed_readings(learner: Learner, planner: planning.Planner, step: Step) -> 
     found = {}
     for name, one in planner.recipe.passes(step).items():
         views = step.views() if one.views is None else one.views
-        packs = planner.packer(1)(planning.rows_to_read(step, views))
+        packs = planner.packer(1, alone=False)(planning.rows_to_read(step, views))
         readouts = [learner.read(one.network, collate(pack)) for pack in packs]
         found[name] = planning.read_views(step, views, packs, readouts)
     return replace(step, readings=found)
@@ -174,7 +174,7 @@ def test_packed_it_has_the_gradient_of_plain_rows(name: str, model: Path, tmp_pa
     read = packed_readings(learner, planner, step)
     ours = []
     for rows in planner.updates(read, packed_recipe.credit(read)):
-        batches = [collate(pack) for pack in planner.packer(1)(rows)]
+        batches = [collate(pack) for pack in planner.packer(1, alone=False)(rows)]
         ours.append([packed_recipe.loss(learner.predict(one), one, policy_loss).loss for one in batches])
 
     planner = planning.Planner(plain_recipe, settings)
@@ -257,6 +257,14 @@ def test_the_turn_cap_of_a_recipe_is_set_when_it_changes(plane: Plane, url: str,
     offer(plane, 0, 6)
     run(made("agentgym_rl", model, tmp_path, url=url, steps=3, options={"every": 2, "rounds": (4, 9)}))
     assert plane.caps == [4, 9]
+
+
+def test_groups_of_before_come_back_beside_fresh_ones(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    offer(plane, 0, 4)
+    run(made("spear", model, tmp_path, url=url, options={"groups": 1, "steps": 2}))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["groups"] for line in lines] == [2, 3]
+    assert {name: plane.acked[name] for name in ("g0", "g2", "g3")} == {"g0": 1, "g2": 2, "g3": 2}
 
 
 def _dying(save: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from rolltap.contract.leases import LeasedGroup
 from rolltap.errors import ConfigError
 from rolltap.trainer_client import estimators
 from rolltap.trainer_client.critic import value_loss
@@ -25,6 +26,7 @@ from rolltap.trainer_client.recipes.epo import EPO, phase
 from rolltap.trainer_client.recipes.infopo import InfoPO
 from rolltap.trainer_client.recipes.seeupo import MOST_TURNS, later_ratios
 from rolltap.trainer_client.recipes.skill_sd import SkillSD
+from rolltap.trainer_client.recipes.spear import SPEAR
 from rolltap.trainer_client.recipes.ssp import proposer_reward
 from rolltap.trainer_client.recipes.tt_opd import TTOPD, length_reward
 from rolltap.trainer_client.settings import load_trainer_settings
@@ -353,3 +355,30 @@ def test_tcod_prefers_what_the_teacher_prefers_and_grows_the_horizon() -> None:
 def test_agentgym_rl_grows_the_horizon() -> None:
     recipe = make_recipe("agentgym_rl", {})
     assert [recipe.turn_cap(done) for done in (0, 99, 100, 250, 999)] == [10, 10, 20, 30, 30]
+
+
+def replayed(name: str, outcomes: Sequence[float]) -> LeasedGroup:
+    return replace(scripted(name, [[0.0]] * len(outcomes), outcomes), replay=True)
+
+
+def test_spear_imitates_what_was_better_than_usual() -> None:
+    """Group means .4 and .6: median .5. Replayed rewards 1, .6 and .2 → .5 and .1, the last is left out."""
+    recipe = SPEAR(bonus=False, steps=4)
+    assert [SPEAR().ramp(step) for step in (0, 75, 150, 300)] == pytest.approx([0, 0.146, 0.5, 1], abs=1e-3)
+    recipe.restore({"means": [0.4, 0.6]})
+    step = view([scripted("g", [[0.0], [0.0]], [1.0, 0.0]), replayed("r", [1.0, 0.6, 0.2])], number=3)
+    credit = recipe.credit(step)
+    assert by_turn(step, credit)[:4] == pytest.approx([0.5, -0.5, 0.5, 0.1])
+    assert credit.weights is not None
+    shares = [float(credit.weights[turn.row][turn.places[0]]) for turn in step.turns]
+    assert shares == pytest.approx([5 / 2, 5 / 2, 0.5 * 5 / 2, 0.5 * 5 / 2, 0])  # of 1/5 each: means over their own
+    assert recipe.state() == {"means": [0.4, 0.6, 0.5]}
+
+
+def test_spear_pays_tool_calls_while_it_explores() -> None:
+    recipe = SPEAR()
+    assert [recipe.tool_bonus(np.array([3, 20]), step).tolist() for step in (0, 100, 200)] == [
+        pytest.approx([0.3, 1]), pytest.approx([0.15, 0.5]), pytest.approx([0, 0]),
+    ]  # fmt: skip
+    step = view([scripted("g", [[0.0, 0.0, 0.0], [0.0]], [0.0, 0.0])])
+    assert by_turn(step, recipe.credit(step)) == pytest.approx([0.1, 0.1, 0.1, -0.1])
