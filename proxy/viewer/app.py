@@ -138,6 +138,10 @@ def _add_session_pages(app: FastAPI, pages: Pages) -> None:
     async def session(session_id: str, start: Start = 0) -> str:
         return await pages.session(session_id, start)
 
+    @app.get("/sessions/{session_id}/whole", response_class=HTMLResponse)
+    async def whole_session(session_id: str, start: Start = 0) -> str:
+        return await pages.whole_session(session_id, start)
+
     @app.get("/sessions/{session_id}/turns", response_class=HTMLResponse)
     async def turns(session_id: str, start: Start = 0) -> str:
         return await pages.turns(session_id, start)

@@ -40,6 +40,9 @@ ORDERS = {
     "breaks": "Breaks",
     "errors": "Errors",
 }
+LONG = 300
+"""A session of more calls takes a while to read; it is kept for the next page of it."""
+
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "effort", "thinking")
 """What of a call's sampling is shown, where it is set."""
 
@@ -53,6 +56,7 @@ class Pages:
     reader: RecordReader
     store: str
     engines: Callable[[str], Sequence[EngineLine]] = lambda policy: ()
+    _read: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(4))
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
     def _render(self, template: str, section: str, **values: Any) -> str:
@@ -90,9 +94,18 @@ class Pages:
         )
 
     async def session(self, session_id: str, start: int) -> str:
+        """The transcript; of a long session a page that asks for it, so that something is seen at once."""
+        summary = (await self.reader.summaries([session_id])).get(session_id)
+        if summary is not None and summary.calls > LONG and session_id not in self._read:
+            whole = f"/view/sessions/{quote(session_id, safe='')}/whole?from={start}"
+            return self._render("session_shell.html", "Sessions", s=summary, whole=whole)
+        return await self.whole_session(session_id, start, "session.html")
+
+    async def whole_session(self, session_id: str, start: int, template: str = "session_whole.html") -> str:
         detail = await self.reader.session(session_id)
         values = await self._turns(detail, start)
-        return self._session_page("session.html", "Transcript", detail, current=None, **values)
+        self._read[session_id] = True
+        return self._session_page(template, "Transcript", detail, current=None, **values)
 
     async def turns(self, session_id: str, start: int) -> str:
         """The turns from `start` on, as a fragment of the page."""
@@ -136,12 +149,10 @@ class Pages:
         return f"/view/calls/{quote(line.id, safe='')}" if line else f"/view/sessions/{quote(session_id, safe='')}"
 
     async def call(self, call_id: str) -> str:
-        call = await self.reader.call(call_id)
-        detail = await self.reader.session(call.line.session_id)
+        session_id, asked = await self.reader.sampling(call_id)
+        detail = await self.reader.session(session_id)
         values = await self._call_values(detail, call_id)
-        sampling = {
-            name.replace("_", " "): value for name, value in call.sampling_sent.items() if value and name in SAMPLING
-        }
+        sampling = {name.replace("_", " "): value for name, value in asked.items() if value and name in SAMPLING}
         return self._session_page("call.html", "Tokens", detail, sampling=sampling, **values)
 
     async def _call_values(self, detail: SessionDetail, call_id: str) -> dict[str, Any]:

@@ -255,9 +255,10 @@ function scheduleMap() {
 }
 map.addEventListener("click", async (event) => {
   const index = Math.floor((event.offsetX / map.clientWidth) * call.total);
-  const run = call.runs.find((one) => one.start <= index && index < one.end);
-  if (!run) return;
-  run.toggle(true);
+  const at = call.runs.findIndex((one) => one.start <= index && index < one.end);
+  if (at < 0) return;
+  if (at < drawnFrom) drawEarlier(at);
+  call.runs[at].toggle(true);
   const chunk = $$(".chunk", flow).find((one) => Number(one.dataset.start) <= index && index < Number(one.dataset.end));
   if (chunk.classList.contains("wait")) { inView.unobserve(chunk); await drawChunk(chunk); }
   const token = $(`.tok[data-i="${index}"]`, flow);
@@ -267,14 +268,39 @@ map.addEventListener("click", async (event) => {
 addEventListener("resize", scheduleMap);
 document.addEventListener("themechange", scheduleMap);
 
-$("#unfold").addEventListener("click", () => call?.runs.forEach((run) => run.toggle(true)));
+$("#unfold").addEventListener("click", () => call?.runs.slice(drawnFrom).forEach((run) => run.toggle(true)));
+
+// A call deep in a long session has thousands of runs: the last ones are drawn, those before them a page at a time.
+const RUNS = 60;
+let drawnFrom = 0;
 
 function drawCall() {
   cursor = null;
-  flow.replaceChildren(...call.runs.map((run) => drawRun(run, run.own)));
+  drawnFrom = Math.max(0, call.runs.length - RUNS);
+  flow.replaceChildren(...call.runs.slice(drawnFrom).map((run) => drawRun(run, run.own)));
+  offerEarlier();
   if (!call.runs.length) flow.textContent = "This call has no tokens on record.";
   colour(mode);
   drawMap();
+}
+
+function drawEarlier(from) {
+  $("#earlier")?.remove();
+  flow.prepend(...call.runs.slice(from, drawnFrom).map((run) => drawRun(run, false)));
+  drawnFrom = from;
+  offerEarlier();
+}
+
+function offerEarlier() {
+  if (drawnFrom === 0) return;
+  const offer = document.createElement("button");
+  offer.id = "earlier";
+  offer.type = "button";
+  offer.className = "plain";
+  const before = call.runs[drawnFrom - 1];
+  offer.textContent = `▸ tokens 0 to ${number(before.end)}, by calls ${call.runs[0].number} to ${before.number}: show the last of them`;
+  offer.addEventListener("click", () => drawEarlier(Math.max(0, drawnFrom - RUNS)));
+  flow.prepend(offer);
 }
 
 // In a file, `#tokens-CALL` shows that call; a page shows its own.

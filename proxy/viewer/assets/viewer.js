@@ -37,6 +37,8 @@ async function load(place) {
     const page = new DOMParser().parseFromString(await reply.text(), "text/html");
     place.replaceWith(...page.body.childNodes);
     watchLazy();
+    settleOutline();
+    if (location.hash.startsWith("#call-") && place.parentElement?.id !== "turns") $(location.hash)?.scrollIntoView();
   } catch (error) {
     place.textContent = `could not be loaded (${error.message}); click to try again`;
     place.onclick = () => load(place);
@@ -69,9 +71,11 @@ async function follow() {
 if ($("[data-live]")) setInterval(() => follow().catch(() => {}), EVERY_MS);
 
 // The outline marks the turn in view.
-const outline = $("#outline");
-if (outline && matchMedia("(max-width: 860px)").matches) outline.open = false;
-$(".outline [aria-current]")?.scrollIntoView({ block: "center" });
+function settleOutline() {
+  if (matchMedia("(max-width: 860px)").matches && $("#outline")) $("#outline").open = false;
+  $(".outline [aria-current]")?.scrollIntoView({ block: "center" });
+}
+settleOutline();
 
 function turnInView() {
   const turns = $$("[data-turn]");
@@ -79,26 +83,24 @@ function turnInView() {
 }
 
 let ticking = false;
-if ($("#turns")) {
-  document.addEventListener("scroll", () => {
-    if (ticking) return;
-    ticking = true;
-    requestAnimationFrame(() => {
-      ticking = false;
-      const number = turnInView()?.id.replace("call-", "");
-      const entry = number && $(`.outline a[data-call="${number}"]`);
-      const marked = $(".outline [aria-current]");
-      if (!entry || entry === marked) return;
-      marked?.removeAttribute("aria-current");
-      entry.setAttribute("aria-current", "true");
-      entry.scrollIntoView({ block: "nearest" });
-    });
-  }, { passive: true });
-}
+document.addEventListener("scroll", () => {
+  if (ticking || !$("#turns")) return;
+  ticking = true;
+  requestAnimationFrame(() => {
+    ticking = false;
+    const number = turnInView()?.id.replace("call-", "");
+    const entry = number && $(`.outline a[data-call="${number}"]`);
+    const marked = $(".outline [aria-current]");
+    if (!entry || entry === marked) return;
+    marked?.removeAttribute("aria-current");
+    entry.setAttribute("aria-current", "true");
+    entry.scrollIntoView({ block: "nearest" });
+  });
+}, { passive: true });
 
 // Outline links stay on the page while their turn is on it.
-outline?.addEventListener("click", (event) => {
-  const number = event.target.closest("a[data-call]")?.dataset.call;
+document.addEventListener("click", (event) => {
+  const number = event.target.closest(".outline a[data-call]")?.dataset.call;
   const turn = number && $("#turns") && document.getElementById(`call-${number}`);
   if (!turn) return;
   event.preventDefault();

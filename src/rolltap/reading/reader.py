@@ -155,6 +155,11 @@ class RecordReader:
             notes=tuple(note for note in notes if note.call_id == call_id),
         )
 
+    async def sampling(self, call_id: str) -> tuple[str, dict[str, Any]]:
+        """The session of a call, and what the engine was asked to sample by. Costs no reading of its messages."""
+        decoded = await self._decode_of(call_id)
+        return decoded.session.id, plain(decoded.rows[call_id].intent.sampling_sent)
+
     async def _conversation(self, decoded: DecodedSession, call_id: str) -> list[MessageView]:
         """The call's messages and its reply."""
         messages, _, _ = await self._messages(decoded, call_id)

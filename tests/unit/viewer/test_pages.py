@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rolltap.proxy.viewer import pages
 from rolltap.proxy.viewer.access import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
 
@@ -105,12 +106,12 @@ async def test_a_chunk_of_tokens_is_what_the_reader_says(viewed: Viewed):
 
 async def test_recorded_text_runs_nowhere_and_hides_nothing(viewed: Viewed):
     session_id = await hostile_session(viewed)
-    pages = await every_page(viewed, session_id)
-    for page in pages:
+    shown_pages = await every_page(viewed, session_id)
+    for page in shown_pages:
         elements = Elements(page)
         assert elements.problems == []
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e]", page)
-    shown = "".join(Elements(pages[4]).texts)
+    shown = "".join(Elements(shown_pages[4]).texts)
     assert shown.count("␛[2J⟨202E⟩gnp.exe⟨200B⟩{{ 7 * 7 }}&lt;") >= 4, "system, user, tool and reply"
     assert "<script>window.broken = 1</script>" in unescape(shown)
 
@@ -193,3 +194,16 @@ def test_links_and_cookies_end(use: str):
     assert access.redeem(cookie) is None
     now[0] += 8 * 86_400
     assert not access.allows(cookie)
+
+
+async def test_a_long_session_is_announced_before_it_is_read(viewed: Viewed, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pages, "LONG", 1)
+    talk = await viewed.reading.talk()
+    await talk.two_turns()
+    first = await viewed.get(f"/sessions/{talk.session_id}?from=1")
+    assert "Reading 2 calls" in first
+    assert QUESTION["content"] not in first
+    whole = re.search(r'data-lazy="([^"]+)"', first)
+    assert whole is not None
+    assert "stripes.txt" in await viewed.get(whole[1].removeprefix("/view"))
+    assert "stripes.txt" in await viewed.get(f"/sessions/{talk.session_id}"), "it is kept for the next page"
