@@ -1,0 +1,75 @@
+"""What docs/security.md says is so: its table is of now, its tests are there; secrets and pins are as promised."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SECURITY = runpy.run_path(str(ROOT / "scripts" / "security_page.py"))
+SECRETS = re.compile(r"(?:.*_)?(?:key|secret|signature|mac|password)")
+COMPARED = [*(ROOT / "proxy" / "front").glob("*.py"), *(ROOT / "proxy" / "sessions").glob("*.py"),
+            *(ROOT / "proxy" / "viewer").glob("*.py"), *(ROOT / "proxy" / "routes").glob("*.py"),
+            ROOT / "src" / "rolltap" / "engine" / "keyed.py"]  # fmt: skip
+ADVISORIES = {
+    "aiohttp": (3, 14, 3),
+    "cryptography": (48, 0, 1),
+    "pillow": (12, 3, 0),
+    "pyjwt": (2, 13, 0),
+    "starlette": (1, 3, 1),
+}
+"""The first releases without a known hole; LiteLLM's malicious ones are named in `FORBIDDEN`."""
+FORBIDDEN = {"litellm": {(1, 82, 7), (1, 82, 8), (1, 107, 0)}}
+
+
+def test_the_table_of_controls_is_of_now() -> None:
+    assert (ROOT / "docs" / "security.md").read_text(encoding="utf-8") == SECURITY["page"]()
+    assert len(SECURITY["CONTROLS"]) == 25
+
+
+@pytest.mark.parametrize("name", sorted({test for control in SECURITY["CONTROLS"] for test in control.tests}))
+def test_every_control_names_a_test_that_is_there(name: str) -> None:
+    file, _, test = name.partition("::")
+    assert re.search(rf"def {test}\(", (ROOT / "tests" / file).read_text(encoding="utf-8"))
+
+
+def named_secret(node: ast.expr) -> bool:
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return bool(SECRETS.fullmatch(name))
+
+
+def secrets_compared(source: str) -> list[str]:
+    """The comparisons of secrets by `==` or `!=`, with anything but a constant."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], ast.Eq | ast.NotEq)
+        and any(map(named_secret, (node.left, node.comparators[0])))
+        and not any(isinstance(side, ast.Constant) for side in (node.left, node.comparators[0]))
+    ]
+
+
+def test_no_secret_is_compared_with_equals() -> None:
+    assert secrets_compared("if sent == self._key: pass")
+    assert len(COMPARED) > 10
+    assert {
+        path.name: found for path in COMPARED if (found := secrets_compared(path.read_text(encoding="utf-8")))
+    } == {}
+
+
+def pins() -> dict[str, tuple[int, ...]]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found = (re.match(r"([\w.-]+)==(\d+(?:\.\d+)*)", line) for line in lines)
+    return {match[1].lower(): tuple(map(int, match[2].split("."))) for match in found if match}
+
+
+def test_pins_are_above_known_advisories() -> None:
+    tested = pins()
+    assert {name: tested[name] for name, least in ADVISORIES.items() if tested.get(name, least) < least} == {}
+    assert {name for name, bad in FORBIDDEN.items() if tested.get(name) in bad} == set()
+    assert '"aiohttp>=3.14.3,<4"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
