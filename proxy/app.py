@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,8 @@ from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
+from rolltap.proxy.metrics.calls import Metrics
+from rolltap.proxy.metrics.loop_lag import watch_loop
 from rolltap.proxy.planes import admin_app, trainer_app
 from rolltap.proxy.routes.model import AgentPlane
 from rolltap.proxy.routes.services import CheckTask, Services
@@ -49,7 +51,7 @@ from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import reader_on
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules, session_rules
-from rolltap.settings import Settings, with_keys
+from rolltap.settings import LimitSettings, Settings, with_keys
 from rolltap.types import Session, Trajectory
 
 log = logging.getLogger("rolltap.app")
@@ -105,6 +107,7 @@ class Rolltap:
     async def _prepare(self) -> None:
         """Closes what a former process left open, and learns what the engines can do."""
         recorder = self.services.recorder
+        self._start(watch_loop(recorder.metrics.loop_lag))
         aborted = await self.call_log.abort_orphans([recorder.process], at=recorder.now())
         if aborted:
             log.warning("%d calls that a former process left open are recorded as aborted", aborted)
@@ -112,9 +115,13 @@ class Rolltap:
             state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.source.vocabulary)
             runtime.version = state.version
             if not await self._probe(runtime):
-                task = asyncio.create_task(self._probe_until_up(runtime))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start(self._probe_until_up(runtime))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` beside the calls until the server stops."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _probe(self, runtime: Policy) -> bool:
         try:
@@ -212,21 +219,29 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
             call_log, rules=lambda session: _rules(session, settings), vocabulary=Vocabularies(policies).of_policy
         ),
     )
+    counted, gated = recorder.metrics.counted, _gates(keyring, settings.limits, recorder.metrics)
+    view_access = Access(settings.keys.secret + settings.keys.admin)
+    pages = Pages(services.reader, call_log.database.name, engines_of(policies))
+    planes = {
+        "agent": AgentPlane(
+            known_dialects(), path, Queries(admission, policies, responses), settings.limits, counted("agent")
+        ),
+        "trainer": gated("trainer", trainer_app(services, keyring)),
+        "admin": gated("admin", mount(admin_app(services, keyring), pages, view_access, _may_view(keyring))),
+    }
+    return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access)
+
+
+def _gates(keyring: Keyring, limits: LimitSettings, metrics: Metrics) -> Callable[[str, FastAPI], Gate]:
+    """What puts a gate before a plane's application."""
 
     async def knows(key: str) -> bool:
         return await keyring.caller(key) is not None
 
-    def gated(app: FastAPI) -> Gate:
-        return Gate(app, knows, int(settings.limits.request_mb * 1_000_000), settings.limits.receipt_s)
+    def gated(plane: str, app: FastAPI) -> Gate:
+        return Gate(app, knows, int(limits.request_mb * 1_000_000), limits.receipt_s, metrics.counted(plane))
 
-    view_access = Access(settings.keys.secret + settings.keys.admin)
-    pages = Pages(services.reader, call_log.database.name, engines_of(policies))
-    planes = {
-        "agent": AgentPlane(known_dialects(), path, Queries(admission, policies, responses), settings.limits),
-        "trainer": gated(trainer_app(services, keyring)),
-        "admin": gated(mount(admin_app(services, keyring), pages, view_access, _may_view(keyring))),
-    }
-    return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access)
+    return gated
 
 
 def _may_view(keyring: Keyring) -> MayView:

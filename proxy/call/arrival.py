@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ class Arrival:
 
     dialect: Dialect
     wire: WireRequest
+    at: float = field(default_factory=time.perf_counter)
     has_session: bool = False  # from here on a refusal can be recorded
     session: LiveSession = field(init=False)
     request: ChatRequest = field(init=False)

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rolltap.proxy.call.metrics import CallCounts
 from rolltap.proxy.continuation.forest import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, SampleChunk, SampleRequest
+from rolltap.proxy.metrics.calls import CallCounts
 from rolltap.types import Flaw, Float32, VersionSpan
 
 SENT = ("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
@@ -28,11 +28,13 @@ class SampledTokens:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     missing: bool = False  # a chunk came without log-probs
+    first_at: float = 0.0  # when the first chunk came (`time.perf_counter`)
     versions: tuple[VersionSpan, ...] | None = None
     extras: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
     def take(self, chunk: SampleChunk, end: int) -> None:
         """Adds a chunk's tokens up to the `end`-th of the whole output: a stop string may end it earlier."""
+        self.first_at = self.first_at or time.perf_counter()
         size = min(len(chunk.token_ids), end - len(self.ids))
         self.ids += chunk.token_ids[:size]
         self._add_logprobs(chunk.logprobs, size)
@@ -45,6 +47,7 @@ class SampledTokens:
 
     def take_chat(self, chunk: ChatChunk) -> None:
         """Adds the tokens behind a chat upstream's chunk."""
+        self.first_at = self.first_at or time.perf_counter()
         self.ids += chunk.token_ids
         self._add_logprobs(chunk.logprobs, len(chunk.token_ids))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -65,6 +66,7 @@ class CallPath:
         try:
             await self._admission.admit(arrival)
             arrival.policy.source.check(arrival.request)
+            self._recorder.metrics.stage("admit", arrival.at)
             with arrival.session.slot(self._limits.calls_at_once):
                 flight = self._joined(arrival) or await self._place(arrival)
                 await self._answer(flight, arrival, http)
@@ -93,6 +95,7 @@ class CallPath:
     async def _place(self, arrival: Arrival) -> InFlightRequest:
         """Finds the parent, plans the prompt, takes the calls into the forest, and sets them going."""
         session, request, source = arrival.session, arrival.request, arrival.policy.source
+        started = time.perf_counter()
         async with session.planning:
             call_ids = [new_id() for _ in range(request.sampling.n)]
             plan = await source.plan(call_ids[0], session.forest, request)
@@ -103,6 +106,7 @@ class CallPath:
             calls = source.open(arrival, plan, call_ids)
             for call in calls:
                 session.forest.add(call.node)
+        self._recorder.metrics.stage("plan", started)
         handle = self._handles.mint(calls[0].id, MAX_POSITION)
         flight = InFlightRequest(request, session, arrival.policy, arrival.body_hash, calls, handle)
         if source.replayable:
@@ -160,8 +164,12 @@ class CallPath:
         async def begin() -> None:
             await self._record_intent(flight, call)
 
+        started, metrics = time.perf_counter(), self._recorder.metrics
         await flight.policy.source.run(call, arrival, begin, flight.publish)
+        metrics.stage("engine", started)
         tokens = call.sampled
+        if tokens.first_at:
+            metrics.first_token(flight.policy.name, tokens.first_at - arrival.at)
         if tokens.versions:
             flight.policy.stated_version = tokens.versions[-1].version
         elif tokens.ids and tokens.versions is None and await self._versions.behind(flight.policy, call.version):

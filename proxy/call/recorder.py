@@ -17,7 +17,7 @@ from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestPar
 from rolltap.crash import crash_point
 from rolltap.errors import RolltapError
 from rolltap.ids import new_id
-from rolltap.proxy.call.metrics import CallCounts, Metrics
+from rolltap.proxy.metrics.calls import CallCounts, Metrics
 from rolltap.types import CallKind, Finish, Outcome, Session
 
 log = logging.getLogger("rolltap.recorder")
@@ -43,7 +43,9 @@ class Recorder:
         if intent.session_id not in self._announced:
             self._announced[intent.session_id] = None
             log.info("session %s: first call, %s to policy %s", intent.session_id, intent.dialect, intent.policy)
+        started = time.perf_counter()
         await self._log.append_intent(intent)
+        self.metrics.stage("intent", started)
         self.metrics.began(intent.policy, intent.break_.reason if intent.break_ else None)
         crash_point("intent.written")
 
@@ -51,9 +53,11 @@ class Recorder:
         """Returns when the completion is durable."""
         crash_point("completion")
         outcome: str = "unrecorded"
+        started = time.perf_counter()
         try:
             await self._log.append_completion(completion)
             outcome = completion.outcome
+            self.metrics.stage("completion", started)
         finally:
             self.metrics.ended(policy, outcome, completion.flaw, counts)
             if completion.outcome is Outcome.ENGINE_ERROR:
@@ -91,7 +95,8 @@ class Recorder:
 
     def delivered(self, call_ids: Sequence[str], delivered: bool) -> None:
         """Notes whether the reply reached the client; rides along with a later commit."""
-        self.metrics.undelivered += 0 if delivered else len(call_ids)
+        if not delivered:
+            self.metrics.undelivered(len(call_ids))
         for call_id in call_ids:
             written = self._log.append_delivery(call_id, delivered)
             self._deliveries.add(written)

@@ -15,6 +15,7 @@ import msgspec
 from rolltap.errors import RolltapError, Unauthenticated
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.dialects.base import WireReply
+from rolltap.proxy.metrics.calls import CountedSend, uncounted
 
 KnowsKey = Callable[[str], Awaitable[bool]]
 """Whether a key is one of any role."""
@@ -23,13 +24,17 @@ KnowsKey = Callable[[str], Awaitable[bool]]
 class Gate:
     """An ASGI application around a plane's. `body_bytes` and `receipt_s` bound what a keyed request brings."""
 
-    def __init__(self, app: Any, knows: KnowsKey, body_bytes: int, receipt_s: float) -> None:
+    def __init__(
+        self, app: Any, knows: KnowsKey, body_bytes: int, receipt_s: float, counted: CountedSend = uncounted
+    ) -> None:
         self.app = app
         self._knows = knows
         self._body_bytes = body_bytes
         self._receipt_s = receipt_s
+        self._counted = counted
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        send = self._counted(send)
         http = HttpExchange(scope, receive, send)
         if not http.announced():
             await self.app(scope, receive, send)

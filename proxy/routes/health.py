@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from rolltap.proxy.routes.metrics import engines_up
+from rolltap.proxy.metrics.standing import engines_up
 from rolltap.proxy.routes.services import Services
 
 SPOOL = {None: "none", True: "ok", False: "full"}

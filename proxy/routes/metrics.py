@@ -1,31 +1,22 @@
-"""`GET /metrics`: this process's counters for Prometheus, by admin key."""
+"""`GET /metrics` for Prometheus, by admin or viewer key: this process's counters, and how things stand."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from rolltap.proxy.call.metrics import CONTENT_TYPE
-from rolltap.proxy.call.policies import Policy
-from rolltap.proxy.engines.pool import EnginePool
+from rolltap.proxy.metrics.standing import StandingWatch, registry_of
 from rolltap.proxy.routes.services import Services
 
 
 def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["metrics"])
+    watch = StandingWatch(services)
 
     @routes.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        policies = list(services.policies)
-        engines = {name: up for policy in policies for name, up in engines_up(policy)}
-        versions = {policy.name: policy.version for policy in policies}
-        text = services.recorder.metrics.text(forged=services.handles.forged, versions=versions, engines=engines)
-        return Response(text, media_type=CONTENT_TYPE)
+        """Each process of `--workers` counts for itself; the ledger's series are the same from all of them."""
+        now = generate_latest(registry_of(await watch.look()))
+        return Response(generate_latest(services.recorder.metrics.registry) + now, media_type=CONTENT_TYPE_LATEST)
 
     return routes
-
-
-def engines_up(policy: Policy) -> list[tuple[str, bool]]:
-    """The engine, or each replica of a pool, and whether it serves as far as is known."""
-    if isinstance(policy.engine, EnginePool):
-        return [(replica.engine.name, policy.up and not replica.ejected) for replica in policy.engine.replicas]
-    return [(policy.engine.name, policy.up)]

@@ -22,6 +22,7 @@ from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.dialects.base import Action, Dialect, WireReply, WireRequest
 from rolltap.proxy.dialects.probes import PROBES
+from rolltap.proxy.metrics.calls import CountedSend, uncounted
 from rolltap.settings import LimitSettings
 
 log = logging.getLogger("rolltap.agent_plane")
@@ -52,8 +53,15 @@ class AgentPlane:
     """The plane as an ASGI application."""
 
     def __init__(
-        self, dialects: Mapping[str, Dialect], path: CallPath, queries: Queries, limits: LimitSettings
+        self,
+        dialects: Mapping[str, Dialect],
+        path: CallPath,
+        queries: Queries,
+        limits: LimitSettings,
+        counted: CountedSend = uncounted,
     ) -> None:
+        """`counted` wraps a request's `send`, so that its reply's status is counted."""
+        self._counted = counted
         self._path = path
         self._limits = limits
         self._fallback = next(iter(dialects.values()))
@@ -75,7 +83,7 @@ class AgentPlane:
             self._add(probe.path, probe.methods, WireReply(probe.status, probe.body, headers))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        http = HttpExchange(scope, receive, send)
+        http = HttpExchange(scope, receive, self._counted(send))
         path, session = scope["path"], None
         if path.startswith("/s/") and (match := SESSION_PREFIX.fullmatch(path)):
             session, path = match[1], match[2]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -83,20 +84,22 @@ class AdminRoutes:
         """Prometheus text with vLLM's names."""
         active, waiting = self._loop.load
         counts = self._loop.counts
-        values = {
-            "num_requests_running": active,
-            "num_requests_waiting": waiting,
+        registry = CollectorRegistry()
+        for name, value in {"num_requests_running": active, "num_requests_waiting": waiting}.items():
+            Gauge(f"vllm:{name}", "", registry=registry).set(value)
+        totals = {
             "prompt_tokens_total": counts["prompt_tokens"],
             "generation_tokens_total": counts["generation_tokens"],
             "prefix_cache_queries_total": counts["prompt_tokens"],
             "prefix_cache_hits_total": counts["prefix_hits"],
         }
-        lines = [f"vllm:{name} {value}" for name, value in values.items()]
+        for name, value in totals.items():
+            Counter(f"vllm:{name}", "", registry=registry).inc(value)
+        finished = Counter("vllm:request_success_total", "", ["finished_reason"], registry=registry)
         for name, value in counts.items():
             if name.startswith("finished:"):
-                reason = name.removeprefix("finished:")
-                lines.append(f'vllm:request_success_total{{finished_reason="{reason}"}} {value}')
-        return PlainTextResponse("\n".join(lines) + "\n")
+                finished.labels(name.removeprefix("finished:")).inc(value)
+        return PlainTextResponse(generate_latest(registry).decode(), media_type=CONTENT_TYPE_LATEST)
 
     async def pause(self, http: HttpRequest) -> Response:
         mode: Any = http.query_params.get("mode", "abort")

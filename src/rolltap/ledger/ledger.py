@@ -33,6 +33,7 @@ from rolltap.ledger.nodes import Nodes
 from rolltap.ledger.policies import PolicyVersions
 from rolltap.ledger.rewards import Rewards
 from rolltap.ledger.rollouts import Rollouts
+from rolltap.ledger.standing import LedgerStanding, standing
 from rolltap.ledger.submissions import Submissions
 from rolltap.ledger.trainers import Trainers
 from rolltap.ledger.turn_caps import TurnCaps
@@ -77,6 +78,10 @@ class Ledger:
         await self.nodes.expire()
         while await self.groups.settle_late():
             pass
+
+    async def standing(self) -> LedgerStanding:
+        """The queue, the leases and the nodes, as they are now."""
+        return await self._uow.query(standing)
 
     @asynccontextmanager
     async def sweeping(self, every: float = SWEEP_S) -> AsyncIterator[None]:

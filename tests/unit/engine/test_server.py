@@ -260,7 +260,7 @@ async def until(engine: aiohttp.ClientSession, metric: str, value: int) -> None:
     """Waits until the engine itself reports `value`."""
     text = ""
     async with asyncio.timeout(10):
-        while f"vllm:{metric} {value}\n" not in text:
+        while f"vllm:{metric} {float(value)}\n" not in text:
             text = await (await engine.get("/metrics")).text()
 
 

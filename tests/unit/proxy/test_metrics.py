@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from rolltap.calllog.base import Condition
 from rolltap.errors import EngineError, StoreUnavailable
+from rolltap.proxy.metrics.standing import Standing, registry_of
 from rolltap.types import Outcome
 
 USER = {"role": "user", "content": "hi"}
 LINE = re.compile(r'[a-z_]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+')
+NOW = Standing(Condition(store=True), waiting=0, forged=0, versions={}, engines={}, ledger=None)
 
 
-def read(plane: Any, **given: Any) -> dict[str, float]:
-    text = plane.recorder.metrics.text(**{"forged": 0, "versions": {}, "engines": {}, **given})
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
+def series(registry: CollectorRegistry) -> dict[str, float]:
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     assert all(LINE.fullmatch(line) for line in lines)
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def read(plane: Any) -> dict[str, float]:
+    return series(plane.recorder.metrics.registry)
 
 
 async def test_calls_are_counted_by_how_they_end(plane: Any) -> None:
@@ -29,12 +37,12 @@ async def test_calls_are_counted_by_how_they_end(plane: Any) -> None:
     await plane.client.chat(USER)
     found = read(plane)
     rows = await plane.rows()
-    assert found['rolltap_calls_total{policy="tiny",outcome="completed"}'] == 2
-    assert found['rolltap_calls_total{policy="tiny",outcome="engine_error"}'] == 1
+    assert found['rolltap_calls_total{outcome="completed",policy="tiny"}'] == 2
+    assert found['rolltap_calls_total{outcome="engine_error",policy="tiny"}'] == 1
     assert found['rolltap_breaks_total{policy="tiny",reason="new_conversation"}'] == 1
-    assert found['rolltap_tokens_total{policy="tiny",kind="prompt"}'] == sum(len(row.prompt_ids) for row in rows)
+    assert found['rolltap_tokens_total{kind="prompt",policy="tiny"}'] == sum(len(row.prompt_ids) for row in rows)
     sampled = sum(len(row.completion.output_ids) for row in rows)
-    assert found['rolltap_tokens_total{policy="tiny",kind="output"}'] == sampled
+    assert found['rolltap_tokens_total{kind="output",policy="tiny"}'] == sampled
     assert found["rolltap_calls_in_flight"] == 0
     assert found["rolltap_call_seconds_count"] == found['rolltap_call_seconds_bucket{le="+Inf"}'] == 3
 
@@ -47,14 +55,25 @@ async def test_a_store_that_fails_leaves_no_call_in_flight(plane: Any, monkeypat
     await plane.client.chat(USER)
     found = read(plane)
     assert found["rolltap_calls_in_flight"] == 0
-    assert found['rolltap_calls_total{policy="tiny",outcome="unrecorded"}'] == 1
+    assert found['rolltap_calls_total{outcome="unrecorded",policy="tiny"}'] == 1
 
 
-async def test_what_is_read_at_the_time(plane: Any) -> None:
-    found = read(plane, forged=2, versions={"tiny": 7}, engines={"a": True, "c": False})
+def test_what_is_read_at_the_time() -> None:
+    now = replace(NOW, forged=2, versions={"tiny": 7}, engines={"a": True, "c": False}, waiting=3)
+    found = series(registry_of(replace(now, condition=Condition(store=False, spool=True))))
     assert found["rolltap_forged_handles_total"] == 2
     assert found['rolltap_policy_version{policy="tiny"}'] == 7
     assert found['rolltap_engine_up{engine="c"}'] == 0
+    assert (found["rolltap_store_up"], found["rolltap_spool_room"], found["rolltap_facts_waiting"]) == (0, 1, 3)
+
+
+async def test_a_call_says_where_its_time_went(plane: Any) -> None:
+    await plane.client.chat(USER)
+    found = read(plane)
+    for stage in ("admit", "plan", "intent", "engine", "completion"):
+        assert found[f'rolltap_call_stage_seconds_count{{stage="{stage}"}}'] == 1
+    assert found['rolltap_first_token_seconds_count{policy="tiny"}'] == 1
+    assert found['rolltap_first_token_seconds_sum{policy="tiny"}'] > 0
 
 
 async def test_a_store_that_refuses_one_of_several_intents_leaves_no_call_in_flight(
@@ -76,5 +95,5 @@ async def test_a_store_that_refuses_one_of_several_intents_leaves_no_call_in_fli
     assert answer.status == 503
     assert plane.engine.seen == []
     assert found["rolltap_calls_in_flight"] == 0
-    assert found['rolltap_calls_total{policy="tiny",outcome="aborted"}'] == 2
+    assert found['rolltap_calls_total{outcome="aborted",policy="tiny"}'] == 2
     assert [row.completion.outcome for row in await plane.rows()] == [Outcome.ABORTED] * 2

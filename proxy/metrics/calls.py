@@ -1,0 +1,142 @@
+"""What this process has done since it started, for Prometheus.
+
+Counted as calls pass, never read from the store. The children of labelled metrics are looked up once and kept: on the
+path of a call a count is a dictionary look-up and an addition under a lock. Several processes are summed by whoever
+scrapes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Upper bounds of the buckets that calls' durations fall into."""
+
+QUICK_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, 120.0, 600.0)
+"""Those for the stages of a call, of which most take milliseconds."""
+
+disable_created_metrics()
+
+CountedSend = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
+"""Wraps an ASGI `send`."""
+
+M = TypeVar("M", Counter, Histogram)
+
+
+class Bound(Generic[M]):
+    """A labelled metric whose children are kept."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric = metric
+        self._children: dict[tuple[str, ...], M] = {}
+
+    def __getitem__(self, labels: tuple[str, ...]) -> M:
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = self._metric.labels(*labels)
+        return child
+
+
+@dataclass(frozen=True, slots=True)
+class CallCounts:
+    """When a call began, and its tokens: of the prompt, of it those that continue a recorded context, and sampled."""
+
+    started_at: float
+    prompt: int
+    cached: int
+    output: int
+
+
+class Metrics:
+    """Counters of a proxy process, on a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._calls = self._counter("rolltap_calls_total", "Model calls that ended.", "policy", "outcome")
+        self._tokens = self._counter("rolltap_tokens_total", "Tokens of calls that ended.", "policy", "kind")
+        self._breaks = self._counter("rolltap_breaks_total", "Calls that do not extend a parent.", "policy", "reason")
+        self._flaws = self._counter("rolltap_flaws_total", "Calls whose tokens can't be trained.", "policy", "flaw")
+        self._responses = self._counter("rolltap_http_responses_total", "Replies by plane.", "plane", "status")
+        self._undelivered = Counter(
+            "rolltap_undelivered_total", "Replies that missed their client.", registry=self.registry
+        )
+        self._in_flight = Gauge(
+            "rolltap_calls_in_flight", "Calls between intent and completion.", registry=self.registry
+        )
+        self._seconds = Histogram(
+            "rolltap_call_seconds",
+            "From a call's intent to its durable completion.",
+            registry=self.registry,
+            buckets=SECONDS,
+        )
+        self._first_token = self._histogram(
+            "rolltap_first_token_seconds", "From a call's arrival to its first sampled token.", "policy"
+        )
+        self._stages = self._histogram(
+            "rolltap_call_stage_seconds",
+            "Stages of a call: admit, plan, intent (the store), engine, completion (the store).",
+            "stage",
+        )
+        self.loop_lag = Histogram(
+            "rolltap_event_loop_lag_seconds",
+            "How late the event loop woke a timer.",
+            registry=self.registry,
+            buckets=QUICK_SECONDS,
+        )
+
+    def _counter(self, name: str, what: str, *labels: str) -> Bound[Counter]:
+        return Bound(Counter(name, what, labels, registry=self.registry))
+
+    def _histogram(self, name: str, what: str, *labels: str) -> Bound[Histogram]:
+        return Bound(Histogram(name, what, labels, registry=self.registry, buckets=QUICK_SECONDS))
+
+    def began(self, policy: str, break_reason: str | None) -> None:
+        """A call's intent was written."""
+        self._in_flight.inc()
+        if break_reason is not None:
+            self._breaks[policy, break_reason].inc()
+
+    def ended(self, policy: str, outcome: str, flaw: str | None, counts: CallCounts) -> None:
+        """A call that had begun was completed."""
+        self._in_flight.dec()
+        self._calls[policy, outcome].inc()
+        if flaw is not None:
+            self._flaws[policy, flaw].inc()
+        self._tokens[policy, "prompt"].inc(counts.prompt)
+        self._tokens[policy, "cached"].inc(counts.cached)
+        self._tokens[policy, "output"].inc(counts.output)
+        self._seconds.observe(time.time() - counts.started_at)
+
+    def undelivered(self, calls: int) -> None:
+        self._undelivered.inc(calls)
+
+    def stage(self, name: str, since: float) -> None:
+        """A stage that began at `since` (`time.perf_counter`) is over."""
+        self._stages[(name,)].observe(time.perf_counter() - since)
+
+    def first_token(self, policy: str, seconds: float) -> None:
+        self._first_token[(policy,)].observe(seconds)
+
+    def counted(self, plane: str) -> CountedSend:
+        """Wraps an ASGI `send` so that the status of each reply of `plane` is counted."""
+        responses = self._responses
+
+        def wrap(send: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def counting(message: Any) -> Any:
+                if message["type"] == "http.response.start":
+                    responses[plane, str(message["status"])].inc()
+                return send(message)
+
+            return counting
+
+        return wrap
+
+
+def uncounted(send: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Stands for `Metrics.counted` where nobody counts."""
+    return send

@@ -1,0 +1,144 @@
+"""What is so at the moment of a scrape: the store, the queue, groups, leases, nodes and engines, for Prometheus.
+
+The ledger is asked at most every `KEPT_S` seconds, however many scrape; while it does not answer, its series are
+absent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from rolltap.calllog.base import Condition
+from rolltap.errors import RolltapError
+from rolltap.ledger.base import PolicyStats
+from rolltap.ledger.standing import LedgerStanding
+from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.engines.pool import EnginePool
+from rolltap.proxy.routes.services import Services
+
+KEPT_S = 10.0
+ANSWERS_WITHIN_S = 5.0
+
+Family = GaugeMetricFamily | CounterMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class FromLedger:
+    """The ledger's counts by policy, and what belongs to none."""
+
+    policies: Mapping[str, PolicyStats]
+    standing: LedgerStanding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing(Collector):
+    """A scrape's answers. `ledger` is None while it is away."""
+
+    condition: Condition
+    waiting: int
+    forged: int
+    versions: Mapping[str, int]
+    engines: Mapping[str, bool]
+    ledger: FromLedger | None
+
+    def collect(self) -> Iterator[Family]:
+        yield _gauge("rolltap_store_up", "1 where the store answers and takes what is written.", self.condition.store)
+        if self.condition.spool is not None:
+            yield _gauge("rolltap_spool_room", "1 where the spool has room for a new call.", self.condition.spool)
+        yield _gauge("rolltap_facts_waiting", "Facts in the spool or the stream, not in the store yet.", self.waiting)
+        forged = CounterMetricFamily("rolltap_forged_handles_total", "Handles that another secret signed.")
+        forged.add_metric([], self.forged)
+        yield forged
+        yield _by("rolltap_policy_version", "Weights that are sampled from.", "policy", self.versions)
+        yield _by("rolltap_engine_up", "1 where the engine or replica serves.", "engine", self.engines)
+        if self.ledger is not None:
+            yield from _of_ledger(self.ledger)
+
+
+def registry_of(standing: Standing) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(standing)
+    return registry
+
+
+class StandingWatch:
+    """Asks the parts of a server how things stand."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._asking = asyncio.Lock()
+        self._kept: tuple[float, FromLedger | None] = (float("-inf"), None)
+
+    async def look(self) -> Standing:
+        services = self._services
+        policies = list(services.policies)
+        async with self._asking:
+            asked_at, ledger = self._kept
+            if time.monotonic() > asked_at + KEPT_S:
+                ledger = await self._ask_ledger(policies)
+                self._kept = (time.monotonic(), ledger)
+        return Standing(
+            condition=await services.call_log.condition(),
+            waiting=getattr(services.call_log, "waiting", 0),
+            forged=services.handles.forged,
+            versions={policy.name: policy.version for policy in policies},
+            engines={name: up for policy in policies for name, up in engines_up(policy)},
+            ledger=ledger,
+        )
+
+    async def _ask_ledger(self, policies: Sequence[Policy]) -> FromLedger | None:
+        ledger = self._services.ledger
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                counts = {policy.name: await ledger.policies.stats(policy.name) for policy in policies}
+                return FromLedger(counts, await ledger.standing())
+        except (RolltapError, TimeoutError):
+            return None
+
+
+def engines_up(policy: Policy) -> list[tuple[str, bool]]:
+    """The engine, or each replica of a pool, and whether it serves as far as is known."""
+    if isinstance(policy.engine, EnginePool):
+        return [(replica.engine.name, policy.up and not replica.ejected) for replica in policy.engine.replicas]
+    return [(policy.engine.name, policy.up)]
+
+
+def _of_ledger(found: FromLedger) -> Iterator[Family]:
+    yield _gauge("rolltap_tasks_queued", "Submitted tasks that wait for a node.", found.standing.queued)
+    yield _gauge("rolltap_nodes", "Nodes that asked for work within the last minute.", found.standing.nodes)
+    yield _by("rolltap_leases_open", "Leases that trainers hold.", "policy", found.standing.leases)
+    groups = GaugeMetricFamily("rolltap_groups", "Groups by status.", labels=["policy", "status"])
+    rollouts = GaugeMetricFamily("rolltap_rollouts", "Rollouts by status.", labels=["policy", "status"])
+    ready = GaugeMetricFamily(
+        "rolltap_ready_groups", "Complete groups by how many updates they are behind.", labels=["policy", "staleness"]
+    )
+    for name, counts in found.policies.items():
+        for status, count in counts.groups.items():
+            groups.add_metric([name, status], count)
+        for status, count in counts.rollouts.items():
+            rollouts.add_metric([name, status], count)
+        for staleness, count in counts.staleness.items():
+            ready.add_metric([name, str(staleness)], count)
+    yield from (groups, rollouts, ready)
+    rooms = {name: counts.room for name, counts in found.policies.items() if counts.room is not None}
+    yield _by("rolltap_group_room", "Groups that may still be opened before trainers catch up.", "policy", rooms)
+    equal = {name: counts.zero_variance for name, counts in found.policies.items()}
+    yield _by("rolltap_zero_variance_groups", "Groups whose rewards are all equal.", "policy", equal)
+
+
+def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, value=float(value))
+
+
+def _by(name: str, what: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, what, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], float(value))
+    return family

@@ -1,0 +1,35 @@
+"""How the ledger stands beside its policies' counts: the queue, the leases and the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from rolltap.ledger.schema import leases, nodes, submissions, submitted
+from rolltap.ledger.unit_of_work import Tx
+
+NODE_SILENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStanding:
+    """`queued` tasks that wait, open `leases` by policy, `nodes` that asked for work within the last minute."""
+
+    queued: int
+    leases: Mapping[str, int]
+    nodes: int
+
+
+def standing(tx: Tx) -> LedgerStanding:
+    waits = sa.and_(submitted.c.group_id.is_(None), submissions.c.cancelled_at.is_(None))
+    joined = submitted.join(submissions, submissions.c.id == submitted.c.submission_id)
+    held = sa.and_(leases.c.status == "open", leases.c.expires_at > tx.now)
+    by_policy = sa.select(leases.c.policy, sa.func.count()).where(held).group_by(leases.c.policy)
+    asked = sa.select(sa.func.count()).select_from(nodes).where(nodes.c.asked_at > tx.now - NODE_SILENCE_S)
+    return LedgerStanding(
+        queued=tx.scalar(sa.select(sa.func.count()).select_from(joined).where(waits)),
+        leases={row[0]: row[1] for row in tx.all(by_policy)},
+        nodes=tx.scalar(asked),
+    )
