@@ -158,14 +158,16 @@ async def test_a_reward_file_that_the_agent_wrote_early_is_refused(runtime: Runt
         await reward(CommandCheck("true", "reward.txt"), runtime, early)
 
 
-PROCESSES = "for i in $(seq 100); do sleep 60 & done; wait"
+PROCESSES = "for i in $(seq 50); do sleep 60 & done; wait"
+BOMB = "f() { [ $1 = 0 ] && exec sleep 60; f $(($1 - 1)) & f $(($1 - 1)) & wait; }; f 5"
+"""It doubles five times and stops at 63 processes, also where nothing else stops it."""
 MEMORY = "import time; block = b'x' * (200 << 20); time.sleep(60)"
 MANY = "import os, time; os.fork(); os.fork(); block = b'x' * (40 << 20); time.sleep(60)"
 FILES = "import os; [os.open('/dev/null', 0) for _ in range(300)]"
 DISK = "for i in $(seq 40); do head -c 2000000 /dev/urandom > f$i; done; sleep 60"
 GREEDY = {
     "processes": (("bash", "-c", PROCESSES), {"processes": 30}, "over 30 processes"),
-    "a fork bomb": (("bash", "-c", "f() { f | f & }; f; sleep 60"), {"processes": 200}, "over 200 processes"),
+    "a fork bomb": (("bash", "-c", BOMB), {"processes": 20}, "over 20 processes"),
     "memory of one": ((INTERPRETER, "-c", MEMORY), {"memory_mb": 100}, "MemoryError"),
     "memory of many": ((INTERPRETER, "-c", MANY), {"memory_mb": 100}, "over 100 MB of memory"),
     "disk": (("bash", "-c", DISK), {"disk_mb": 30}, "over 30 MB of disk"),
