@@ -166,7 +166,7 @@ def idle_memory(url: str, key: str) -> float:
     """The resident MB of a `rolltap node` that waits for work."""
     command = [str(Path(sys.executable).parent / "rolltap"), "node"]
     node = subprocess.Popen(
-        command, env={**os.environ, "ROLLTAP_ADMIN_URL": url, "ROLLTAP_ADMIN_KEY": key}, stdout=subprocess.PIPE
+        command, env={**os.environ, "ROLLTAP_ADMIN_URL": url, "ROLLTAP_RUNNER_KEY": key}, stdout=subprocess.PIPE
     )
     try:
         assert node.stdout is not None
