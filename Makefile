@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-learning test-harnesses test-engines faults bench lint clean help
+.PHONY: demo test test-learning test-harnesses test-engines test-trainers faults bench lint clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -22,7 +22,7 @@ demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
 
 test: $(VENV)/.test  ## the tests (some minutes on 2 cores)
 	@scripts/servers.sh
-	@$(BIN)/pytest -q -n 3 --dist loadfile -m "not harness and not engines and not long and not gpu" $(ARGS)
+	@$(BIN)/pytest -q -n 3 --dist loadfile -m "not harness and not engines and not trainers and not long and not gpu" $(ARGS)
 
 test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rewards are shuffled
 	@$(BIN)/pytest -q -s tests/acceptance/test_learning.py $(ARGS)
@@ -34,6 +34,10 @@ test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the pr
 test-engines: $(VENV)/.test  ## a real vLLM (CPU build) behind the proxy
 	@scripts/engines.sh .cache/engines/vllm-0.32.0
 	@$(BIN)/pytest -q -m engines $(ARGS)
+
+test-trainers: $(VENV)/.test  ## trainers that need environments of their own, on our rows
+	@scripts/trainers.sh .cache/trainers/tinker-cookbook-0.5.8
+	@$(BIN)/pytest -q -m trainers $(ARGS)
 
 faults: $(VENV)/.test  ## every fault over 20 seeds, 1,000 kills; prints the table of docs/faults.md
 	@scripts/servers.sh
