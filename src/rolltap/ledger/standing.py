@@ -30,6 +30,6 @@ def standing(tx: Tx) -> LedgerStanding:
     asked = sa.select(sa.func.count()).select_from(nodes).where(nodes.c.asked_at > tx.now - NODE_SILENCE_S)
     return LedgerStanding(
         queued=tx.scalar(sa.select(sa.func.count()).select_from(joined).where(waits)),
-        leases={row[0]: row[1] for row in tx.all(by_policy)},
+        leases=dict(map(tuple, tx.all(by_policy))),
         nodes=tx.scalar(asked),
     )

@@ -122,12 +122,12 @@ class SessionIndex:
     def newest(self) -> tuple[int, str]:
         """How many sessions are known or waiting, and the greatest id among them."""
         with closing(self._connect()) as connection:
-            count, last = connection.execute(f"SELECT count(*), max(id) FROM ({_KNOWN})").fetchone()
-            return count, last or ""
-
-    def known(self) -> set[str]:
-        with closing(self._connect()) as connection:
-            return {row[0] for row in connection.execute(_KNOWN)}
+            count, *last = connection.execute(
+                "SELECT (SELECT count(*) FROM sessions)"
+                " + (SELECT count(*) FROM stale WHERE session_id NOT IN (SELECT id FROM sessions)),"
+                " (SELECT max(id) FROM sessions), (SELECT max(session_id) FROM stale)"
+            ).fetchone()
+            return count, max(id or "" for id in last)
 
     def open_calls(self) -> dict[str, str]:
         """Calls that had not ended when they were read, with their sessions."""
@@ -258,9 +258,6 @@ class SessionIndex:
         )
         with closing(self._connect()) as connection:
             return [row[0] for row in connection.execute(query, [match_words(search), session_id, limit])]
-
-
-_KNOWN = "SELECT id FROM sessions UNION SELECT session_id FROM stale"
 
 
 def _layout(connection: sqlite3.Connection) -> str | None:
