@@ -8,6 +8,7 @@ the tests that passed and failed.
 from __future__ import annotations
 
 import asyncio
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from rolltap.harnesses.output import last_line
 REPORT = "junit.xml"
 PATCH = "test.patch"
 """Both lie in the clean workspace's HOME, where the agent has laid no link."""
+
+MISSING_PLUGIN = re.compile(r'Error importing plugin "([^"\n]{1,100})"')
 
 RUN_PYTEST = """\
 import os, sys
@@ -96,6 +99,11 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
 def read_report(path: Path, output: str) -> dict[str, bool]:
     """Node id → passed, from a JUnit report of family xunit1. A skipped test has not passed."""
     if path.is_symlink() or not path.is_file():
+        if plugin := MISSING_PLUGIN.search(output):
+            raise EvaluatorFailed(
+                f"pytest's settings in the repository load a plugin, {plugin[1]!r}, that is not installed: plugins are "
+                "imported before the agent's folder is on the path; install it for `python`, or drop it from addopts"
+            )
         raise EvaluatorFailed(f"pytest wrote no report: {last_line(output)}")
     try:
         cases = list(ET.parse(path).iter("testcase"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import struct
 import sys
@@ -15,7 +16,7 @@ from rolltap.harnesses.base import Command, Ending, Evaluator, Evidence, Exit, L
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
-from rolltap.harnesses.runtimes import bubblewrap, seccomp, watchdog
+from rolltap.harnesses.runtimes import bubblewrap, relay, seccomp, watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.registry import runtime_for
@@ -152,6 +153,23 @@ async def test_what_an_agent_plants_in_its_copy_forges_no_test(planted: str, tmp
         assert set(dropped) == set(PLANTED[planted]) - {"evil.py"}
 
 
+async def test_a_plugin_of_the_repository_itself_is_named(tmp_path: Path) -> None:
+    """It is not the agent's doing, and nothing that an agent's folder holds is imported before the tests."""
+    settings = {"pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p ours"\n', "ours.py": "", **PROJECT}
+    runtime = ProcessRuntime(tmp_path / "workspaces")
+    workspace, clean = await runtime.prepare(Files(settings)), await runtime.prepare(Files(settings))
+
+    async def prepared() -> Workspace:
+        return clean
+
+    check = PytestCheck(("tests/test_calc.py",), python=sys.executable)
+    done = Exit(Ending.DONE, 1.0, 0, "")
+    with pytest.raises(EvaluatorFailed, match="load a plugin, 'ours', that is not installed"):
+        await check.evaluate(Evidence(Task("t", "Fix add."), done, workspace, prepared, Limits()))
+    await workspace.close()
+    await clean.close()
+
+
 @pytest.mark.parametrize("early", [{"reward.txt": "1.0"}, {"reward.txt/inner": "1.0"}])
 async def test_a_reward_file_that_the_agent_wrote_early_is_refused(runtime: Runtime, early: dict[str, str]) -> None:
     with pytest.raises(EvaluatorFailed, match="wrote no reward"):
@@ -198,6 +216,52 @@ async def test_scratch_space_has_a_size(folder: str, tmp_path: Path) -> None:
     await workspace.close()
     assert "No space left" in exit_.output
     assert int(exit_.output.split()[-1]) <= 2 << 20
+
+
+CONNECTS = """\
+import os, socket, time
+held = []
+for _ in range(120):
+    try:
+        held.append(socket.create_connection(("127.0.0.1", {port}), 5))
+    except OSError:
+        pass
+time.sleep(0.3)
+alive = 0
+for each in held:
+    each.setblocking(False)
+    try:
+        alive += each.recv(1) != b""
+    except BlockingIOError:
+        alive += 1
+    except OSError:
+        pass
+print(alive)
+"""
+
+
+async def test_one_sandboxs_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes two files of the runner's, which all rollouts share."""
+    monkeypatch.setattr(relay, "CONNECTIONS", 10)
+    most, open_ = 0, 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal most, open_
+        open_ += 1
+        most = max(most, open_)
+        await reader.read()
+        open_ -= 1
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
+    script = Command((INTERPRETER, "-c", CONNECTS.format(port=port)))
+    exit_ = await workspace.run(script, Limits(), 20, reach=f"http://127.0.0.1:{port}")
+    await workspace.close()
+    server.close()
+    assert exit_.ending is Ending.DONE, exit_.output
+    assert int(exit_.output) == most == 10
 
 
 CALLS = """\
