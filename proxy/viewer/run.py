@@ -36,7 +36,7 @@ def run_curves(points: Sequence[RunPoint], efforts: Mapping[str, GroupEffort]) -
         curve("Reward", "mean of a group", [point.reward_mean for point in ended]),
         curve("Length", "tokens sampled a rollout", [each and each.output_tokens / each.sessions for each in took]),
         curve("Calls", "a rollout", [each and each.calls / each.sessions for each in took]),
-        curve("Speed", "tokens sampled a second, within a group", [each and _speed(each) for each in took]),
+        curve("Speed", "sampled tokens a second", [each and _speed(each) for each in took]),
         curve("Staleness", "weight versions within a group", [_number(point.staleness) for point in ended]),
         curve("Weight version", "newest of a group", [_number(point.newest_version) for point in ended]),
     ]
