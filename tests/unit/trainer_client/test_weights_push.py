@@ -1,0 +1,88 @@
+"""`rolltap.weights.push`: what reaches the engines of each kind of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rolltap import weights
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.sender import WeightSender
+
+from .making import config, model_folder
+from .plane import KEY, Plane, running
+
+
+class Noted(WeightSender):
+    """A sender that keeps what it was to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, set[str]]] = []
+
+    def push(self, client: Any, policy: str, weights: Any, version: int, mode: Any) -> None:
+        self.sent.append((version, set(weights)))
+
+
+@pytest.fixture
+def plane() -> Plane:
+    return Plane()
+
+
+@pytest.fixture
+def client(plane: Plane) -> Iterator[TrainerClient]:
+    with running(plane) as url:
+        yield TrainerClient(url, KEY, "mine", patience=2)
+
+
+@pytest.fixture
+def model() -> Any:
+    return AutoModelForCausalLM.from_config(config())
+
+
+def test_a_model_and_its_tensors_are_the_same_folder(
+    client: TrainerClient, plane: Plane, model: Any, tmp_path: Path
+) -> None:
+    weights.push(client, "policy", model, 1, through=tmp_path)
+    weights.push(client, "policy", model.state_dict(), 2, through=tmp_path)
+    one, other = (load_file(Path(path) / "model.safetensors") for path, _ in plane.pushed)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert plane.paused is None
+
+
+def test_two_folders_stay(client: TrainerClient, plane: Plane, model: Any, tmp_path: Path) -> None:
+    for version in (9, 10, 11):
+        weights.push(client, "policy", model, version, through=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-10", "version-11"]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, asked by peft
+def test_an_adapter_is_pushed_as_one_be_it_a_model_or_a_folder(
+    client: TrainerClient, plane: Plane, model: Any, tmp_path: Path
+) -> None:
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    weights.push(client, "policy", adapted, 1, through=tmp_path)
+    weights.push(client, "policy", tmp_path / "version-1", 2, through=tmp_path)
+    whole = model_folder(tmp_path / "whole")
+    weights.push(client, "policy", whole, 3, through=tmp_path)
+    assert plane.adapters == [True, True, False]
+    assert whole.exists()
+
+
+def test_a_sender_gets_tensors_and_refuses_the_rest(
+    client: TrainerClient, plane: Plane, model: Any, tmp_path: Path
+) -> None:
+    sender = Noted()
+    weights.push(client, "policy", model, 1, through=sender)
+    assert sender.sent == [(1, set(model.state_dict()))]
+    with pytest.raises(ConfigError, match="a sender sends tensors"):
+        weights.push(client, "policy", tmp_path, 2, through=cast(WeightSender, sender))
+    assert plane.pushed == []
