@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,16 +21,22 @@ import msgspec
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.admission import LEFT_OUT, left_out
 from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, Skipped
-from rolltap.reconstructor.exporters.redact import Redactor
+from rolltap.reconstructor.exporters.figures import SCHEMA_VERSION, Figures, card
+from rolltap.reconstructor.exporters.redact import KindPattern, Redactor, token_arrays
 from rolltap.reconstructor.exporters.select import Where
 from rolltap.reconstructor.exporters.writers import Shards, disk_errors
 from rolltap.reconstructor.report import Report, report_of, total
 
 MANIFEST = "manifest.json"
+CARD = "README.md"
 DEFAULT_SPLIT = {"train": 1.0}
 
 Differs = Callable[[Rendered], bool]
 """Whether a conversation, rendered by the model's chat template, gives other tokens than the sampled ones."""
+
+
+Decode = Callable[[list[int]], str]
+"""The text of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class Query:
     duplicates: bool = False
     include: frozenset[str] = frozenset()
     secrets: Sequence[str] = ()
+    detectors: Sequence[KindPattern] = ()
     shard_mb: float = 256.0
     strategy: str = "tree"
 
@@ -74,10 +82,20 @@ class Query:
 class DatasetWriter:
     """Takes groups of items and leaves a finished dataset behind, or nothing. Use it as a context manager.
 
-    `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones.
+    `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones. `decode` shows the
+    text of a row's token ids, which is looked through for secrets.
     """
 
-    def __init__(self, out: Path, exporter: Exporter, query: Query, *, differs: Differs | None = None) -> None:
+    def __init__(
+        self,
+        out: Path,
+        exporter: Exporter,
+        query: Query,
+        *,
+        differs: Differs | None = None,
+        decode: Decode | None = None,
+    ) -> None:
+        self._decode = decode
         self._out = out
         self._exporter = exporter
         self._query = query
@@ -86,7 +104,8 @@ class DatasetWriter:
         if self._container not in exporter.containers:
             known = " or ".join(exporter.containers)
             raise DatasetError(f"--container: {exporter.name} is written as {known}, not {self._container}")
-        self._redactor = Redactor(query.secrets)
+        self._redactor = Redactor(query.secrets, query.detectors)
+        self._figures = Figures()
         self._part = out.parent / f".{out.name}.part"
         self._shards: dict[str, Shards] = {}
         self._seen: set[bytes] = set()
@@ -118,6 +137,8 @@ class DatasetWriter:
             return
         self._counts["sessions_selected"] += len(items)
         self._report = total([self._report, *(report_of(item.trajectory) for item in items)])
+        for item in items:
+            self._figures.take_item(item)
         split = self._query.split_of(items[0].task_id)
         with disk_errors(self._out):
             for row in self._exporter.rows(items):
@@ -141,6 +162,7 @@ class DatasetWriter:
             manifest = self._manifest(files)
             encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
             (self._part / MANIFEST).write_bytes(encoded + b"\n")
+            (self._part / CARD).write_text(card(manifest, files), encoding="utf-8")
             for path in self._part.rglob("*"):
                 path.chmod(0o700 if path.is_dir() else 0o600)  # prompts and replies, whatever the umask
             self._part.rename(self._out)
@@ -148,7 +170,7 @@ class DatasetWriter:
 
     def _wanted(self, row: Row) -> bool:
         """Counts and drops duplicates, and rows whose tokens spell a secret."""
-        if row.texts and self._redactor.finds(row.texts):
+        if row.texts and (self._redactor.finds(row.texts) or self._spells_secret(row)):
             self._counts["rows_with_secrets_left_out"] += 1
             return False
         if row.content is None or self._query.duplicates:
@@ -160,6 +182,11 @@ class DatasetWriter:
         self._seen.add(digest)
         return True
 
+    def _spells_secret(self, row: Row) -> bool:
+        """Whether the row's own ids decode to a secret."""
+        decode = self._decode
+        return decode is not None and any(self._redactor.finds(decode(ids)) for ids in token_arrays(row.values))
+
     def _write(self, split: str, task_id: str, row: Row) -> None:
         if row.rendered is not None and self._differs is not None:
             self._counts["rows_rendered"] += 1
@@ -169,12 +196,17 @@ class DatasetWriter:
             self._shards[split] = Shards(self._part, split, self._container, self._exporter.schema(), size)
         self._shards[split].write(self._redactor.clean(row.values))
         self._tasks[split].add(task_id)
+        self._figures.take_row(split, row)
         self._counts["rows"] += 1
         self._counts[f"rows.{split}"] += 1
 
     def _manifest(self, files: list[dict[str, Any]]) -> dict[str, Any]:
         query = self._query
         manifest: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "rolltap_version": version("rolltap"),
+            "policies": self._figures.policies,
+            "lengths": self._figures.lengths,
             "format": self._exporter.name,
             "container": self._container,
             "options": asdict(self._exporter),  # type: ignore[call-overload]
@@ -189,7 +221,12 @@ class DatasetWriter:
             "token_faithful": self._exporter.faithful,
             "rows": self._counts["rows"],
             "splits": {
-                name: {"rows": self._counts[f"rows.{name}"], "tasks": len(self._tasks[name])} for name in query.splits
+                name: {
+                    "rows": self._counts[f"rows.{name}"],
+                    "tasks": len(self._tasks[name]),
+                    **self._figures.tokens(name),
+                }
+                for name in query.splits
             },
             "sessions": self._counts["sessions"],
             "sessions_selected": self._counts["sessions_selected"],
@@ -197,6 +234,7 @@ class DatasetWriter:
             "duplicates_left_out": self._counts["duplicates_left_out"],
             "rows_with_secrets_left_out": self._counts["rows_with_secrets_left_out"],
             "secrets_redacted": self._redactor.redacted,
+            "secrets_by_kind": dict(sorted(self._redactor.replaced.items())),
             "skipped": dict(sorted(self._skipped.items())),
             "files": files,
             "reconstruction": self._report.to_dict(),

@@ -62,7 +62,7 @@ def test_every_format_writes_what_its_manifest_says(format: str, solved: list[Ex
         assert manifest == json.loads((out / "manifest.json").read_text())
         assert manifest["token_faithful"] == exporter.faithful
         names = {path.name for path in out.iterdir()}
-        assert names == {"manifest.json", *(file["path"] for file in manifest["files"])}
+        assert names == {"manifest.json", "README.md", *(file["path"] for file in manifest["files"])}
         for file in manifest["files"]:
             data = (out / file["path"]).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"])

@@ -17,10 +17,12 @@ from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 from rolltap.cli.screen import Screen
 from rolltap.datasets.record import Reading, open_record, recorded_groups
 from rolltap.errors import DatasetError
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
 from rolltap.reconstructor.exporters.conditions import ITEM_FIELDS, SEGMENT_FIELDS
-from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, Query
+from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Decode, Differs, Query
+from rolltap.reconstructor.exporters.redact import library_patterns
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, load_settings
@@ -42,6 +44,7 @@ class ExportJob:
     query: Query
     rules: Callable[[Session], Rules]
     differs: Differs | None = None
+    decode: Decode | None = None
 
 
 @one_line_errors
@@ -62,7 +65,11 @@ def export(
     duplicates: Annotated[bool, typer.Option(help="keep rows with equal content")] = False,
     strategy: Annotated[str, typer.Option(help="how calls merge: tree, prefix or per_call")] = "tree",
     train: Annotated[list[str] | None, typer.Option(help="a rule to switch off, as length_truncated")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="count rows that render to other tokens than sampled")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="count rows that render to other tokens than sampled; look for secrets in the ids"),
+    ] = None,
+    detect_secrets: Annotated[bool, typer.Option(help="look for secrets with detect-secrets' patterns, too")] = False,
     shard_mb: Annotated[float, typer.Option(help="size at which the next file begins")] = 256.0,
     store: Annotated[str, typer.Option(help="sqlite:///PATH or postgresql://...; default the settings' store")] = "",
     config: ConfigOption = None,
@@ -79,6 +86,7 @@ def export(
         include=frozenset(include or ()),
         duplicates=duplicates,
         secrets=os.environ.get(SECRETS_VARIABLE, "").splitlines(),
+        detectors=library_patterns() if detect_secrets else (),
         shard_mb=shard_mb,
         strategy=strategy,
     )
@@ -89,6 +97,7 @@ def export(
         query=query,
         rules=policy_rules(load_settings(config_path(config)), train or []),
         differs=differs_by(tokenizer) if tokenizer is not None else None,
+        decode=HubTokenizer(tokenizer).decode if tokenizer is not None else None,
     )
     with console.status("reading the record") as status:
         manifest = asyncio.run(
@@ -104,7 +113,7 @@ async def run_export(
     call_log = open_record(job.store)
     await call_log.start()
     try:
-        with DatasetWriter(job.out, job.exporter, job.query, differs=job.differs) as writer:
+        with DatasetWriter(job.out, job.exporter, job.query, differs=job.differs, decode=job.decode) as writer:
             sessions = 0
             groups = 0
             async for group in recorded_groups(call_log, Reading(job.query.strategy, job.rules)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import load_dataset
 
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem, Row, Skipped
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
+from rolltap.reconstructor.exporters.redact import library_patterns
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.exporters.sft import Sft
 
-from .world import World, lines
+from .world import World, lines, says, user
 
 
 def write(out: Path, items: list[ExportItem], format: str = "sft", query: Query | None = None, **options: Any) -> dict:
@@ -179,3 +182,44 @@ def test_splits_must_add_up():
 def test_a_format_is_not_written_in_a_container_it_does_not_know(tmp_path: Path):
     with pytest.raises(DatasetError, match="atif is written as jsonl, not parquet"):
         DatasetWriter(tmp_path / "out", exporter_named("atif"), Query(container="parquet"))
+
+
+def test_the_manifests_figures_are_those_of_the_files(many: list[ExportItem], tmp_path: Path):
+    manifest = write(tmp_path / "out", many, "sft-tokens", Query(container="jsonl", duplicates=True))
+    rows = [json.loads(line) for path in (tmp_path / "out").glob("*.jsonl") for line in path.read_text().splitlines()]
+    split = manifest["splits"]["train"]
+    assert (split["tokens"], split["trained"]) == (
+        sum(len(row["input_ids"]) for row in rows),
+        sum(label != -100 for row in rows for label in row["labels"]),
+    )
+    assert sum(manifest["lengths"].values()) == manifest["rows"] == len(rows)
+    lengths = [2 ** max(len(row["input_ids"]) - 1, 0).bit_length() for row in rows]
+    assert manifest["lengths"] == {f"<={size}": lengths.count(size) for size in sorted(set(lengths))}
+    assert manifest["schema_version"] == 1
+    assert all(found["oldest_version"] == 0 for found in manifest["policies"].values())
+
+
+def test_the_hub_reads_the_folder_as_it_is(many: list[ExportItem], tmp_path: Path):
+    write(tmp_path / "out", many, "sft", Query(splits={"train": 0.5, "test": 0.5}))
+    data = load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert set(data) == {"train", "test"}
+    assert "messages" in data["train"].column_names
+
+
+def test_secrets_are_counted_by_kind_and_found_by_a_library(world: World, tmp_path: Path):
+    pypi = "pypi-AgEIcHlwaS5vcmc" + "A" * 80
+    script = world.script("leaky")
+    script.ask([user(f"Use {pypi} and AKIAABCDEFGHIJKLMNOP.")], says("Yes."))
+    items = [script.item(reward=1.0, task="t")]
+    assert write(tmp_path / "own", items, "sft")["secrets_by_kind"] == {"AWS key id": 1}
+    found = write(tmp_path / "both", items, "sft", Query(detectors=library_patterns()))["secrets_by_kind"]
+    assert found == {"AWS key id": 1, "PyPI Token": 1}
+    assert pypi not in next((tmp_path / "both").glob("*.jsonl")).read_text()
+
+
+def test_the_ids_that_are_written_are_looked_through(many: list[ExportItem], tmp_path: Path):
+    secret = "sk-abcdefghijklmnopqrstuvwxyz0123456789"
+    with DatasetWriter(tmp_path / "out", exporter_named("sft-tokens"), Query(), decode=lambda ids: secret) as writer:
+        writer.add(many[:4])
+        manifest = writer.finish()
+    assert (manifest["rows"], manifest["rows_with_secrets_left_out"] > 0) == (0, True)

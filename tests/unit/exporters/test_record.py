@@ -192,7 +192,7 @@ def test_conditions_and_options_reach_the_dataset(store: str, tmp_path: Path):
     ("args", "message"),
     [
         (["--format", "csv"], "no format 'csv'; known: atif"),
-        (["--where", "wrd=1"], "no field 'wrd'; known: agent"),
+        (["--where", "wrd=1"], "no field 'wrd' (character 1); known: agent"),
         (["--split", "train=2"], "add up to 1"),
         (["--split", "train"], "want NAME=VALUE"),
         (["--strategy", "clever"], "no strategy 'clever'; known: per_call, prefix, tree"),

@@ -1,0 +1,88 @@
+"""What the manifest says of a dataset's rows, and the card that the Hugging Face hub shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rolltap.reconstructor.exporters.base import ExportItem, Row
+from rolltap.types import NO_VERSION
+
+SCHEMA_VERSION = 1
+"""Of the manifest and the rows; it grows when a reader of older ones would misread them."""
+
+TOKEN_COLUMNS = ("token_ids", "input_ids")
+LOSS_COLUMNS = ("loss_mask", "labels")
+IGNORED = -100
+
+
+class Figures:
+    """Counts of the rows that were written, by split, and of the sessions behind them."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, Counter[str]] = {}
+        self._lengths: Counter[int] = Counter()
+        self._policies: dict[str, tuple[int, int]] = {}
+
+    def take_item(self, item: ExportItem) -> None:
+        """A session that rows are made of."""
+        low, high = self._policies.get(item.session.policy, (NO_VERSION, NO_VERSION))
+        for segment in item.rows:
+            trained = segment.versions[segment.loss_mask]
+            known = trained[trained != NO_VERSION]
+            if len(known):
+                low = int(known.min()) if low == NO_VERSION else min(low, int(known.min()))
+                high = max(high, int(known.max()))
+        self._policies[item.session.policy] = low, high
+
+    def take_row(self, split: str, row: Row) -> None:
+        """A row that was written. Rows without token columns count no tokens."""
+        ids = next((row.values[name] for name in TOKEN_COLUMNS if name in row.values), None)
+        if ids is None:
+            return
+        loss = next((np.asarray(row.values[name]) for name in LOSS_COLUMNS if name in row.values), np.zeros(0))
+        trained = int(loss.sum()) if loss.dtype == bool else int((loss != IGNORED).sum())
+        self._tokens.setdefault(split, Counter()).update(tokens=len(ids), trained=trained)
+        self._lengths[max(len(ids) - 1, 0).bit_length()] += 1
+
+    def tokens(self, split: str) -> dict[str, int]:
+        return dict(self._tokens.get(split, {}))
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Rows by length: up to each power of two tokens."""
+        return {f"<={2**power}": self._lengths[power] for power in sorted(self._lengths)}
+
+    @property
+    def policies(self) -> dict[str, dict[str, int | None]]:
+        """The policies whose sessions are in, with the oldest and newest weight version that carries loss."""
+        return {
+            name: {"oldest_version": None if low == NO_VERSION else low, "newest_version": high if high >= 0 else None}
+            for name, (low, high) in sorted(self._policies.items())
+        }
+
+
+def card(manifest: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
+    """README.md in the hub's layout: YAML that names each split's files, and what the manifest says, to read."""
+    kind = "parquet" if manifest["container"] == "parquet" else "json"
+    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
+    for split in manifest["splits"]:
+        if any(entry["path"].startswith(f"{split}-") for entry in files):
+            lines += [f"  - split: {split}", f"    path: {split}-*"]
+    tags = ["rolltap", manifest["format"]]
+    lines += ["tags:", *(f"- {tag}" for tag in tags), "---", "", f"# {manifest['format']} of recorded rollouts", ""]
+    lines += ["| split | rows | tasks | tokens | with loss |", "|---|---|---|---|---|"]
+    for name, split in manifest["splits"].items():
+        tokens = split.get("tokens", "")
+        lines.append(f"| {name} | {split['rows']} | {split['tasks']} | {tokens} | {split.get('trained', '')} |")
+    query = msgspec.json.encode(manifest["query"]).decode()
+    lines += ["", f"Made by rolltap {manifest['rolltap_version']}, schema {manifest['schema_version']}: `{query}`.", ""]
+    lines += [
+        f'Load it: `load_dataset("{kind}", data_files=...)`, or the folder itself. `manifest.json` has the rest.',
+        "",
+    ]
+    return "\n".join(lines)
