@@ -308,3 +308,13 @@ def test_credit_that_is_no_number_names_rollout_and_turn(model: Path, tmp_path: 
     values[1] = np.nan
     with pytest.raises(AlignmentError, match=r"rollout a-r0, turn 0 \(call ar0-01\): the recipe's advantages is nan"):
         planning.rows_to_train(step, step.broadcast_turns(values), settings.loss)
+
+
+def test_a_run_ends_before_it_acknowledges_what_its_recipe_can_make_nothing_of(
+    plane: Plane, url: str, model: Path, tmp_path: Path
+) -> None:
+    plane.offer(*(random_group(f"g{index}", [1.0, 0.0], seed=index) for index in range(2)))
+    with pytest.raises(ConfigError, match="no turn has a reward"):
+        run(made("cm2", model, tmp_path, url=url, loss={"kl": 0.0}))
+    assert plane.acked == {}
+    assert len(plane.ready) == 2
