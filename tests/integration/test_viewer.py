@@ -28,7 +28,7 @@ from rolltap.types import RolloutStatus, Task
 from ..conftest import program
 from ..harnesses.house import House, house
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1280,850")
@@ -54,7 +54,7 @@ class Browser:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def wait(self, selector: str) -> WebElement:
-        WebDriverWait(self.driver, 10).until(lambda _: self.all(selector))
+        WebDriverWait(self.driver, 40).until(lambda _: self.all(selector))
         return self.one(selector)
 
     def press(self, *keys: str) -> None:
@@ -82,6 +82,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(program("chromedriver")))
+    driver.set_script_timeout(90)
     yield Browser(driver)
     driver.quit()
 
@@ -152,7 +153,7 @@ def flow(browser: Browser) -> None:
     browser.wait("#tokens")
     folded = len(browser.all(".tok"))
     browser.one("#unfold").click()
-    WebDriverWait(browser.driver, 10).until(lambda _: len(browser.all(".tok")) > folded)
+    WebDriverWait(browser.driver, 40).until(lambda _: len(browser.all(".tok")) > folded)
     assert len(browser.all(".tok.s.tr")) > 5, "the parent's sampled tokens are shown as sampled and trained"
     browser.press("n")
     browser.wait("#break .out.first, #break .in.first")
@@ -161,7 +162,7 @@ def flow(browser: Browser) -> None:
     browser.wait("tr[data-href]")
     search = browser.one("input[type=search]")
     search.send_keys("files", Keys.ENTER)
-    WebDriverWait(browser.driver, 20).until(lambda _: "found" in browser.one(".title").text)
+    WebDriverWait(browser.driver, 40).until(lambda _: "found" in browser.one(".title").text)
 
 
 async def test_from_the_list_to_a_token_and_its_break(chromium: Browser, home: House):
