@@ -131,7 +131,7 @@ async def _dribble(world: World, *, piece: bytes, pause: float) -> tuple[int, in
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         "POST /v1/chat/completions HTTP/1.1",
-        "host: x",
+        "host: 127.0.0.1",
         f"authorization: Bearer {key}",
         "transfer-encoding: chunked",
     )

@@ -48,7 +48,7 @@ async def test_no_request_is_an_internal_error(plane: str, tmp_path: Path) -> No
             sent = request(case, known if number % 2 else {}, url)
             headers = {**sent.headers, "Authorization": f"Bearer {key}"}
             async with http.request(sent.method or "", sent.url or "", data=sent.body, headers=headers) as response:
-                told = await response.text()
+                told = (await response.read()).decode("utf-8", "replace")
                 assert response.status < 500, (case.method, sent.url, sent.body, response.status, told)
                 statuses.add(response.status)
         assert {200, 400, 404} <= statuses
