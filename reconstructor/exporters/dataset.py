@@ -1,13 +1,12 @@
 """The pass that every format shares: select, split, redact, drop duplicates, write shards, say what was done.
 
-Nothing is half-written: files grow in a hidden folder beside the target, which takes its name when everything is
-there. The same items and the same query give the same bytes.
+Nothing is half-written (`destinations`). The same items and the same query give the same bytes. A row that can't be
+made is left out, named in the manifest, and the export goes on; a disk that refuses to be written ends it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,17 +17,17 @@ from typing import Any
 
 import msgspec
 
-from rolltap.errors import DatasetError
+from rolltap.errors import DatasetError, RowError
 from rolltap.reconstructor.exporters.admission import LEFT_OUT, left_out
 from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, Skipped
-from rolltap.reconstructor.exporters.figures import SCHEMA_VERSION, Figures, card
+from rolltap.reconstructor.exporters.destinations import Destination, NewFolder, Nowhere, SplitRows
+from rolltap.reconstructor.exporters.failures import Failures
+from rolltap.reconstructor.exporters.figures import SCHEMA_VERSION, Figures
 from rolltap.reconstructor.exporters.redact import KindPattern, Redactor, token_arrays
 from rolltap.reconstructor.exporters.select import Where
-from rolltap.reconstructor.exporters.writers import Shards, disk_errors
+from rolltap.reconstructor.exporters.writers import disk_errors
 from rolltap.reconstructor.report import Report, report_of, total
 
-MANIFEST = "manifest.json"
-CARD = "README.md"
 DEFAULT_SPLIT = {"train": 1.0}
 
 Differs = Callable[[Rendered], bool]
@@ -82,13 +81,14 @@ class Query:
 class DatasetWriter:
     """Takes groups of items and leaves a finished dataset behind, or nothing. Use it as a context manager.
 
+    Without `out` it is a dry run: everything is made and counted, and nothing is written.
     `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones. `decode` shows the
     text of a row's token ids, which is looked through for secrets.
     """
 
     def __init__(
         self,
-        out: Path,
+        out: Path | None,
         exporter: Exporter,
         query: Query,
         *,
@@ -96,7 +96,8 @@ class DatasetWriter:
         decode: Decode | None = None,
     ) -> None:
         self._decode = decode
-        self._out = out
+        self._out = out or Path()
+        self._destination: Destination = NewFolder(out) if out is not None else Nowhere()
         self._exporter = exporter
         self._query = query
         self._differs = differs
@@ -106,8 +107,8 @@ class DatasetWriter:
             raise DatasetError(f"--container: {exporter.name} is written as {known}, not {self._container}")
         self._redactor = Redactor(query.secrets, query.detectors)
         self._figures = Figures()
-        self._part = out.parent / f".{out.name}.part"
-        self._shards: dict[str, Shards] = {}
+        self._failures = Failures()
+        self._shards: dict[str, SplitRows] = {}
         self._seen: set[bytes] = set()
         self._counts: Counter[str] = Counter()
         self._tasks: dict[str, set[str]] = {name: set() for name in query.splits}
@@ -116,18 +117,14 @@ class DatasetWriter:
         self._report = Report()
 
     def __enter__(self) -> DatasetWriter:
-        if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
-            raise DatasetError(f"{self._out} is there and not empty; name another folder or remove it")
         with disk_errors(self._out):
-            self._out.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(self._part, ignore_errors=True)
-            self._part.mkdir(mode=0o700)
+            self._destination.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for shards in self._shards.values():
             shards.drop()
-        shutil.rmtree(self._part, ignore_errors=True)
+        self._destination.drop()
 
     def add(self, group: Sequence[ExportItem]) -> None:
         """Takes in the rollouts of one group, or one session that has none."""
@@ -141,11 +138,39 @@ class DatasetWriter:
             self._figures.take_item(item)
         split = self._query.split_of(items[0].task_id)
         with disk_errors(self._out):
-            for row in self._exporter.rows(items):
+            for index, row in enumerate(self._rows(items)):
                 if isinstance(row, Skipped):
                     self._skipped[row.reason] += 1
-                elif self._wanted(row):
-                    self._write(split, items[0].task_id, row)
+                    continue
+                try:
+                    if self._wanted(row):
+                        self._write(split, items[0].task_id, row)
+                except Exception as error:
+                    if isinstance(error, (OSError, MemoryError, DatasetError)) and not isinstance(error, RowError):
+                        raise
+                    self._failures.take(error, row.values.get("session_id") or items[0].session.id, index)
+
+    def _rows(self, items: Sequence[ExportItem]) -> list[Row | Skipped]:
+        """What the format makes of a group. Items that it can't take, even alone, are counted and left out."""
+        try:
+            return list(self._exporter.rows(items))
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - named in the manifest
+            if len(items) == 1:
+                self._failures.take(error, items[0].session.id, 0)
+                return []
+            whole = [item for item in items if not self._fails_alone(item)]
+            if len(whole) < len(items):
+                return self._rows(whole) if whole else []
+            for item in items:
+                self._failures.take(error, item.session.id, 0)
+            return []
+
+    def _fails_alone(self, item: ExportItem) -> bool:
+        before = self._failures.count
+        self._rows([item])
+        return self._failures.count > before
 
     def _admits(self, item: ExportItem) -> bool:
         """Whether a session may be in this dataset; counts those that may not."""
@@ -160,12 +185,7 @@ class DatasetWriter:
         with disk_errors(self._out):
             files = [entry for shards in self._shards.values() for entry in shards.finish()]
             manifest = self._manifest(files)
-            encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-            (self._part / MANIFEST).write_bytes(encoded + b"\n")
-            (self._part / CARD).write_text(card(manifest, files), encoding="utf-8")
-            for path in self._part.rglob("*"):
-                path.chmod(0o700 if path.is_dir() else 0o600)  # prompts and replies, whatever the umask
-            self._part.rename(self._out)
+            self._destination.finish(manifest)
         return manifest
 
     def _wanted(self, row: Row) -> bool:
@@ -188,13 +208,13 @@ class DatasetWriter:
         return decode is not None and any(self._redactor.finds(decode(ids)) for ids in token_arrays(row.values))
 
     def _write(self, split: str, task_id: str, row: Row) -> None:
-        if row.rendered is not None and self._differs is not None:
-            self._counts["rows_rendered"] += 1
-            self._counts["rows_that_differ"] += self._differs(row.rendered)
+        differs = self._differs(row.rendered) if row.rendered is not None and self._differs is not None else None
         if split not in self._shards:
             size = int(self._query.shard_mb * 1e6)
-            self._shards[split] = Shards(self._part, split, self._container, self._exporter.schema(), size)
+            self._shards[split] = self._destination.split(split, self._container, self._exporter.schema(), size)
         self._shards[split].write(self._redactor.clean(row.values))
+        self._counts["rows_rendered"] += differs is not None
+        self._counts["rows_that_differ"] += differs or False
         self._tasks[split].add(task_id)
         self._figures.take_row(split, row)
         self._counts["rows"] += 1
@@ -236,6 +256,7 @@ class DatasetWriter:
             "secrets_redacted": self._redactor.redacted,
             "secrets_by_kind": dict(sorted(self._redactor.replaced.items())),
             "skipped": dict(sorted(self._skipped.items())),
+            "failed": self._failures.to_dict(),
             "files": files,
             "reconstruction": self._report.to_dict(),
         }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from rolltap.errors import DatasetError
+from rolltap.errors import DatasetError, RowError
 from rolltap.reconstructor.exporters.base import Container
 
 if TYPE_CHECKING:
@@ -75,9 +75,11 @@ class ParquetFile:
 
     def write(self, values: Mapping[str, Any]) -> None:
         if extra := values.keys() - self._types.keys():
-            raise DatasetError(f"columns {', '.join(sorted(extra))} are not in the format's schema")
-        for name, kind in self._types.items():
-            self._columns[name].append(self._cell(kind, values.get(name)))
+            raise RowError(f"columns {', '.join(sorted(extra))} are not in the format's schema")
+        cells = {name: self._cell(kind, values.get(name)) for name, kind in self._types.items()}
+        self._check(cells)
+        for name, cell in cells.items():
+            self._columns[name].append(cell)
         weight = _weight(values)
         self.size += weight
         self._waiting += weight
@@ -101,6 +103,17 @@ class ParquetFile:
         if kind == "messages":
             return [_message_struct(message, typed=not self._inferred) for message in value]
         return value
+
+    def _check(self, cells: Mapping[str, Any]) -> None:
+        """Refuses a row whose cells are not of their columns' types, before others wait behind it."""
+        arrow = _arrow()
+        for name, kind in self._types.items():
+            if kind == "inferred" or isinstance(cells[name], np.ndarray):
+                continue
+            try:
+                arrow.scalar(cells[name], type=_type(arrow, kind))
+            except (arrow.ArrowException, TypeError, ValueError) as error:
+                raise RowError(f"{name} is no {kind} of Parquet: {error}") from error
 
     def _column(self, arrow: Any, name: str, kind: str) -> Any:
         """A column; in a typed file the arguments of tool calls are of Arrow's JSON type, which readers decode."""
@@ -252,7 +265,7 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
-    raise DatasetError(f"a value of type {type(value).__name__} can't be written as JSON")
+    raise RowError(f"a value of type {type(value).__name__} can't be written as JSON")
 
 
 def _weight(value: Any) -> int:

@@ -306,6 +306,10 @@ class DatasetError(RolltapError):
     code = "dataset_error"
 
 
+class RowError(DatasetError):
+    """A row that can't be written in its format; the others can."""
+
+
 class ServerUnreachable(RolltapError):
     """A rolltap server did not answer for as long as the client tries."""
 

@@ -36,10 +36,10 @@ console = Screen(stderr=True, highlight=False)
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """One export: where from, where to, and what."""
+    """One export: where from, where to (None: a dry run), and what."""
 
     store: str
-    out: Path
+    out: Path | None
     exporter: Exporter
     query: Query
     rules: Callable[[Session], Rules]
@@ -49,7 +49,7 @@ class ExportJob:
 
 @one_line_errors
 def export(
-    out: Annotated[Path, typer.Argument(help="folder to write; must not exist, or be empty")],
+    out: Annotated[Path | None, typer.Argument(help="folder to write; must not exist, or be empty")] = None,
     format: Annotated[str, typer.Option("--format", "-f", help=f"one of {', '.join(EXPORTERS)}")] = "trajectories",
     where: Annotated[
         list[str] | None,
@@ -70,6 +70,7 @@ def export(
         typer.Option(help="count rows that render to other tokens than sampled; look for secrets in the ids"),
     ] = None,
     detect_secrets: Annotated[bool, typer.Option(help="look for secrets with detect-secrets' patterns, too")] = False,
+    dry_run: Annotated[bool, typer.Option(help="make and count everything, write nothing")] = False,
     shard_mb: Annotated[float, typer.Option(help="size at which the next file begins")] = 256.0,
     store: Annotated[str, typer.Option(help="sqlite:///PATH or postgresql://...; default the settings' store")] = "",
     config: ConfigOption = None,
@@ -78,6 +79,8 @@ def export(
 
     rolltap export out/ --format sft --where "reward>=1 and harness=codex" --split train=0.9,test=0.1
     """
+    if out is None and not dry_run:
+        raise DatasetError("name a folder to write, or ask for --dry-run")
     query = Query(
         where=parse_where(where or []),
         splits=read_splits(split),
@@ -92,7 +95,7 @@ def export(
     )
     job = ExportJob(
         store=store or settings_store(config),
-        out=out,
+        out=None if dry_run else out,
         exporter=exporter_named(format, dict(_pairs(option or [], "--option"))),
         query=query,
         rules=policy_rules(load_settings(config_path(config)), train or []),
@@ -103,7 +106,7 @@ def export(
         manifest = asyncio.run(
             run_export(job, show=lambda sessions, groups: status.update(f"{sessions:,} sessions, {groups:,} groups"))
         )
-    _print(out, manifest)
+    _print(None if dry_run else out, manifest)
 
 
 async def run_export(
@@ -205,10 +208,11 @@ def _pairs(texts: list[str], what: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _print(out: Path, manifest: dict[str, Any]) -> None:
+def _print(out: Path | None, manifest: dict[str, Any]) -> None:
     console.print(report_table(manifest["reconstruction"]))
     splits = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
-    console.print(f"{manifest['rows']:,} rows of {manifest['format']} in {out} ({splits})")
+    place = f"in {out}" if out is not None else "would be written"
+    console.print(f"{manifest['rows']:,} rows of {manifest['format']} {place} ({splits})")
     for name in ("duplicates_left_out", "rows_with_secrets_left_out", "secrets_redacted"):
         if manifest[name]:
             console.print(f"{name.replace('_', ' ')}: {manifest[name]:,}")
@@ -216,6 +220,8 @@ def _print(out: Path, manifest: dict[str, Any]) -> None:
         console.print(f"sessions left out: {count:,} ({reason})")
     for reason, count in manifest["skipped"].items():
         console.print(f"without a row: {count:,} ({reason})")
+    for reason, count in manifest["failed"]["by_reason"].items():
+        console.print(Text(f"rows that could not be made: {count:,} ({reason})", style="red"))
     if note := manifest.get("note"):
         checked = manifest.get("rerendered")
         differing = f": {checked['differ']:,} of {checked['rows']:,} rows differ" if checked else ""

@@ -15,7 +15,7 @@ from datasets import load_dataset
 
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
-from rolltap.reconstructor.exporters.base import ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.base import ExportItem, Rendered, Row, Skipped
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.redact import library_patterns
 from rolltap.reconstructor.exporters.select import parse_where
@@ -137,11 +137,54 @@ def test_a_folder_that_is_not_empty_is_left_alone(many: list[ExportItem], tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_nothing_is_left_behind_when_a_row_cannot_be_written(many: list[ExportItem], tmp_path: Path):
+def test_a_row_that_cannot_be_written_is_named_and_the_others_are_there(many: list[ExportItem], tmp_path: Path):
     broken = replace(many[1], reward=object())  # type: ignore[arg-type]
-    with pytest.raises(DatasetError, match="of type object"):
-        write(tmp_path / "out", [many[0], broken])
-    assert list(tmp_path.iterdir()) == []
+    for format, container in (("sft", "jsonl"), ("sft", "parquet"), ("sft-tokens", "parquet")):
+        query = Query(container=container)  # type: ignore[arg-type]
+        manifest = write(tmp_path / f"{format}-{container}", [many[0], broken, many[2]], format, query)
+        assert (manifest["rows"], manifest["failed"]["count"]) == (2, 1)
+        (named,) = manifest["failed"]["rows"]
+        assert (named["session_id"], named["row"]) == ("s01", 0)
+        assert "RowError" in named["reason"]
+        assert sum(file["rows"] for file in manifest["files"]) == 2
+
+
+def test_a_group_loses_the_item_that_a_format_cannot_take_and_no_other(many: list[ExportItem], tmp_path: Path):
+    class Picky(Sft):
+        def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+            for item in group:
+                yield from super().rows([item])
+                if item.session.id == "s01":
+                    raise KeyError("no such role")
+
+    with DatasetWriter(tmp_path / "out", Picky(), Query()) as writer:
+        writer.add(many[:3])
+        manifest = writer.finish()
+    assert [row["session_id"] for row in lines(tmp_path / "out" / "train-00000-of-00001.jsonl")] == ["s00", "s02"]
+    assert manifest["failed"]["rows"] == [{"session_id": "s01", "row": 0, "reason": "KeyError: 'no such role'"}]
+
+
+def test_a_template_that_fails_on_a_row_leaves_it_out(many: list[ExportItem], tmp_path: Path):
+    def differs(rendered: Rendered) -> bool:
+        if rendered.messages[-1]["content"] == "answer 1":
+            raise TypeError("Can only get item pairs from a mapping.\nmore")
+        return False
+
+    manifest = write(tmp_path / "out", many[:3], "sft", differs=differs)
+    assert manifest["failed"]["by_reason"] == {"TypeError: Can only get item pairs from a mapping.": 1}
+    assert (manifest["rows"], manifest["rerendered"]) == (2, {"rows": 2, "differ": 0})
+
+
+@pytest.mark.parametrize("format", ["trajectories", "sft", "verl-sft", "atif"])
+def test_a_dry_run_counts_the_same_and_writes_nothing(format: str, many: list[ExportItem], tmp_path: Path):
+    query = Query(where=parse_where(["session!=s03"]), splits={"train": 0.5, "test": 0.5})
+    wet = write(tmp_path / "out", many, format, query)
+    with DatasetWriter(None, exporter_named(format), query) as writer:
+        for item in many:
+            writer.add([item])
+        dry = writer.finish()
+    assert dry | {"files": wet["files"]} == wet
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem], tmp_path: Path):

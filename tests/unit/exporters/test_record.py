@@ -188,6 +188,18 @@ def test_conditions_and_options_reach_the_dataset(store: str, tmp_path: Path):
     assert (manifest["sessions"], manifest["sessions_selected"]) == (3, 1)
 
 
+def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    app.command()(export)
+    dry = CliRunner().invoke(app, ["--store", store, "-f", "sft", "--dry-run", "--where", "reward>=0"])
+    assert (dry.exit_code, list(tmp_path.iterdir())) == (0, [])
+    assert "2 rows of sft would be written (train 2)" in dry.output
+    missing = CliRunner().invoke(app, ["--store", store])
+    assert missing.exit_code == 1
+    assert "name a folder to write, or ask for --dry-run" in missing.output
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -1,0 +1,107 @@
+"""Where a dataset goes: a folder that appears when everything is in it, or nowhere at all (a dry run)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters.base import Container
+from rolltap.reconstructor.exporters.figures import card
+from rolltap.reconstructor.exporters.writers import FILES, RowFile, Shards
+
+MANIFEST = "manifest.json"
+CARD = "README.md"
+
+
+class SplitRows(Protocol):
+    """The rows of one split under way."""
+
+    def write(self, values: Mapping[str, Any]) -> None: ...
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Closes the files: what the manifest says of each."""
+        ...
+
+    def drop(self) -> None:
+        """Lets go of what is open."""
+        ...
+
+
+class Destination(Protocol):
+    """Begun once; then finished, or only dropped."""
+
+    def begin(self) -> None: ...
+
+    def split(self, name: str, container: Container, schema: Mapping[str, str], size: int) -> SplitRows: ...
+
+    def finish(self, manifest: Mapping[str, Any]) -> None: ...
+
+    def drop(self) -> None: ...
+
+
+class NewFolder:
+    """A new or empty folder. Files grow in a hidden one beside it, which takes its name at the end."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._part = out.parent / f".{out.name}.part"
+
+    def begin(self) -> None:
+        if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
+            raise DatasetError(f"{self._out} is there and not empty; name another folder or remove it")
+        self._out.parent.mkdir(parents=True, exist_ok=True)
+        self.drop()
+        self._part.mkdir(mode=0o700)
+
+    def split(self, name: str, container: Container, schema: Mapping[str, str], size: int) -> SplitRows:
+        return Shards(self._part, name, container, schema, size)
+
+    def finish(self, manifest: Mapping[str, Any]) -> None:
+        encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+        (self._part / MANIFEST).write_bytes(encoded + b"\n")
+        (self._part / CARD).write_text(card(manifest, manifest["files"]), encoding="utf-8")
+        for path in self._part.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)  # prompts and replies, whatever the umask
+        self._part.rename(self._out)
+
+    def drop(self) -> None:
+        shutil.rmtree(self._part, ignore_errors=True)
+
+
+class Nowhere:
+    """Rows are made and encoded, so that what can't be is found, and thrown away."""
+
+    def begin(self) -> None:
+        pass
+
+    def split(self, name: str, container: Container, schema: Mapping[str, str], size: int) -> SplitRows:
+        return _Discarded(FILES[container](Path(os.devnull), schema))
+
+    def finish(self, manifest: Mapping[str, Any]) -> None:
+        pass
+
+    def drop(self) -> None:
+        pass
+
+
+class _Discarded:
+    """A split whose file is the null device."""
+
+    def __init__(self, file: RowFile) -> None:
+        self._file = file
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        self._file.write(values)
+
+    def finish(self) -> list[dict[str, Any]]:
+        self._file.close()
+        return []
+
+    def drop(self) -> None:
+        self._file.drop()
