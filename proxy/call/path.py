@@ -80,8 +80,8 @@ class CallPath:
         return await self._admission.enter(dialect, wire)
 
     async def refuse(self, dialect: Dialect, wire: WireRequest, error: RequestError) -> None:
-        """Records a model call whose body did not come, under its key's session. An unknown key is an error first."""
-        session = await self._admission.session(dialect, wire)
+        """Records a model call whose body did not come, where its head says the session. No key: an error first."""
+        session = await self.enter(dialect, wire)
         if session is not None:
             await self._recorder.refuse(session.session, dialect.name, wire.body, error)
 

@@ -16,6 +16,7 @@ from rolltap.proxy.call.events import CallEvent, RelayedBytes, RelayedHead
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.call.policies import ANY_MODEL
 from rolltap.proxy.call.reply import ClientReply
 from rolltap.proxy.call.sources.base import Begin, Publish
 from rolltap.proxy.call.sources.passthrough_reply import RelayedReplyReader
@@ -48,8 +49,8 @@ class PassthroughSource:
         return Unauthenticated(f"policy {self.name!r} relays calls to its vendor: send {key}; it speaks {spoken}")
 
     def check_model(self, model: str, allowed: Collection[str]) -> None:
-        """Under the settings' key `allowed` are the models that may be asked for; none given: any."""
-        if self.engine.keyed and allowed and model not in allowed:
+        """Under the settings' key `allowed` are the models that may be asked for; none given, or `*`: any."""
+        if self.engine.keyed and allowed and model not in allowed and ANY_MODEL not in allowed:
             raise NotFound(f"the model {model[:80]!r} is not served here; served: {', '.join(allowed)}", param="model")
 
     def learn(self, facts: EngineFacts) -> None: ...

@@ -4,6 +4,7 @@ in the audit log."""
 from __future__ import annotations
 
 import getpass
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,4 +51,12 @@ def claims(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, t
 def note_prune(connection: sa.Connection, older_than: str, exported: Sequence[Path]) -> None:
     """Has the audit log say that this machine's user is about to prune."""
     detail = {"older_than": older_than, "exported": [str(path) for path in exported]}
-    audit.append(connection, database_clock(connection), f"user {getpass.getuser()}", "local", "log prune", detail)
+    audit.append(connection, database_clock(connection), f"user {_user()}", "local", "log prune", detail)
+
+
+def _user() -> str:
+    """The name of this process's user; its number where it has no name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # before Python 3.13, and since
+        return str(os.getuid())

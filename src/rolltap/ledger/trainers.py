@@ -18,6 +18,7 @@ from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.replay import claim_replay
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
 from rolltap.ledger.schema import leases as lease_rows
+from rolltap.ledger.schema import policies as policy_rows
 from rolltap.ledger.stale_tokens import without_stale
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
 from rolltap.types import NO_VERSION, Group, Scoring, Task, Trajectory
@@ -85,8 +86,11 @@ class Trainers:
         return await self._uow.query(lambda tx: _policies_where(tx, lease_rows.c.id == lease_id))
 
     async def policies_of_trainer(self, trainer: str) -> Set[str]:
-        """The policies that the trainer has ever leased groups of."""
-        return await self._uow.query(lambda tx: _policies_where(tx, lease_rows.c.trainer == trainer))
+        """The policies that the trainer owns or has ever leased groups of."""
+        owned = sa.select(policy_rows.c.name).where(policy_rows.c.owner == trainer)
+        return await self._uow.query(
+            lambda tx: _policies_where(tx, lease_rows.c.trainer == trainer) | {row.name for row in tx.all(owned)}
+        )
 
     async def dead_letters(self, policy: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
         return await self._uow.query(lambda tx: dead_letters.listed(tx, policy, limit))

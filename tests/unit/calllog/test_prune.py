@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,8 @@ from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.calllog.verify import verify
 from rolltap.cli.main import app
 from rolltap.contract.trainer import LeaseRequest, Replay
-from rolltap.ledger.retention import claims
+from rolltap.ledger.retention import claims, note_prune
+from rolltap.ledger.schema import audit
 from rolltap.types import Session
 
 from ..ledger.world import World, key
@@ -167,3 +169,13 @@ def test_the_command_says_what_stays_and_removes_nothing_in_a_dry_run(tmp_path: 
     assert run(app, ["log", "import", keep, "--store", url]).exit_code == 0
     assert '"calls": 1' in run(app, ["log", "stats", "--json", "--store", url]).output
     assert "30d" in run(app, ["log", "prune", "--older-than", "soon", "--store", url]).output
+
+
+async def test_a_prune_is_noted_for_a_user_without_a_name(sql_log: SqlCallLog, monkeypatch: pytest.MonkeyPatch):
+    """A container may run under a number that stands in no list of users."""
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_001)
+    await sql_log.database.transact(lambda connection: note_prune(connection, "30d", ()))
+    noted = await sql_log.database.query(lambda connection: connection.execute(sa.select(audit)).all())
+    assert [entry.key_id for entry in noted] == ["user 4000001"]

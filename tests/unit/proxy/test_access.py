@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from rolltap.contract.keys import ROLES
+from rolltap.contract.trainer import FinishUpdate, Rewind
 from rolltap.engine.scripted import say
 from rolltap.proxy import access
 from rolltap.proxy.dialects.base import WireReply
@@ -194,6 +195,19 @@ async def test_a_trainers_key_for_named_policies_reaches_no_other(home: House, w
         assert "other" in answer.json()["error"]["message"]
     unknown = {"role": "trainer", "name": "k", "policies": ["other"]}
     assert (await wall.send("admin", "POST /keys", wall.keys["admin"], json=unknown)).status_code == 404
+
+
+async def test_a_trainers_key_for_named_policies_fences_no_other_trainer(home: House, wall: Wall) -> None:
+    """A trainer that has rewound and not leased yet is known by the policies that it owns."""
+    policies = home.app.ledger.policies
+    await policies.register("other")
+    theirs = Rewind(0, {"other": 0}, "their folder")
+    incarnation = (await home.app.ledger.trainers.rewind("theirs", theirs)).incarnation
+    own = await wall.mint("own", role="trainer", policies=[POLICY])
+    attack = {"step": 0, "versions": {POLICY: 0}, "run": "mine", "take_over": True}
+    answer = await wall.send("trainer", "POST /trainers/theirs/rewind", own, json=attack)
+    assert answer.status_code == 403, answer.text
+    await policies.check_weights_owner("other", FinishUpdate(trainer="theirs", incarnation=incarnation))
 
 
 async def test_a_keys_secret_is_shown_once(home: House, wall: Wall) -> None:

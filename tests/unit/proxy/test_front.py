@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rolltap.contract.keys import Caller, MintKey
 from rolltap.errors import ConfigError
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.front import connections
@@ -101,6 +102,17 @@ async def test_a_body_over_the_cap_is_refused_before_it_comes(tmp_path: Path, pl
             body = b"" if "Content" in length else b"80000\r\n" + b"x" * 0x80000 + b"\r\n"
             request = head(plane, f"Authorization: Bearer {keys[plane]}", length)
             assert (await there.exchange(plane, request, body))[0] == 413
+
+
+@pytest.mark.parametrize("minted", [False, True])
+async def test_a_projects_body_over_the_cap_is_refused(tmp_path: Path, minted: bool) -> None:
+    async with served(tmp_path, receipt_s=30) as there:
+        key = there.app.settings.keys.project
+        if minted:
+            by = Caller("admin", "admin")
+            key = (await there.app.ledger.keys.mint(MintKey("project", "k"), by)).key
+        request = head("agent", f"Authorization: Bearer {key}", "Content-Length: 500001")
+        assert (await there.exchange("agent", request))[0] == 413
 
 
 @every_plane
