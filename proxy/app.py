@@ -20,7 +20,6 @@ from rolltap.calllog.open import LogWithDatabase
 from rolltap.errors import ConfigError, EngineError, RateLimited
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
-from rolltap.proxy.access import READ
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
@@ -44,8 +43,8 @@ from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import SessionCache
-from rolltap.proxy.viewer.access import Access
-from rolltap.proxy.viewer.app import MayView, mount
+from rolltap.proxy.viewer.access import Access, Viewers
+from rolltap.proxy.viewer.app import mount
 from rolltap.proxy.viewer.engines import engines_of
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import reader_on
@@ -220,14 +219,14 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
         ),
     )
     counted, gated = recorder.metrics.counted, _gates(keyring, settings.limits, recorder.metrics)
-    view_access = Access(settings.keys.secret + settings.keys.admin)
+    view_access = Access("\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer)))
     pages = Pages(services.reader, call_log.database.name, engines_of(policies))
     planes = {
         "agent": AgentPlane(
             known_dialects(), path, Queries(admission, policies, responses), settings.limits, counted("agent")
         ),
         "trainer": gated("trainer", trainer_app(services, keyring)),
-        "admin": gated("admin", mount(admin_app(services, keyring), pages, view_access, _may_view(keyring))),
+        "admin": gated("admin", mount(admin_app(services, keyring), pages, view_access, Viewers(keyring))),
     }
     return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access)
 
@@ -242,14 +241,6 @@ def _gates(keyring: Keyring, limits: LimitSettings, metrics: Metrics) -> Callabl
         return Gate(app, knows, int(limits.request_mb * 1_000_000), limits.receipt_s, metrics.counted(plane))
 
     return gated
-
-
-def _may_view(keyring: Keyring) -> MayView:
-    async def may_view(key: str) -> bool:
-        caller = await keyring.caller(key)
-        return caller is not None and caller.role in READ
-
-    return may_view
 
 
 def _rules(session: Session | None, settings: Settings) -> Rules:

@@ -51,6 +51,15 @@ class Keyring:
             return root
         return await self._minted_caller(key_hash(key)) if key.startswith(MINTED) else None
 
+    async def works(self, key_id: str) -> bool:
+        """Whether the key of this id goes on."""
+        if key_id in ROLES:
+            return any(known and caller.id == key_id for caller, known in self._roots)
+        now = time.monotonic()
+        if now >= self._trusted_until or (not self._has(key_id) and now >= self._asked_at + AGAIN_S):
+            await self._read(now)
+        return self._has(key_id)
+
     async def project(self, key: str | None) -> Caller | None:
         """The project whose key it is, if it is one's."""
         found = await self.caller(key) if key else None
@@ -67,6 +76,10 @@ class Keyring:
             await self._read(now)
         caller, ends_at = self._working.get(hashed, (None, 0.0))
         return caller if time.monotonic() < ends_at else None
+
+    def _has(self, key_id: str) -> bool:
+        now = time.monotonic()
+        return any(caller.id == key_id and now < ends_at for caller, ends_at in self._working.values())
 
     async def _read(self, since: float) -> None:
         if self._minted is None:

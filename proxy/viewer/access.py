@@ -1,8 +1,9 @@
 """Who may see the pages: a one-time link gives a browser a cookie.
 
-Links and cookies are signed with the server's secret and the admin key, so every process of a server takes them and a
-new key ends them all. A link works once in the process that redeems it and for `LINK_S`; a cookie is HttpOnly and
-SameSite=Strict and reads only, as there is nothing else on these pages.
+Links and cookies are signed with the server's secret and the settings' keys, so every process of a server takes them,
+and a new key in the settings ends them all. One that a minted key made names that key, and ends with it. A link works
+once in the process that redeems it and for `LINK_S`; a cookie is HttpOnly and SameSite=Strict and reads only, as there
+is nothing else on these pages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable
+
+from rolltap.proxy.access import READ
+from rolltap.proxy.sessions.keys import Keyring
 
 LINK_S = 15 * 60
 COOKIE_S = 7 * 86_400
@@ -27,9 +31,9 @@ class Access:
         self.cookie = f"rolltap_{hashlib.sha256(self._secret).hexdigest()[:8]}"
         """The cookie's name, of this server alone: browsers share cookies between the ports of a machine."""
 
-    def new_link(self) -> str:
-        """The token of a link that works once."""
-        return self._signed("link", LINK_S)
+    def new_link(self, key_id: str = "") -> str:
+        """The token of a link that works once, made with the key `key_id`; "": by the server itself."""
+        return self._signed("link", LINK_S, key_id)
 
     def redeem(self, token: str) -> str | None:
         """A cookie for a link's token; None if it is wrong, over, or used before."""
@@ -38,13 +42,14 @@ class Access:
         if not self._holds("link", token) or token in self._used:
             return None
         self._used[token] = now + LINK_S
-        return self._signed("cookie", COOKIE_S)
+        return self._signed("cookie", COOKIE_S, _key_id(token))
 
-    def allows(self, cookie: str | None) -> bool:
-        return cookie is not None and self._holds("cookie", cookie)
+    def holder(self, cookie: str | None) -> str | None:
+        """The id of the key that a cookie comes from, "" for the server itself; None if it is wrong or over."""
+        return _key_id(cookie) if cookie is not None and self._holds("cookie", cookie) else None
 
-    def _signed(self, use: str, lifetime: float) -> str:
-        body = f"{int(self._clock() + lifetime)}.{secrets.token_urlsafe(12)}"
+    def _signed(self, use: str, lifetime: float, key_id: str) -> str:
+        body = f"{int(self._clock() + lifetime)}.{secrets.token_urlsafe(12)}.{key_id}"
         return f"{body}.{self._signature(use, body)}"
 
     def _holds(self, use: str, token: str) -> bool:
@@ -55,3 +60,24 @@ class Access:
 
     def _signature(self, use: str, body: str) -> str:
         return hmac.new(self._secret, f"{use}\0{body}".encode(), hashlib.sha256).hexdigest()[:40]
+
+
+def _key_id(token: str) -> str:
+    """The id of the key in a token that holds."""
+    return token.split(".")[2]
+
+
+class Viewers:
+    """The keys that may see the pages, and make links to them. Without a `keyring` there is no plane and no key."""
+
+    def __init__(self, keyring: Keyring | None = None) -> None:
+        self._keyring = keyring
+
+    async def key_id(self, key: str) -> str | None:
+        """The id of a key; None if it may not."""
+        caller = await self._keyring.caller(key) if self._keyring is not None else None
+        return caller.id if caller is not None and caller.role in READ else None
+
+    async def go_on(self, key_id: str) -> bool:
+        """Whether the key still works; "" stands for the server itself, which does."""
+        return not key_id or (self._keyring is not None and await self._keyring.works(key_id))

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from rolltap.errors import RolltapError
-from rolltap.proxy.viewer.access import COOKIE_S, Access
+from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.templating import ASSETS, ASSETS_HASH, render
@@ -36,20 +36,11 @@ Position = Annotated[int, Query(ge=0, lt=2**31)]
 Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
 
 
-MayView = Callable[[str], Awaitable[bool]]
-"""Whether a key of the plane may see the pages, and make links to them."""
-
-
-async def no_key(key: str) -> bool:
-    """Where there is no plane, there are no keys."""
-    return False
-
-
-def viewer_app(pages: Pages, access: Access, bearer: MayView = no_key) -> FastAPI:
-    """The pages, for cookies of `access` and for keys that `bearer` takes."""
+def viewer_app(pages: Pages, access: Access, viewers: Viewers) -> FastAPI:
+    """The pages, for cookies of `access` and for the keys of `viewers`."""
     app = FastAPI(title="rolltap viewer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(RolltapError, _failed)
-    app.middleware("http")(_guard(access, bearer))
+    app.middleware("http")(_guard(access, viewers))
     _add_entrance(app, access)
     _add_session_pages(app, pages)
     _add_group_pages(app, pages)
@@ -57,43 +48,55 @@ def viewer_app(pages: Pages, access: Access, bearer: MayView = no_key) -> FastAP
     return app
 
 
-def mount(plane: FastAPI, pages: Pages, access: Access, bearer: MayView = no_key) -> FastAPI:
+def mount(plane: FastAPI, pages: Pages, access: Access, viewers: Viewers) -> FastAPI:
     """Puts the pages at `/view` of a plane, and leads there from its root."""
 
     @plane.get("/", include_in_schema=False)
     async def root() -> Response:
         return RedirectResponse("/view/", 303)
 
-    plane.mount("/view", viewer_app(pages, access, bearer))
+    plane.mount("/view", viewer_app(pages, access, viewers))
     return plane
 
 
 def alone(pages: Pages, access: Access) -> FastAPI:
     """The pages without a plane."""
-    return mount(FastAPI(docs_url=None, redoc_url=None, openapi_url=None), pages, access)
+    return mount(FastAPI(docs_url=None, redoc_url=None, openapi_url=None), pages, access, Viewers())
 
 
 def _guard(
-    access: Access, bearer: MayView
+    access: Access, viewers: Viewers
 ) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        by_key = scheme.lower() == "bearer" and await bearer(key.strip())
-        by_cookie = request.method in ("GET", "HEAD") and access.allows(request.cookies.get(access.cookie))
-        allowed = by_key or by_cookie
-        if allowed or path.startswith(OPEN_PATHS):
-            response = await call_next(request)
+        try:
+            allowed = path.startswith(OPEN_PATHS) or await _admitted(request, access, viewers)
+        except RolltapError as error:
+            response = await _failed(request, error)
         else:
-            text = "A one-time link lets a browser in. On the server's machine, this makes one:"
-            page = render("message.html", heading="This page needs a link", text=text, command="rolltap view")
-            response = HTMLResponse(page, 401)
+            response = await call_next(request) if allowed else _shut()
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         response.headers.setdefault("cache-control", "no-store")
         return response
 
     return guard
+
+
+def _shut() -> Response:
+    text = "A one-time link lets a browser in. On the server's machine, this makes one:"
+    page = render("message.html", heading="This page needs a link", text=text, command="rolltap view")
+    return HTMLResponse(page, 401)
+
+
+async def _admitted(request: Request, access: Access, viewers: Viewers) -> bool:
+    """Whether the request has a key, whose id is kept for the route, or reads with a cookie whose key goes on."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and (key_id := await viewers.key_id(key.strip())) is not None:
+        request.state.key_id = key_id
+        return True
+    holder = access.holder(request.cookies.get(access.cookie)) if request.method in ("GET", "HEAD") else None
+    return holder is not None and await viewers.go_on(holder)
 
 
 async def _failed(_: Request, error: Exception) -> Response:
@@ -116,9 +119,9 @@ def _add_entrance(app: FastAPI, access: Access) -> None:
         return response
 
     @app.post("/links")
-    async def new_link() -> dict[str, str]:
+    async def new_link(request: Request) -> dict[str, str]:
         """A one-time link, by its path."""
-        return {"path": f"/view/open?token={access.new_link()}"}
+        return {"path": f"/view/open?token={access.new_link(request.state.key_id)}"}
 
     @app.get("/assets/{version}/{name}")
     async def asset(version: str, name: str) -> Response:
