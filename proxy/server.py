@@ -54,7 +54,8 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"can't listen on {host}:{port}: {error.strerror}; change [listen] in the settings"
+            f"can't listen on {host}:{port}: {error.strerror}; stop what listens there (another `rolltap serve`?), "
+            "or set another port under [listen] in rolltap.toml"
         ) from error
     listener.listen(2048)
     listener.setblocking(False)

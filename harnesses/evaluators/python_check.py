@@ -4,34 +4,68 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import math
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+
+import msgspec
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Evidence, Score, Verdict
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.sources import located
 
 Check = Callable[[Path], float | Mapping[str, float]]
 """Gets the working copy; returns a number, or numbers by scope: `{"rollout": 1.0, "role:critic": 0.5}`."""
 
 
 class PythonTable(EvaluatorTable, tag="python", frozen=True):
-    """`callable` is the `module:function` of a `Check` on the runner's path."""
+    """`callable` is the `module:function` of a `Check` on the runner's path, or the `FILE.py:function` of one."""
 
     example = '{"kind": "python", "callable": "os.path:getsize"}'
 
     callable: str
 
+    def resolve_paths(self, base: Path) -> PythonTable:
+        if not self._file:
+            return self
+        return msgspec.structs.replace(self, callable=f"{located(base, self._file).absolute()}:{self._function}")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self._file,) if self._file else ()
+
+    @property
+    def _file(self) -> str:
+        where = self.callable.rpartition(":")[0]
+        return where if where.endswith(".py") else ""
+
+    @property
+    def _function(self) -> str:
+        return self.callable.rpartition(":")[2]
+
     def build(self, client: AdminClient) -> PythonCheck:
-        module, _, name = self.callable.partition(":")
         try:
-            return PythonCheck(getattr(importlib.import_module(module), name))
-        except (ImportError, AttributeError, ValueError) as error:
-            raise TaskInvalid(f"no callable {self.callable!r} (module:function): {error}", param="evaluator") from error
+            return PythonCheck(getattr(self._module(), self._function))
+        except Exception as error:  # foreign code: whatever its import raises
+            raise TaskInvalid(
+                f"no callable {self.callable!r} (module:function or FILE.py:function): {error}", param="evaluator"
+            ) from error
+
+    def _module(self) -> ModuleType:
+        if not self._file:
+            return importlib.import_module(self.callable.partition(":")[0])
+        spec = importlib.util.spec_from_file_location(f"check_{Path(self._file).stem}", self._file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,8 @@ def reserve(host: str, port: int) -> socket.socket:
         holder.bind((host, port))
     except OSError as error:
         raise ConfigError(
-            f"can't listen on {host}:{port}: {error.strerror}; change [listen] in the settings"
+            f"can't listen on {host}:{port}: {error.strerror}; stop what listens there (another `rolltap serve`?), "
+            "or set another port under [listen] in rolltap.toml"
         ) from error
     return holder
 

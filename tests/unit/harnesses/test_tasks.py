@@ -12,9 +12,10 @@ from rolltap.errors import TaskInvalid
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.docker import DockerRuntime
-from rolltap.harnesses.specs import Defaults, build
+from rolltap.harnesses.specs import Defaults, build, resolve_paths
 from rolltap.harnesses.tasks import read_tasks
 
 CLIENT = AdminClient("http://127.0.0.1:1", "k")
@@ -78,6 +79,10 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, change: dict[str, 
         ({"image": "debian"}, "has no images"),
         ({"limits": {"agent_s": -1}}, "negative"),
         ({"evaluator": {"kind": "python", "callable": "nowhere:f"}}, "no callable"),
+        (
+            {"evaluator": {"kind": "python", "callable": "/nowhere.py:f"}},
+            "no callable '/nowhere.py:f'.*FILE.py:function",
+        ),
         ({"files": None, "repository": "/nowhere"}, "not a git repository"),
     ],
 )
@@ -88,6 +93,20 @@ def test_what_cannot_be_run_is_refused_before_it_runs(tmp_path: Path, change: di
 
     with pytest.raises(TaskInvalid, match=message):
         attempt()
+
+
+def test_a_python_check_lies_beside_its_task_file(tmp_path: Path) -> None:
+    (tmp_path / "checks.py").write_text("HALF = 0.5\ndef half(folder):\n    return HALF\n")
+    evaluator = {"kind": "python", "callable": "checks.py:half"}
+    (task,) = read_tasks(lines(tmp_path, {**GOOD, "evaluator": evaluator}))
+    submitted = resolve_paths(task, Defaults(base=tmp_path))
+    assert submitted.spec["evaluator"]["callable"] == f"{tmp_path}/checks.py:half"
+    check = build(submitted, Defaults(), CLIENT).evaluator
+    assert isinstance(check, PythonCheck)
+    assert check.check(tmp_path) == 0.5
+    (outside,) = read_tasks(lines(tmp_path, {**GOOD, "evaluator": {**evaluator, "callable": "../checks.py:half"}}))
+    with pytest.raises(TaskInvalid, match="leaves the task's folder"):
+        resolve_paths(outside, Defaults(base=tmp_path))
 
 
 @pytest.mark.parametrize(
