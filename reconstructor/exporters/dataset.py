@@ -23,6 +23,7 @@ from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem
 from rolltap.reconstructor.exporters.destinations import Destination, NewFolder, Nowhere, SplitRows
 from rolltap.reconstructor.exporters.failures import Failures
 from rolltap.reconstructor.exporters.figures import SCHEMA_VERSION, Figures
+from rolltap.reconstructor.exporters.narrowing import Eligible, Narrowing
 from rolltap.reconstructor.exporters.redact import KindPattern, Redactor, token_arrays
 from rolltap.reconstructor.exporters.select import Where
 from rolltap.reconstructor.exporters.writers import disk_errors
@@ -43,7 +44,8 @@ class Query:
     """What a dataset was asked to hold. `splits` are shares by name, which add up to 1; `seed` reshuffles the tasks.
 
     `include` names reasons of `admission.LEFT_OUT` for which sessions stay in. `duplicates` keeps rows with equal
-    content. `shard_mb` is the size at which the next file begins.
+    content. `shard_mb` is the size at which the next file begins. `chosen` are the sessions that `narrowing`
+    leaves, which takes a pass of its own (`FirstPass`).
     """
 
     where: Where = field(default_factory=Where)
@@ -56,6 +58,8 @@ class Query:
     detectors: Sequence[KindPattern] = ()
     shard_mb: float = 256.0
     strategy: str = "tree"
+    narrowing: Narrowing = field(default_factory=Narrowing)
+    chosen: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if not self.splits or min(self.splits.values()) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6:
@@ -76,6 +80,24 @@ class Query:
             if place < edge:
                 return name
         return list(self.splits)[-1]
+
+
+class FirstPass:
+    """Finds out which sessions `Query.narrowing` chooses of those that the dataset may hold."""
+
+    def __init__(self, exporter: Exporter, query: Query) -> None:
+        self._query = query
+        self._for_training = exporter.for_training
+        self._seen: list[Eligible] = []
+
+    def take(self, group: Sequence[ExportItem]) -> None:
+        for item in group:
+            reason = left_out(item) if self._for_training else None
+            if (reason is None or reason in self._query.include) and self._query.where.keep(item) is not None:
+                self._seen.append(Eligible.of(item))
+
+    def chosen(self) -> frozenset[str]:
+        return self._query.narrowing.choose(self._seen)
 
 
 class DatasetWriter:
@@ -173,10 +195,12 @@ class DatasetWriter:
         return self._failures.count > before
 
     def _admits(self, item: ExportItem) -> bool:
-        """Whether a session may be in this dataset; counts those that may not."""
-        reason = left_out(item) if self._exporter.for_training else None
+        """Whether a session may be in this dataset, and was chosen; counts those that are not."""
+        reason: str | None = left_out(item) if self._exporter.for_training else None
         if reason is None or reason in self._query.include:
-            return True
+            if self._query.chosen is None or item.session.id in self._query.chosen:
+                return True
+            reason = "not selected"
         self._left_out[reason] += 1
         return False
 
@@ -237,6 +261,7 @@ class DatasetWriter:
                 "include": sorted(query.include),
                 "duplicates": query.duplicates,
                 "strategy": query.strategy,
+                "narrowing": asdict(query.narrowing),
             },
             "token_faithful": self._exporter.faithful,
             "rows": self._counts["rows"],

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
+from rolltap.calllog.sql import SqlCallLog
+from rolltap.cli import export_options as options
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 from rolltap.cli.screen import Screen
 from rolltap.datasets.record import Reading, open_record, recorded_groups
 from rolltap.errors import DatasetError
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
+from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
-from rolltap.reconstructor.exporters.conditions import ITEM_FIELDS, SEGMENT_FIELDS
-from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Decode, Differs, Query
+from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Decode, Differs, FirstPass, Query
+from rolltap.reconstructor.exporters.narrowing import Narrowing
 from rolltap.reconstructor.exporters.redact import library_patterns
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.rules import Rules, session_rules
@@ -49,30 +50,25 @@ class ExportJob:
 
 @one_line_errors
 def export(
-    out: Annotated[Path | None, typer.Argument(help="folder to write; must not exist, or be empty")] = None,
-    format: Annotated[str, typer.Option("--format", "-f", help=f"one of {', '.join(EXPORTERS)}")] = "trajectories",
-    where: Annotated[
-        list[str] | None,
-        typer.Option(help=f"FIELD OP VALUE and ...; fields {', '.join([*ITEM_FIELDS, *SEGMENT_FIELDS])}"),
-    ] = None,
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of the format, several times")] = None,
-    split: Annotated[str, typer.Option(help="shares by task, as train=0.9,test=0.1")] = "train=1",
-    seed: Annotated[int, typer.Option(help="draws other tasks into the splits")] = 0,
-    container: Annotated[str, typer.Option(help="jsonl or parquet; default the format's own")] = "",
-    include: Annotated[
-        list[str] | None, typer.Option(help="rollouts to keep that a lease would not train: running, failed, ...")
-    ] = None,
-    duplicates: Annotated[bool, typer.Option(help="keep rows with equal content")] = False,
-    strategy: Annotated[str, typer.Option(help="how calls merge: tree, prefix or per_call")] = "tree",
-    train: Annotated[list[str] | None, typer.Option(help="a rule to switch off, as length_truncated")] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="count rows that render to other tokens than sampled; look for secrets in the ids"),
-    ] = None,
-    detect_secrets: Annotated[bool, typer.Option(help="look for secrets with detect-secrets' patterns, too")] = False,
-    dry_run: Annotated[bool, typer.Option(help="make and count everything, write nothing")] = False,
-    shard_mb: Annotated[float, typer.Option(help="size at which the next file begins")] = 256.0,
-    store: Annotated[str, typer.Option(help="sqlite:///PATH or postgresql://...; default the settings' store")] = "",
+    out: options.Out = None,
+    format: options.Format = "trajectories",
+    where: options.Where = None,
+    option: options.FormatOption = None,
+    split: options.Split = "train=1",
+    seed: options.Seed = 0,
+    container: options.InContainer = "",
+    include: options.Include = None,
+    best: options.Best = 0,
+    balance: options.Balance = "",
+    limit: options.Limit = 0,
+    duplicates: options.Duplicates = False,
+    strategy: options.Strategy = "tree",
+    train: options.Train = None,
+    tokenizer: options.TokenizerFolder = None,
+    detect_secrets: options.DetectSecrets = False,
+    dry_run: options.DryRun = False,
+    shard_mb: options.ShardMb = 256.0,
+    store: options.Store = "",
     config: ConfigOption = None,
 ) -> None:
     """Writes recorded rollouts as a dataset, with a manifest of what is in it.
@@ -92,6 +88,7 @@ def export(
         detectors=library_patterns() if detect_secrets else (),
         shard_mb=shard_mb,
         strategy=strategy,
+        narrowing=Narrowing(best, balance, limit, seed),  # type: ignore[arg-type]
     )
     job = ExportJob(
         store=store or settings_store(config),
@@ -116,7 +113,8 @@ async def run_export(
     call_log = open_record(job.store)
     await call_log.start()
     try:
-        with DatasetWriter(job.out, job.exporter, job.query, differs=job.differs, decode=job.decode) as writer:
+        query = replace(job.query, chosen=await _chosen(call_log, job)) if job.query.narrowing else job.query
+        with DatasetWriter(job.out, job.exporter, query, differs=job.differs, decode=job.decode) as writer:
             sessions = 0
             groups = 0
             async for group in recorded_groups(call_log, Reading(job.query.strategy, job.rules)):
@@ -127,6 +125,14 @@ async def run_export(
             return await asyncio.to_thread(writer.finish)
     finally:
         await call_log.close()
+
+
+async def _chosen(call_log: SqlCallLog, job: ExportJob) -> frozenset[str]:
+    """The sessions that the job's selection leaves: the record is read once for them, and again for the rows."""
+    first = FirstPass(job.exporter, job.query)
+    async for group in recorded_groups(call_log, Reading(job.query.strategy, job.rules)):
+        await asyncio.to_thread(first.take, group)
+    return await asyncio.to_thread(first.chosen)
 
 
 def settings_store(config: Path | None) -> str:

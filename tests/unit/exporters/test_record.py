@@ -188,6 +188,14 @@ def test_conditions_and_options_reach_the_dataset(store: str, tmp_path: Path):
     assert (manifest["sessions"], manifest["sessions_selected"]) == (3, 1)
 
 
+def test_best_of_a_task_by_the_command(store: str, tmp_path: Path):
+    code, output = run(store, tmp_path / "out", "-f", "sft", "--best", "1")
+    assert code == 0, output
+    (row,) = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
+    assert (row["session_id"], row["reward"]) == ("session0", 1.0)
+    assert "sessions left out: 2 (not selected)" in output
+
+
 def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     app = typer.Typer()
