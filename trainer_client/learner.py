@@ -8,7 +8,7 @@ reduced in float32. Checkpoints look the same in either case, so a run may resum
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as distributed_state
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rolltap.errors import CheckpointMismatch, ConfigError
@@ -103,8 +103,7 @@ class Learner:
 
     def read(self, network: str, batch: Batch) -> Readout:
         """What the policy or another network says of the batch's trained tokens, on the CPU and without gradient."""
-        with torch.no_grad():
-            predicted = self.read_networks.get(network, self.network)(batch)
+        predicted = _read(self.read_networks.get(network, self.network), batch)
         values = {name: value.float().cpu().numpy() for name, value in predicted.values.items()}
         return Readout(predicted.logprobs_M.float().cpu().numpy(), predicted.entropy_M.float().cpu().numpy(), values)
 
@@ -120,16 +119,14 @@ class Learner:
         """The batch with the reference's log-probs, if there is a reference."""
         if not self._has_reference:
             return batch
-        with torch.no_grad():
-            if self.reference is not None:
-                return replace(batch, reference_M=self.reference(batch).logprobs_M)
-            with without_adapters(self.model):
-                return replace(batch, reference_M=self.network(batch).logprobs_M)
+        if self.reference is not None:
+            return replace(batch, reference_M=_read(self.reference, batch).logprobs_M)
+        with without_adapters(self.model):
+            return replace(batch, reference_M=_read(self.network, batch).logprobs_M)
 
     def with_proximal(self, batch: Batch) -> Batch:
         """The batch with the policy's log-probs as they are now."""
-        with torch.no_grad():
-            return replace(batch, proximal_M=self.network(batch).logprobs_M)
+        return replace(batch, proximal_M=_read(self.network, batch).logprobs_M)
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this rank's share of a loss that is a sum over ranks (FSDP takes the mean)."""
@@ -179,8 +176,8 @@ class Learner:
         """The adapters on the CPU, by name, for the lead rank (all ranks take part)."""
         return distributed_state.get_model_state_dict(self.model, options=TRAINED)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Takes up `state`. `CheckpointMismatch` if it is of another model."""
+    def restore(self, state: dict[str, Any], *, changed: bool = False) -> None:
+        """Takes up `state`. `CheckpointMismatch` if it is of another model; a `changed` recipe may have other heads."""
         adapters = state.pop("adapters", None)
         heads = state.pop("heads", {})
         followed = {name: state.pop(f"network {name}") for name in self._readable if f"network {name}" in state}
@@ -188,16 +185,47 @@ class Learner:
             raise CheckpointMismatch(
                 "the checkpoint was made with adapters and this run has none, or the other way round"
             )
+        options = replace(WHOLE, strict=not changed)
         try:
             if adapters is not None:
                 distributed_state.set_model_state_dict(self.model, adapters, options=ADAPTERS)
-            if heads or self.network.heads:
-                distributed_state.set_model_state_dict(self.network.heads, heads, options=WHOLE)
+            if changed:
+                heads, state = _of_heads(set(self.network.heads), heads, state)
+            if heads or (self.network.heads and not changed):
+                distributed_state.set_model_state_dict(self.network.heads, heads, options=options)
             for name, weights in followed.items():
                 distributed_state.set_model_state_dict(self.read_networks[name].model, weights, options=WHOLE)
-            distributed_state.set_optimizer_state_dict(self.network, self.optimiser, state, options=WHOLE)
+            distributed_state.set_optimizer_state_dict(self.network, self.optimiser, state, options=options)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointMismatch(f"the checkpoint's optimiser is not of this model: {error}") from error
+
+
+def _of_heads(names: Collection[str], heads: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """What a checkpoint has of the heads `names`: their weights, and the optimiser's state of the policy and them."""
+
+    def kept(weight: str) -> bool:
+        return not weight.startswith("heads.") or weight.split(".")[1] in names
+
+    groups = [group for group in state["param_groups"] if all(map(kept, group["params"]))]
+    weights = {name: one for name, one in state["state"].items() if kept(name)}
+    return {name: one for name, one in heads.items() if kept(f"heads.{name}")}, {
+        **state,
+        "state": weights,
+        "param_groups": groups,
+    }
+
+
+def _read(network: PolicyNetwork, batch: Batch) -> Predictions:
+    """What a network predicts, without gradient.
+
+    FSDP keeps the outermost weights gathered until a backward pass: without one they would stay what they are now,
+    whatever becomes of the shards.
+    """
+    with torch.no_grad():
+        predicted = network(batch)
+    if isinstance(network, FSDPModule):
+        network.reshard()
+    return predicted
 
 
 def _activations(name: str, device: torch.device) -> torch.dtype:

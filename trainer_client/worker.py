@@ -35,7 +35,7 @@ class RankWorker:
         if saved:
             state = load_optimiser(saved)
             restore(settings.recipe, self.recipe, state.pop("recipe", None), changed=settings.recipe_changed)
-            self.learner.restore(state)
+            self.learner.restore(state, changed=settings.recipe_changed)
         self.clock = Clock(self.learner.device)
         self._ranks = ranks
         self._threshold = settings.report.mismatch

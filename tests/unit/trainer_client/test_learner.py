@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from rolltap.trainer_client.collate import collate
+from rolltap.errors import CheckpointMismatch
+from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.ppo import PPO
+from rolltap.trainer_client.recipes.tt_opd import TTOPD
 from rolltap.trainer_client.settings import load_trainer_settings
 
 from .making import model_folder, random_group, rows_of
@@ -28,12 +32,12 @@ def model(tmp_path: Path) -> Iterator[Path]:
     ONE.leave()
 
 
-def learner(model: Path, dtype: str, *, spared: bool = False) -> Learner:
+def learner(model: Path, dtype: str, *, spared: bool = False, recipe: Recipe | None = None) -> Learner:
     settings = load_trainer_settings(
         key="key", policy="policy", model=model, out=model.parent / "out", optimiser={"lr": 1e-2},
         compute={"device": "cpu", "dtype": dtype, "gradient_checkpointing": spared},
     )  # fmt: skip
-    return Learner(model, settings, ONE)
+    return Learner(model, settings, ONE, recipe)
 
 
 def gradient(one: Learner, budget: int) -> tuple[float, torch.Tensor]:
@@ -78,3 +82,60 @@ def test_in_bfloat16_checkpointing_and_accumulation_change_no_gradient(model: Pa
     torch.testing.assert_close(spared, wanted, atol=1e-6, rtol=1e-5)
     _, in_parts = gradient(learner(model, "bfloat16", spared=True), 60)
     assert torch.cosine_similarity(in_parts, wanted, dim=0) > 0.999
+
+
+def whole_batch() -> Batch:
+    (pack,) = Packer(10_000)(rows_of(GROUPS))
+    return collate(pack)
+
+
+def update(one: Learner, batch: Batch, step: int) -> None:
+    predicted = one.predict(batch)
+    one.backward(-predicted.logprobs_M.mean() + sum(value.sum() for value in predicted.values.values()))
+    one.clip()
+    one.apply(step)
+
+
+@pytest.mark.filterwarnings("ignore:.*_get_pg_default_device", "ignore:Multiple backends are registered")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_network_that_follows_the_policy_does_so_after_it_was_read(model: Path, dtype: str) -> None:
+    """FSDP keeps the outermost weights gathered after a pass without gradient; those that count are the shards."""
+    one, batch = learner(model, dtype, recipe=TTOPD(decay=0.5, every=1)), whole_batch()
+    start = {name: weight.clone() for name, weight in one.weights().items()}
+    one.read("teacher", batch)
+    update(one, batch, 1)
+    one.settle(1)
+    followed, policy = one.state()["network teacher"], one.weights()
+    for name, weight in policy.items():
+        torch.testing.assert_close(followed[name], (start[name] + weight) / 2, msg=name)
+
+
+def test_what_is_read_between_gradient_and_step_leaves_the_next_pass_the_new_weights(model: Path) -> None:
+    """The proximal log-probs of several updates a step are read there."""
+    one, batch = learner(model, "bfloat16"), whole_batch()
+    predicted = one.predict(batch)
+    one.backward(-predicted.logprobs_M.mean())
+    one.with_proximal(batch)
+    one.apply(1)
+    at_once = one.predict(batch).logprobs_M
+    one.backward(-at_once.mean())  # now every weight is gathered anew
+    one.forget()
+    torch.testing.assert_close(at_once, one.predict(batch).logprobs_M)
+
+
+@pytest.mark.filterwarnings("ignore:.*_get_pg_default_device", "ignore:Multiple backends are registered")
+@pytest.mark.parametrize(("before", "after"), [(Recipe, PPO), (PPO, Recipe)])
+def test_a_changed_recipe_goes_on_with_the_policys_optimiser_and_its_own_heads(
+    model: Path, before: type[Recipe], after: type[Recipe]
+) -> None:
+    first, batch = learner(model, "float32", recipe=before()), whole_batch()
+    update(first, batch, 1)
+    with pytest.raises(CheckpointMismatch):
+        learner(model, "float32", recipe=after()).restore(first.state())
+    second = learner(model, "float32", recipe=after())
+    second.restore(first.state(), changed=True)
+    moments = [one.optimiser.state[next(one.model.parameters())]["exp_avg"] for one in (first, second)]
+    torch.testing.assert_close(moments[1], moments[0])
+    assert moments[0].any()
+    update(second, batch, 2)
+    assert sorted(second.network.heads) == sorted(after.heads)
