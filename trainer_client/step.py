@@ -53,8 +53,9 @@ class StepRollout:
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTurn:
     """One call. `places` are its trained tokens in row `row`; `observed` are the ids since the turn before, or since
-    the row's start. `index` counts the turns of its agent in its rollout, from 0. `reward` sums the rewards of its call
-    and of spans of it; `rewarded` says whether there is any."""
+    the row's start. `index` counts the calls of its agent in the rollout's rows, from 0, with those that lost
+    their loss (stale ones). `reward` sums the rewards of its call and of spans of it; `rewarded` says whether there is
+    any."""
 
     rollout: int
     row: int
@@ -307,13 +308,16 @@ def _turns(record: RolloutRecord, segments: Sequence[Segment], rollout: int, fir
         for number, span in enumerate(segment.turns)
         if segment.loss_mask[span.start : span.end].any()
     ]
+    calls = sorted({(span.call_id, span.agent) for segment in segments for span in segment.turns})
+    indices: dict[str, int] = {}
     seen: dict[str, int] = {}
+    for call_id, agent in calls:
+        indices[call_id] = seen.get(agent, 0)
+        seen[agent] = indices[call_id] + 1
     for call_id, row, number in sorted(spans):
         segment = segments[row]
         span = segment.turns[number]
         before = segment.turns[number - 1].end if number else 0
-        index = seen.get(span.agent, 0)
-        seen[span.agent] = index + 1
         yield StepTurn(
             rollout,
             first_row + row,
@@ -321,7 +325,7 @@ def _turns(record: RolloutRecord, segments: Sequence[Segment], rollout: int, fir
             segment.token_ids[before : span.start],
             call_id,
             span.agent,
-            index,
+            indices[call_id],
             rewards.get(call_id, 0.0),
             call_id in rewards,
         )

@@ -30,7 +30,7 @@ class GiGPO(Recipe):
     def credit(self, step: Step) -> Credit:
         scale = normalise if self.spread else centre
         rewards = step.with_outcome()
-        total = np.bincount(step.turn_rollouts, rewards, minlength=len(step.rollouts))
+        total = step.rewards + np.bincount(step.turn_rollouts, step.turn_rewards, minlength=len(step.rollouts))
         anchors = keyed(step.turn_groups, (turn.observed.tobytes() for turn in step.turns))
         episode = scale(total, step.groups)[step.turn_rollouts]
         return step.broadcast_turns(

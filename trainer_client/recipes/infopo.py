@@ -1,12 +1,13 @@
 """InfoPO: "InfoPO: Information-Driven Policy Optimization for User-Centric Agents".
 
-    r_info(t) = mean over the reply's tokens of log pi(token | feedback) - log pi(token | feedback masked)
+    r_info(t) = mean over the next reply's tokens of log pi(token | feedback) - log pi(token | feedback masked)
     A_t = A_GRPO + beta z(r_info(t))        beta = .1 exp(-std_g / .05)
 
-where std_g is the spread of the group's rewards and z is over the step's turns that have feedback: what came between
-the reply before and this one. Masked feedback is `filler` in its place, one forward row a turn. The difference of
-log-probs at the sampled tokens estimates the paper's KL. Groups of 5, no KL to a reference; the paper's entropy bonus
-(.001) is left out.
+where feedback is what turn t was answered, between its reply and the next: who asks is paid for what was learnt. std_g
+is the spread of the group's rewards, z is over the step's turns that were answered and replied to; where several
+replies follow one (branches), r_info is their mean. Masked feedback is `filler` in its place, one forward row a reply.
+The difference of log-probs at the sampled tokens estimates the paper's KL. Groups of 5, no KL to a reference; the
+paper's entropy bonus (.001) is left out.
 """
 
 from __future__ import annotations
@@ -30,18 +31,27 @@ class InfoPO(Recipe):
     filler: int = 0
 
     def passes(self, step: Step) -> Mapping[str, Pass]:
-        masked = [self.masked(step, turn) for turn in step.turns if self.has_feedback(turn)]
+        masked = [self.masked(step, step.turns[reply]) for reply in self.answered(step)]
         return {POLICY: Pass(), "masked": Pass(POLICY, masked)}
 
-    def has_feedback(self, turn: StepTurn) -> bool:
-        """Whether something was said to the agent before this turn that it could have learnt from."""
-        return turn.index > 0 and len(turn.observed) > 0
+    def answered(self, step: Step) -> dict[int, int]:
+        """Numbers of the turns that were shown feedback on the turn before in their row, and that turn's number."""
+        numbers = {(turn.rollout, turn.call_id): number for number, turn in enumerate(step.turns)}
+        found = {}
+        for number, turn in enumerate(step.turns):
+            calls = [span.call_id for span in step.rows[turn.row].segment.turns]
+            at = calls.index(turn.call_id)
+            asked = numbers.get((turn.rollout, calls[at - 1])) if at else None
+            if asked is not None and len(turn.observed):
+                found[number] = asked
+        return found
 
     def masked(self, step: Step, turn: StepTurn) -> RowView:
         """The row up to the end of the turn, which alone is read, with the filler for what it was shown last."""
         whole, end = step.rows[turn.row].segment, int(turn.places[-1]) + 1
         ids, mask = whole.token_ids[:end].copy(), np.zeros(end, bool)
-        ids[turn.places[0] - len(turn.observed) : turn.places[0]] = self.filler
+        start = next(span.start for span in whole.turns if span.call_id == turn.call_id)
+        ids[start - len(turn.observed) : start] = self.filler
         mask[turn.places] = True
         none, versions = np.zeros(end, np.float32), np.full(end, NO_VERSION, np.int32)
         extras = {name: array[:end] for name, array in whole.extras.items()}
@@ -49,9 +59,13 @@ class InfoPO(Recipe):
 
     def credit(self, step: Step) -> Credit:
         shown, masked = (step.over_turns(step.readings[name].logprobs) for name in (POLICY, "masked"))
-        told = np.array([self.has_feedback(turn) for turn in step.turns], bool)
-        gain = np.zeros(len(told))
-        gain[told] = whiten((shown - masked)[told])
+        pairs = self.answered(step)
+        replies, asked = (np.array(list(one), np.int64) for one in (pairs.keys(), pairs.values()))
+        gain = np.zeros(len(step.turns))
+        if len(pairs):
+            count = np.bincount(asked, minlength=len(gain))
+            told = count > 0
+            gain[told] = whiten((np.bincount(asked, (shown - masked)[replies], len(gain)) / np.maximum(count, 1))[told])
         beta = self.strength * np.exp(-spread(step.rewards, step.groups) / self.scale)
         outcome = normalise(step.rewards, step.groups)
         return step.broadcast_turns(outcome[step.turn_rollouts] + beta[step.turn_rollouts] * gain)

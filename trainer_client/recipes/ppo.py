@@ -50,7 +50,7 @@ class PPO(Recipe):
                 advantages[turn.row][turn.places] = found
                 targets[turn.row][turn.places] = found + before[turn.row][turn.places]
         masks = [row.segment.loss_mask for row in step.rows]
-        flat = whiten(np.concatenate([own[mask] for own, mask in zip(advantages, masks, strict=True)]))
+        flat = whiten(np.concatenate([np.zeros(0), *(own[mask] for own, mask in zip(advantages, masks, strict=True))]))
         starts = np.cumsum([0, *(mask.sum() for mask in masks)])
         for own, mask, start in zip(advantages, masks, starts, strict=False):
             own[mask] = flat[start : start + mask.sum()]

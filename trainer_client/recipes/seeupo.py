@@ -64,7 +64,7 @@ class SeeUPO(Recipe):
 
     def updates(self, step: Step, credit: Credit) -> Sequence[Credit]:
         order = turn_order(step)
-        return [credit.weighted(step.spread_turns(order == turn)) for turn in range(int(order.max()), 0, -1)]
+        return [credit.weighted(step.spread_turns(order == turn)) for turn in range(int(order.max(initial=0)), 0, -1)]
 
     def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
         units_M = batch.rollouts_M * MOST_TURNS + batch.extra["turn"].long()

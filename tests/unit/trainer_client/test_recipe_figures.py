@@ -31,7 +31,7 @@ from rolltap.trainer_client.recipes.ssp import proposer_reward
 from rolltap.trainer_client.recipes.tt_opd import TTOPD, length_reward
 from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.trainer_client.step import POLICY, Credit, PolicyReading, Step, view
-from rolltap.types import Reward
+from rolltap.types import Reward, Scoring
 
 from .acting import hinted, rewarded, scripted, spoken
 from .making import group, model_folder, record, segment
@@ -119,6 +119,13 @@ def test_gigpo_compares_turns_that_saw_the_same() -> None:
     ]
     step = view([group("g", [record("g", index, [row], 1.0 - index) for index, row in enumerate(rows)])])
     assert by_turn(step, make_recipe("gigpo", {}).credit(step)) == pytest.approx([0.975, 0.5, -0.975, -0.5])
+
+
+def test_gigpo_counts_the_reward_of_a_rollout_without_a_trained_turn() -> None:
+    """Rewards 1 and 1, one of them of a rollout that is only compared with: no difference, so no advantage."""
+    records = [record("g", 0, [spoken("a", [([1], [2], "")])], 1.0), record("g", 1, [], 1.0, Scoring.MASKED)]
+    step = view([group("g", records)])
+    assert by_turn(step, make_recipe("gigpo", {}).credit(step)) == [0.0]
 
 
 def test_aem_scales_by_the_entropy_of_replies() -> None:
@@ -327,13 +334,14 @@ def test_tt_opd_follows_the_policy_slowly_and_rewards_short_answers(tmp_path: Pa
 
 
 def test_infopo_rewards_what_feedback_told() -> None:
-    """Equal rewards (std 0) → beta .1; the second turns gained 2 and 0 nats a token: z = ±.7071. std .05 → .0368."""
+    """Equal rewards (std 0) → beta .1; the second turns gained 2 and 0 nats a token by what the first turns were
+    answered, which are paid for it: z = ±.7071. std .05 → .0368."""
     step = view([scripted("g", [[0.0, 0.0], [0.0, 0.0]], [1.0, 1.0])])
     said, masked = (step.spread_turns(np.array(one)) for one in ([-1.0, -1.0, -1.0, -1.0], [0.0, -3.0, 0.0, -1.0]))
     readings = {POLICY: PolicyReading(said, said), "masked": PolicyReading(masked, masked)}
     recipe = InfoPO(filler=63)
     found = by_turn(step, recipe.credit(replace(step, readings=readings)))
-    assert found == pytest.approx([0, 0.0707, 0, -0.0707], abs=1e-4)
+    assert found == pytest.approx([0.0707, 0, -0.0707, 0], abs=1e-4)
     assert 0.1 * math.exp(-0.05 / recipe.scale) == pytest.approx(0.0368, abs=1e-4)
     shown = recipe.passes(step)["masked"].views
     assert shown is not None
