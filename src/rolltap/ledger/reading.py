@@ -6,7 +6,7 @@ Plain functions of a connection that change nothing; where there is no ledger ye
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from rolltap.ledger.rows import load_groups, load_tasks, total_reward
 from rolltap.ledger.schema import attempts, evaluations, events, groups, policies, rollouts
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Group, Rollout, Task
+
+EVENT_MARGIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +55,34 @@ def origins(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What has changed since a moment: rollouts and groups, and the time of the last event."""
+    """What has changed since a moment: rollouts and groups, the time of the last event, and which events were read."""
 
     subjects: frozenset[str]
     at: float
+    seen: frozenset[int]
 
 
-def happened_since(connection: sa.Connection, at: float) -> Happened:
-    """The subjects of all events from `at` on, and the groups that they name."""
+def happened_since(connection: sa.Connection, at: float, seen: Collection[int] = ()) -> Happened:
+    """The subjects of all events that are not `seen`, and the groups that they name.
+
+    An event has its transaction's time, and a later transaction may be committed first: so `EVENT_MARGIN_S` before `at`
+    are looked over again.
+    """
     if not has_ledger(connection):
-        return Happened(frozenset(), at)
+        return Happened(frozenset(), at, frozenset())
     subjects: set[str] = set()
+    found: set[int] = set()
     last = at
-    for row in connection.execute(sa.select(events.c.at, events.c.subject, events.c.data).where(events.c.at >= at)):
-        subjects.add(row.subject)
+    recent = sa.select(events.c.seq, events.c.at, events.c.subject, events.c.data)
+    for row in connection.execute(recent.where(events.c.at >= at - EVENT_MARGIN_S)):
+        found.add(row.seq)
         last = max(last, row.at)
+        if row.seq in seen:
+            continue
+        subjects.add(row.subject)
         if isinstance(group_id := row.data.get("group_id"), str):
             subjects.add(group_id)
-    return Happened(frozenset(subjects), last)
+    return Happened(frozenset(subjects), last, frozenset(found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Indexer:
         self._database = database
         self._working = asyncio.Lock()
         self._looked_at = self._thorough_at = float("-inf")
+        self._events: frozenset[int] = frozenset()  # of the ledger, that were read last time
         self._rest: asyncio.Task[None] | None = None
         self._opened = self._texts_wanted = False
 
@@ -92,7 +93,7 @@ class Indexer:
         open_calls = await asyncio.to_thread(self.index.open_calls)
         seen = Seen(looked, count, last, list(open_calls))
         changes = await self._database.query(lambda connection: changes_since(connection, seen))
-        happened = await self._database.query(lambda connection: happened_since(connection, events_at))
+        happened = await self._database.query(lambda connection: happened_since(connection, events_at, self._events))
         stale = {*changes.new_sessions, *changes.changed_sessions}
         stale.update(open_calls[call_id] for call_id in changes.ended)
         new_calls = await asyncio.to_thread(self.index.unknown_calls, list(changes.calls))
@@ -103,6 +104,7 @@ class Indexer:
             self._thorough_at = time.monotonic()
         marks = {"looked_at": repr(now), "events_at": repr(happened.at)}
         await asyncio.to_thread(lambda: self.index.mark(stale, **marks))
+        self._events = happened.seen
         self._looked_at = time.monotonic()
 
     async def _look_thoroughly(self) -> set[str]:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
+from rolltap.calllog.database import database_clock
+from rolltap.calllog.open import LogWithDatabase
+from rolltap.calllog.schema import sessions
+from rolltap.contract.admin import NewReward
 from rolltap.contract.notes import NewNote
 from rolltap.errors import DatasetError, InvalidRequest, NotFound
+from rolltap.ledger.groups import GroupSpec
 from rolltap.reading.types import MessageView, PartView, SessionQuery
+from rolltap.types import Task
 
 from .conftest import QUESTION, SYSTEM, ReadHouse
 
@@ -166,3 +173,24 @@ async def test_what_is_not_there_is_not_found(reading: ReadHouse):
     for asked in (reader.session, reader.call, reader.tokens, reader.transcript, reader.group, reader.rollout):
         with pytest.raises(NotFound):
             await asked("nobody")
+
+
+async def test_a_reward_whose_transaction_was_slow_is_in_the_list(reading: ReadHouse, monkeypatch: pytest.MonkeyPatch):
+    """Its event is of the time when the transaction began, and later ones were committed and read before it."""
+    ledger, talk = reading.home.app.ledger, await reading.talk()
+    await talk.two_turns()
+    group = await ledger.groups.open(GroupSpec("tiny", 2, Task("zebra", "Find it.")))
+    rollout_id = group.rollouts[0].id
+    await ledger.rollouts.start(rollout_id, talk.session_id)
+    log = reading.home.app.call_log
+    assert isinstance(log, LogWithDatabase)
+    await log.database.transact(
+        lambda connection: connection.execute(sa.update(sessions).values(rollout_id=rollout_id))
+    )
+    await ledger.groups.open(GroupSpec("tiny", 2, Task("gnu", "Find it.")))
+    reader = reading.reader
+    await reader.settle()
+    monkeypatch.setattr(ledger._uow, "_clock", lambda connection: database_clock(connection) - 5)
+    await ledger.rewards.append(NewReward(rollout_id, 0.5))
+    await reader.settle()
+    assert [found.reward for found in (await reader.sessions()).sessions] == [0.5]
