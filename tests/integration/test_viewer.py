@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import axe_core_python
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
@@ -30,7 +30,7 @@ from ..harnesses.house import House, house
 
 pytestmark = pytest.mark.timeout(240)
 
-AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+AXE = (files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1280,850")
 HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'></script>\u202e\x1b[31m{{7*7}}"
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'

@@ -220,7 +220,7 @@ def _packed_shape(shape: CallShape) -> dict[str, Any]:
 
 
 def _read_shape(packed: Mapping[str, Any]) -> CallShape:
-    return CallShape(**{name: tuple(value) if isinstance(value, list) else value for name, value in packed.items()})
+    return msgspec.convert(packed, CallShape)
 
 
 def delivery_row(delivery: Delivery) -> Row:

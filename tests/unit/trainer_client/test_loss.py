@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def batch_of(
     behaviour: Sequence[float],
     advantages: Sequence[float],
     rollouts: Sequence[int] | None = None,
-    **more: Tensor,
+    **more: Any,
 ) -> Batch:
     """A batch of which only the loss's part matters; every token weighs 1."""
     count = len(behaviour)
