@@ -2,7 +2,9 @@
 
 Segments without loss (side calls, abandoned beginnings of a history) are rows too; `loss_mask` says so. `messages` are
 rebuilt from the recorded replies; `turns` has what is on record of each call, its kind and mask with the rule that
-decided, and the break before it. Calls that came to nothing (aborted, refused, undelivered) have no tokens in any row.
+decided, and the break before it. Log-probabilities of masked calls stand in their turn, those of trained calls in the
+row that trains them. Every other format can be made of all rows of a session. Calls that came to nothing (aborted,
+refused, undelivered) have no tokens in any row.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ COLUMNS: Mapping[str, str] = {
     "turns": "json",
     "extras": "json",
     "break": "json",
+    "task": "json",
     "rewards": "json",
     "findings": "json",
     "sampling": "json",
@@ -91,6 +94,9 @@ class _Facts:
             "flaw": call.flaw.value if call.flaw is not None else None,
             "delivered": call.delivered,
             "policy": call.policy,
+            "shared": call.shared,
+            "version_spans": [asdict(span) for span in call.versions],
+            **({"logprobs": call.logprobs} if found is not None and found.mask else {}),
             "break": self.break_before(turn.call_id),
             "created_at": text.created_at if text is not None else None,
             "finished_at": text.finished_at if text is not None else None,
@@ -128,6 +134,7 @@ def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
         "turns": [facts.of(turn) for turn in segment.turns],
         "extras": {name: array.tolist() for name, array in segment.extras.items()},
         "break": facts.break_before(broken),
+        "task": _task(item),
         "rewards": list(_rewards(item)),
         "findings": [asdict(found) for found in item.trajectory.findings],
         "sampling": dict(last.sampling) if last is not None else None,
@@ -149,3 +156,8 @@ def _message(recorded: RecordedMessage) -> dict[str, Any]:
 def _rewards(item: ExportItem) -> Iterator[dict[str, Any]]:
     for reward in item.rewards:
         yield {"scope": reward.scope, "value": reward.value, "source": reward.source, "detail": dict(reward.detail)}
+
+
+def _task(item: ExportItem) -> dict[str, Any] | None:
+    task = item.task
+    return {"instruction": task.instruction, "spec": task.spec, "tags": task.tags} if task is not None else None
