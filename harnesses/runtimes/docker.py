@@ -29,7 +29,7 @@ class DockerWorkspace(ContainerWorkspace):
         argv += ["--network", self.network, "--add-host", f"{self.loopback_host}:host-gateway"]
         argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
         argv += ["--pids-limit", str(limits.processes), "--ulimit", f"nofile={limits.open_files}"]
-        argv += ["--memory", f"{limits.memory_mb}m", "--ulimit", f"fsize={limits.file_mb << 20}"]
+        argv += ["--memory", f"{limits.memory_mb}m"]
         argv += ["--ulimit", f"fsize={limits.file_mb << 20}", "--ulimit", "core=0"]
         for folder, inside in ((self.folder, WORKDIR), (self.home_folder, HOME), (self.tmp_folder, Path("/tmp"))):
             argv += ["--volume", f"{folder}:{inside}"]

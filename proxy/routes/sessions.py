@@ -62,9 +62,9 @@ def router(services: Services) -> APIRouter:
 
         `findings` are those of the session as it stands now.
         """
-        await services.ledger.rollouts.check_own_session(session_id, by)
-        await services.sessions.close(session_id)
         session = await _found(services, session_id)
+        await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
+        await services.sessions.close(session_id)
         rows = await services.call_log.rows(session_id) if cap_of(session) else ()
         capped = any(REACHED in row.completion.error for row in rows if row.completion)
         return {"session_id": session_id, "capped": capped, "findings": await _findings(services, session_id)}

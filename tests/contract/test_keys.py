@@ -172,8 +172,8 @@ async def test_a_runner_reaches_what_it_claimed_and_nothing_else(world: World) -
     with pytest.raises(Forbidden):
         await ledger.rewards.append(NewReward(theirs.rollout_id, 1.0), one)
     with pytest.raises(Forbidden):
-        await ledger.rollouts.check_own_session("mine", other)
-    await ledger.rollouts.check_own_session("mine", one)
+        await ledger.rollouts.check_own_session("mine", mine.rollout_id, other)
+    await ledger.rollouts.check_own_session("mine", mine.rollout_id, one)
     assert await ledger.nodes.release("n2", one) == 0
     await ledger.rewards.append(NewReward(mine.rollout_id, 0.5), one)
     end = FinishRollout(RolloutStatus.SUCCEEDED, begun.rollout.attempt, node_token=mine.token)

@@ -54,9 +54,10 @@ class Rollouts:
         if by.only_own:
             await self._uow.query(lambda tx: check_own(tx, rollout_id, by))
 
-    async def check_own_session(self, session_id: str, by: Caller) -> None:
-        """`Forbidden` unless `by` may close the session: a runner those of the attempts that it began."""
-        own = sa.select(attempts.c.key_id).where(attempts.c.session_id == session_id)
+    async def check_own_session(self, session_id: str, rollout_id: str | None, by: Caller) -> None:
+        """`Forbidden` unless `by` may close the session of the rollout: a runner those of attempts that it began."""
+        of_rollout = sa.and_(attempts.c.rollout_id == rollout_id, attempts.c.session_id == session_id)
+        own = sa.select(attempts.c.key_id).where(of_rollout)  # by the primary key: every rollout's end asks this
         if by.only_own and await self._uow.query(lambda tx: tx.scalar(own)) != by.id:
             raise Forbidden("a runner's key closes the sessions of the attempts that it began, no others")
 
