@@ -61,6 +61,12 @@ class HubTokenizer:
         self.eos_token_id = self._id_of(self.config.get("eos_token"))
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        """What a dataset's manifest says of the tokenizer."""
+        template = hashlib.sha256(self.chat_template.encode()).hexdigest()
+        return {"hash": self.hash, "template_hash": template}
+
     def _read_template(self, root: Path) -> str:
         path = root / "chat_template.jinja"
         if path.exists():

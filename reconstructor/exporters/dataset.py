@@ -20,6 +20,7 @@ import msgspec
 from rolltap.errors import DatasetError, RowError
 from rolltap.reconstructor.exporters.admission import LEFT_OUT, left_out
 from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, Skipped
+from rolltap.reconstructor.exporters.decontaminate import HeldOut
 from rolltap.reconstructor.exporters.destinations import Destination, NewFolder, Nowhere, SplitRows
 from rolltap.reconstructor.exporters.failures import Failures
 from rolltap.reconstructor.exporters.figures import SCHEMA_VERSION, Figures
@@ -45,7 +46,8 @@ class Query:
 
     `include` names reasons of `admission.LEFT_OUT` for which sessions stay in. `duplicates` keeps rows with equal
     content. `shard_mb` is the size at which the next file begins. `chosen` are the sessions that `narrowing`
-    leaves, which takes a pass of its own (`FirstPass`).
+    leaves, which takes a pass of its own (`FirstPass`). Sessions that overlap with `held_out`
+    stay out. `tokenizer` has the hashes of the tokenizer at hand and of its chat template, for the manifest.
     """
 
     where: Where = field(default_factory=Where)
@@ -60,6 +62,8 @@ class Query:
     strategy: str = "tree"
     narrowing: Narrowing = field(default_factory=Narrowing)
     chosen: frozenset[str] | None = None
+    held_out: HeldOut | None = None
+    tokenizer: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not self.splits or min(self.splits.values()) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6:
@@ -93,7 +97,10 @@ class FirstPass:
     def take(self, group: Sequence[ExportItem]) -> None:
         for item in group:
             reason = left_out(item) if self._for_training else None
-            if (reason is None or reason in self._query.include) and self._query.where.keep(item) is not None:
+            held_out = self._query.held_out
+            if reason is not None and reason not in self._query.include:
+                continue
+            if self._query.where.keep(item) is not None and not (held_out and held_out.overlap(item)):
                 self._seen.append(Eligible.of(item))
 
     def chosen(self) -> frozenset[str]:
@@ -198,9 +205,10 @@ class DatasetWriter:
         """Whether a session may be in this dataset, and was chosen; counts those that are not."""
         reason: str | None = left_out(item) if self._exporter.for_training else None
         if reason is None or reason in self._query.include:
-            if self._query.chosen is None or item.session.id in self._query.chosen:
+            file = self._query.held_out.overlap(item) if self._query.held_out is not None else None
+            if file is None and (self._query.chosen is None or item.session.id in self._query.chosen):
                 return True
-            reason = "not selected"
+            reason = f"overlaps with {file}" if file is not None else "not selected"
         self._left_out[reason] += 1
         return False
 
@@ -262,7 +270,9 @@ class DatasetWriter:
                 "duplicates": query.duplicates,
                 "strategy": query.strategy,
                 "narrowing": asdict(query.narrowing),
+                "held_out": query.held_out.files if query.held_out is not None else [],
             },
+            "tokenizer": query.tokenizer,
             "token_faithful": self._exporter.faithful,
             "rows": self._counts["rows"],
             "splits": {

@@ -22,6 +22,7 @@ from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
 from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Decode, Differs, FirstPass, Query
+from rolltap.reconstructor.exporters.decontaminate import NGRAM_WORDS, HeldOut
 from rolltap.reconstructor.exporters.narrowing import Narrowing
 from rolltap.reconstructor.exporters.redact import library_patterns
 from rolltap.reconstructor.exporters.select import parse_where
@@ -61,6 +62,8 @@ def export(
     best: options.Best = 0,
     balance: options.Balance = "",
     limit: options.Limit = 0,
+    decontaminate: options.Decontaminate = None,
+    ngram: options.Ngram = NGRAM_WORDS,
     duplicates: options.Duplicates = False,
     strategy: options.Strategy = "tree",
     train: options.Train = None,
@@ -77,6 +80,7 @@ def export(
     """
     if out is None and not dry_run:
         raise DatasetError("name a folder to write, or ask for --dry-run")
+    loaded = HubTokenizer(tokenizer) if tokenizer is not None else None
     query = Query(
         where=parse_where(where or []),
         splits=read_splits(split),
@@ -89,6 +93,8 @@ def export(
         shard_mb=shard_mb,
         strategy=strategy,
         narrowing=Narrowing(best, balance, limit, seed),  # type: ignore[arg-type]
+        held_out=HeldOut(decontaminate, ngram) if decontaminate else None,
+        tokenizer=loaded.hashes if loaded is not None else None,
     )
     job = ExportJob(
         store=store or settings_store(config),
@@ -97,7 +103,7 @@ def export(
         query=query,
         rules=policy_rules(load_settings(config_path(config)), train or []),
         differs=differs_by(tokenizer) if tokenizer is not None else None,
-        decode=HubTokenizer(tokenizer).decode if tokenizer is not None else None,
+        decode=loaded.decode if loaded is not None else None,
     )
     with console.status("reading the record") as status:
         manifest = asyncio.run(

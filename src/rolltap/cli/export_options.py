@@ -26,6 +26,8 @@ Include = Annotated[
 Best = Annotated[int, Option(help="at most N rollouts a task, those of the highest reward")]
 Balance = Annotated[str, Option(help="as many sessions of each: harness or task")]
 Limit = Annotated[int, Option(help="at most N sessions, drawn by --seed")]
+Decontaminate = Annotated[list[Path] | None, Option(help="leave out sessions that share --ngram words with a file")]
+Ngram = Annotated[int, Option(help="words in a row that count as an overlap")]
 Duplicates = Annotated[bool, Option(help="keep rows with equal content")]
 Strategy = Annotated[str, Option(help="how calls merge: tree, prefix or per_call")]
 Train = Annotated[list[str] | None, Option(help="a rule to switch off, as length_truncated")]

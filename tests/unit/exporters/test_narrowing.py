@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, FirstPass, Query
+from rolltap.reconstructor.exporters.decontaminate import HeldOut
 from rolltap.reconstructor.exporters.narrowing import Eligible, Narrowing
 from rolltap.reconstructor.exporters.select import parse_where
 
-from .world import World, lines
+from .world import World, lines, says, user
 
 
 def sessions(count: int) -> list[Eligible]:
@@ -86,3 +88,46 @@ def chosen_rows(items: list[ExportItem], query: Query, out: Path) -> list[str]:
         manifest = writer.finish()
     assert manifest["sessions_left_out"] == {"not selected": manifest["sessions"] - 1 - manifest["rows"]}
     return [row["session_id"] for row in lines(out / "train-00000-of-00001.jsonl")]
+
+
+QUESTION = "A train leaves the old station at noon and meets another train after three hours of travel; where?"
+
+
+def asked(world: World, session_id: str, text: str) -> ExportItem:
+    script = world.script(session_id)
+    script.ask([user(text)], says("Nowhere."))
+    return script.item(reward=1.0, task=session_id)
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_sessions_that_quote_a_held_out_file_stay_out_and_are_counted(suffix: str, world: World, tmp_path: Path):
+    file = tmp_path / f"benchmark.{suffix}"
+    file.write_text(QUESTION if suffix == "txt" else json.dumps({"id": 1, "turns": [{"question": QUESTION}]}) + "\n")
+    quoted = "Solve this. a TRAIN leaves the old station at noon, and meets another train after three hours of sleep"
+    items = [asked(world, "quoted", quoted), asked(world, "near", QUESTION.replace("noon", "dawn")),
+             asked(world, "clean", "Make a file.")]  # fmt: skip
+    with DatasetWriter(tmp_path / "out", exporter_named("sft"), Query(held_out=HeldOut([file]))) as writer:
+        for item in items:
+            writer.add([item])
+        manifest = writer.finish()
+    assert manifest["sessions_left_out"] == {f"overlaps with benchmark.{suffix}": 1}
+    assert manifest["query"]["held_out"] == [f"benchmark.{suffix}"]
+    rows = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
+    assert [row["session_id"] for row in rows] == ["near", "clean"]
+
+
+def test_fewer_words_find_more_and_a_short_text_counts_whole(world: World, tmp_path: Path):
+    (tmp_path / "a.txt").write_text(QUESTION)
+    (tmp_path / "b.jsonl").write_text('"Make a file!"\n')
+    near = asked(world, "near", QUESTION.replace("noon", "dawn"))
+    assert HeldOut([tmp_path / "a.txt"], 5).overlap(near) == "a.txt"
+    held_out = HeldOut([tmp_path / "a.txt", tmp_path / "b.jsonl"])
+    assert held_out.overlap(asked(world, "same", "make a file")) == "b.jsonl"
+    assert held_out.overlap(asked(world, "longer", "Make a file of words.")) is None
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    (tmp_path / "bad.jsonl").write_text("{")
+    for name in ("bad.jsonl", "missing.txt"):
+        with pytest.raises(DatasetError, match=name):
+            HeldOut([tmp_path / name])

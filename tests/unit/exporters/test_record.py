@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from rolltap.cli.export import export
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
@@ -194,6 +196,15 @@ def test_best_of_a_task_by_the_command(store: str, tmp_path: Path):
     (row,) = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
     assert (row["session_id"], row["reward"]) == ("session0", 1.0)
     assert "sessions left out: 2 (not selected)" in output
+
+
+def test_the_manifest_names_the_tokenizer_and_its_template(store: str, model_folder: Path, tmp_path: Path):
+    code, output = run(store, tmp_path / "out", "-f", "sft-tokens", "--tokenizer", str(model_folder))
+    assert code == 0, output
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    template = HubTokenizer(model_folder).chat_template
+    assert manifest["tokenizer"]["template_hash"] == hashlib.sha256(template.encode()).hexdigest()
+    assert manifest["tokenizer"]["hash"] == HubTokenizer(model_folder).hash
 
 
 def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,80 @@
+"""`--decontaminate`: leaves out sessions that share a run of words with given files (a benchmark's questions, say).
+
+A file is text, or JSON Lines of which every text counts. Words are compared in lower case, without punctuation; texts
+of fewer words than `words` are compared whole, against whole texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters.base import ExportItem
+
+NGRAM_WORDS = 13
+WORD = re.compile(r"\w+")
+
+
+class HeldOut:
+    """The n-grams of files, by their hash: 8 bytes of a set each."""
+
+    def __init__(self, files: Sequence[Path], words: int = NGRAM_WORDS) -> None:
+        if words < 1:
+            raise DatasetError("--ngram: want a number of words, 1 or more")
+        self.files = [file.name for file in files]
+        self.words = words
+        self._grams: dict[int, int] = {}
+        for index, file in enumerate(files):
+            for text in _texts_of(file):
+                for gram in self._ngrams(text):
+                    self._grams.setdefault(gram, index)
+
+    def overlap(self, item: ExportItem) -> str | None:
+        """The name of a file that shares an n-gram with a session's messages; None where none does."""
+        seen: set[int] = set()
+        for call in item.texts.values():
+            for message in call.conversation:
+                if id(message) in seen:
+                    continue
+                seen.add(id(message))
+                for text in _strings(message):
+                    found = next((self._grams[gram] for gram in self._ngrams(text) if gram in self._grams), None)
+                    if found is not None:
+                        return self.files[found]
+        return None
+
+    def _ngrams(self, text: str) -> Iterator[int]:
+        words = WORD.findall(text.lower())
+        for start in range(max(len(words) - self.words + 1, min(len(words), 1))):
+            yield hash(tuple(words[start : start + self.words]))
+
+
+def _texts_of(file: Path) -> Iterable[str]:
+    try:
+        whole = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"--decontaminate: can't read {file}: {error}") from error
+    if file.suffix not in (".jsonl", ".json"):
+        return [whole]
+    lines = whole.splitlines() if file.suffix == ".jsonl" else [whole]
+    try:
+        return [text for line in lines if line.strip() for text in _strings(msgspec.json.decode(line))]
+    except msgspec.DecodeError as error:
+        raise DatasetError(f"--decontaminate: {file} is no JSON: {error}") from error
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _strings(item)
