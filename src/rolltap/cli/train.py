@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from rolltap.cli.client import DEFAULT_URLS, kept_key
-from rolltap.cli.common import ConfigOption, config_path
+from rolltap.cli.client import kept_key
+from rolltap.cli.common import ConfigOption, config_path, plane_url
 from rolltap.errors import ConfigError
+from rolltap.settings import load_settings, read_settings_file
 
 
 def train(
@@ -18,7 +19,9 @@ def train(
     model: Annotated[Path, typer.Option(help="folder of the model to start from")],
     out: Annotated[Path, typer.Option(help="folder of checkpoints, weights and metrics; the engine must see it")],
     config: ConfigOption = None,
-    url: Annotated[str | None, typer.Option(help=f"the server's trainer plane [{DEFAULT_URLS['trainer']}]")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="the server's trainer plane [ROLLTAP_TRAINER_URL, or the settings' trainer_port]")
+    ] = None,
     key: Annotated[str | None, typer.Option(help="trainer key [ROLLTAP_TRAINER_KEY, or the server's own]")] = None,
     name: Annotated[str | None, typer.Option(help="the trainer's name; keep it over restarts")] = None,
     take_over: Annotated[
@@ -40,8 +43,9 @@ def train(
     Everything else is under `trainer` in the settings file: see docs/trainer.md. On SIGTERM or Ctrl-C it finishes the
     step, checkpoints and ends.
     """
+    url, key = _plane(config_path(config), url, key)
     given = _given(
-        url=url or os.environ.get("ROLLTAP_TRAINER_URL") or None,
+        url=url,
         name=name,
         take_over=take_over or None,
         steps=steps,
@@ -60,13 +64,23 @@ def train(
         raise ConfigError(f"the trainer needs {error.name}: pip install 'rolltap[train]'") from error
     settings = load_trainer_settings(
         config_path(config),
-        key=key or os.environ.get("ROLLTAP_TRAINER_KEY") or kept_key("trainer", None),
+        key=key,
         policy=policy,
         model=model,
         out=out,
         **given,
     )
     run(settings)
+
+
+def _plane(path: Path | None, url: str | None, key: str | None) -> tuple[str, str]:
+    """The trainer plane's URL and key: as given, else the environment's, else by the settings at `path`."""
+    url, key = url or os.environ.get("ROLLTAP_TRAINER_URL"), key or os.environ.get("ROLLTAP_TRAINER_KEY")
+    if url and key:
+        return url, key
+    settings = load_settings(path)
+    url = url or read_settings_file(path).get("trainer", {}).get("url") or plane_url(settings, "trainer")
+    return url, key or settings.keys.trainer or kept_key("trainer", settings.data)
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -21,3 +21,20 @@ def test_zero_is_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     result = CliRunner().invoke(app, ["train", *given])
     assert result.exit_code == 0, result.output
     assert [(settings.seed, settings.max_staleness) for settings in ran] == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("more", "url"), [("", "http://127.0.0.1:9001"), ('[trainer]\nurl = "http://there:1"\n', "http://there:1")]
+)
+def test_the_server_is_that_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rolltap.toml").write_text('data = "elsewhere"\n[listen]\ntrainer_port = 9001\n' + more)
+    Path("elsewhere").mkdir()
+    Path("elsewhere/keys.toml").write_text('trainer = "kept"\n')
+    ran: list[TrainerSettings] = []
+    monkeypatch.setattr(main, "run", ran.append)
+    result = CliRunner().invoke(app, ["train", "--policy", "p", "--model", "m", "--out", "run"])
+    assert result.exit_code == 0, result.output
+    assert [(settings.url, settings.key) for settings in ran] == [(url, "kept")]
