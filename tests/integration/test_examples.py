@@ -33,7 +33,7 @@ def copied(name: str, folder: Path, ports: list[int]) -> list[str]:
     return re.findall(r"^```\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("name", "words"),
     [
