@@ -91,10 +91,10 @@ def test_the_gradient_is_our_trainers_so_a_rollout_weighs_once(driver: Driver, p
 @pytest.mark.parametrize(
     "driver",
     [
-        TrlGrpo("grpo", "rollout"),
-        TrlGrpo("dr_grpo", "constant", passes=5),
+        pytest.param(TrlGrpo("grpo", "rollout"), marks=pytest.mark.long),
+        pytest.param(TrlGrpo("dr_grpo", "constant", passes=5), marks=pytest.mark.long),
         TrlGrpo("grpo", "rollout", passes=5),
-        TrlAsync(passes=5),
+        pytest.param(TrlAsync(passes=5), marks=pytest.mark.long),
         TrlAsync(passes=14),
     ],
     ids=["grpo", "dr_grpo in 5 passes", "grpo in 5 passes", "async in 5 passes", "async in 14 passes"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import re
@@ -50,6 +51,14 @@ def test_the_table_says_what_the_suite_proves() -> None:
     assert set(DRIVERS) == set(ADAPTERS)
 
 
+@pytest.mark.parametrize("name", STEPPING)
+def test_each_page_imports_what_there_is(name: str) -> None:
+    lines = [line for line in ast.parse(code(name)).body if isinstance(line, ast.Import | ast.ImportFrom)]
+    assert lines
+    exec(compile(ast.Module(lines, []), name, "exec"), {})
+
+
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of transformers and TRL about themselves
 def test_each_page_makes_its_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other on one server: the second takes the policy over and begins anew, with new groups."""

@@ -103,15 +103,16 @@ class Feed:
         if served.version != self.version or served.paused is not None or hasattr(model, "peft_config"):
             self.push(model, self.version)
 
-    def next_rows(self, recipe: Recipe) -> tuple[tuple[LeasedGroup, ...], list[TrainedRow]]:
+    def next_rows(self, recipe: Recipe, temperature: float = 1.0) -> tuple[tuple[LeasedGroup, ...], list[TrainedRow]]:
         """Waits for the step's groups; with them, the rows they are trained as, at least one.
 
-        Groups that can't be trained are refused with a reason, and others waited for.
+        `temperature` is what the trainer computes log-probs at. Groups that can't be
+        trained are refused with a reason, and others waited for.
         """
         while True:
             self._leases.gather(self.settings.groups, lambda: False)
             groups = self._leases.groups
-            if rows := rows_of(groups, recipe):
+            if rows := rows_of(groups, recipe, temperature):
                 return groups, rows
             self._leases.refuse("no rollout of these groups has a trained token")
 

@@ -86,7 +86,7 @@ class _Leases(IterableDataset[Any]):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         while True:
             began = time.monotonic()
-            groups, rows = self._trainer.feed.next_rows(self._trainer.recipe)
+            groups, rows = self._trainer.feed.next_rows(self._trainer.recipe, self._trainer.temperature)
             self.wait_s += time.monotonic() - began
             yield from self._trainer.batches(groups, rows)
 

@@ -50,7 +50,8 @@ class LeasedGRPOTrainer(LeasedTrainer, GRPOTrainer):
         self.add_callback(_Pushes(self))
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        groups, rows = self.feed.next_rows(make_recipe(RECIPES[str(self.scale_rewards)], {}))
+        recipe = make_recipe(RECIPES[str(self.scale_rewards)], {})
+        groups, rows = self.feed.next_rows(recipe, self.temperature)
         rewards = [record.reward for group in groups for record in group.rollouts if record.reward is not None]
         self._metrics["train"]["reward"].append(sum(rewards) / max(1, len(rewards)))
         self._metrics["train"]["staleness"].append(max(group.staleness for group in groups))

@@ -24,6 +24,7 @@ from rolltap.trainer_client.network import PolicyNetwork, Predictions
 from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import MISSING, Recipe
+from rolltap.trainer_client.recipes import RECIPES
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.step import PolicyReading, RowView, Step, view
 
@@ -31,6 +32,18 @@ from .acting import acted_group
 from .making import config, model_folder, network, random_group
 from .plane import KEY, Plane, running
 from .test_loop import trainer
+
+QUICK = {
+    "gradient": {"grpo", "gspo", "cm2", "ppo", "seeupo", "epo", "skill_sd", "infopo"},
+    "loop": {"ppo", "tt_opd"},
+}
+"""Our recipes that between them have every part that a recipe may have; the others' cases are long."""
+
+
+def cases(test: str) -> list[Any]:
+    dear = RECIPES.keys() - QUICK[test]
+    return [pytest.param(name, marks=pytest.mark.long if name in dear else ()) for name in recipe_names()]
+
 
 ONE = Ranks(0, 1, torch.device("cpu"))
 GROUPS = [acted_group("a", 1), acted_group("b", 2)]
@@ -161,7 +174,7 @@ def plain_batch(rows: Sequence[PackedRow]) -> Batch:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", cases("gradient"))
 def test_packed_it_has_the_gradient_of_plain_rows(name: str, model: Path, tmp_path: Path) -> None:
     """Its readings too, from which its credit is made; over the batches of each of its updates."""
     settings = made(name, model, tmp_path, loss={"kl": 0.0})
@@ -216,21 +229,7 @@ def run(settings: TrainerSettings) -> Trainer:
     return one
 
 
-def with_more_than_credit(name: str) -> bool:
-    """Whether the loop has more to do for it than to take its credit: heads, a loss, updates or state."""
-    own = recipe_class(name)
-    return bool(own.heads) or any(
-        getattr(own, part) is not getattr(Recipe, part) for part in ("loss", "updates", "state", "networks")
-    )
-
-
-def in_the_loop() -> list[Any]:
-    return [
-        pytest.param(name, marks=() if with_more_than_credit(name) else pytest.mark.long) for name in recipe_names()
-    ]
-
-
-@pytest.mark.parametrize("name", in_the_loop())
+@pytest.mark.parametrize("name", cases("loop"))
 def test_it_steps_through_the_loop_and_resumes_as_if_nothing_had_happened(
     name: str, plane: Plane, url: str, model: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,51 @@
+"""The rows that foreign trainers are given: what they would train otherwise than record and recipe say is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rolltap.contract.leases import LeasedGroup
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.adapters.rows import rows_of
+from rolltap.trainer_client.find_recipe import make_recipe
+
+from .acting import acted_group
+from .making import group, record, segment
+
+
+def sampled_at(temperatures: Sequence[float | None]) -> LeasedGroup:
+    """A rollout each, its one trained token sampled at that temperature; None has none on record."""
+    part = segment([5, 6, 7], [2])
+    parts = [
+        part if one is None else replace(part, extras={"temperature": np.array([np.nan, 0, one], np.float32)})
+        for one in temperatures
+    ]
+    return group("g", [record("g", index, [one], float(index)) for index, one in enumerate(parts)])
+
+
+@pytest.mark.parametrize(("recorded", "theirs"), [([0.7, 0.7], 1.0), ([None, None], 0.7), ([None, 0.7], 0.7)])
+def test_another_temperature_than_the_trainers_is_refused(recorded: list[float | None], theirs: float) -> None:
+    with pytest.raises(ConfigError, match=r"rollout g-r[01] was sampled at temperature (0\.7|1), the trainer computes"):
+        rows_of([sampled_at(recorded)], make_recipe("grpo", {}), theirs)
+
+
+@pytest.mark.parametrize(("recorded", "theirs"), [([0.7, 0.7], 0.7), ([None, None], 1.0), ([1.0, None], 1.0)])
+def test_the_trainers_temperature_is_taken(recorded: list[float | None], theirs: float) -> None:
+    assert len(rows_of([sampled_at(recorded)], make_recipe("grpo", {}), theirs)) == 2
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "lite_ppo", "rloo", "reinforce", "reinforce_pp", "ssp"])
+def test_a_recipe_that_is_its_advantage_can_be_fed(name: str) -> None:
+    assert rows_of([acted_group("a", 1)], make_recipe(name, {}))
+
+
+@pytest.mark.parametrize(
+    "name", ["agentgym_rl", "aem", "cm2", "dapo", "epo", "gspo", "infopo", "ppo", "rise", "seeupo", "spear", "spiral"]
+)
+def test_a_recipe_that_is_more_than_its_advantage_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"take another, or rolltap train"):
+        rows_of([acted_group("a", 1)], make_recipe(name, {}))
