@@ -112,6 +112,7 @@ def env(
         opened = server.call("POST", "/sessions", {"policy": policy or None, "tags": {"harness": name}})
         base = f"{agent_url.rstrip('/')}/s/{opened['session_id']}" if agent_url else opened["base_url"]
         endpoint = Endpoint(base, opened["key"], opened["policy"])
+        say(f"# session {opened['session_id']}, model {opened['policy']}; the key is shown only now")
     launch = harness.launch(Job(endpoint, "PROMPT", Path.cwd(), Path("~").expanduser(), Limits()))
     if not isinstance(launch, Command):
         raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")

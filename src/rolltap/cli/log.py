@@ -68,7 +68,7 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
         said = f"{found.problem_count:,} problems" if found.problem_count else "all sound"
         calls = f"{found.sessions:,} sessions, {found.calls:,} calls, {found.tokens:,} tokens"
         console.print(f"{calls}, {found.parts:,} parts, {rewards.rewards:,} rewards: {said}")
-        console.print(f"digest of the rewards: {rewards.digest}")
+        console.print(f"digest of the rewards: {rewards.digest}", soft_wrap=True)
     raise typer.Exit(1 if found.problem_count else 0)
 
 

@@ -79,8 +79,9 @@ def _plane(path: Path | None, url: str | None, key: str | None) -> tuple[str, st
     if url and key:
         return url, key
     settings = load_settings(path)
-    url = url or read_settings_file(path).get("trainer", {}).get("url") or plane_url(settings, "trainer")
-    return url, key or settings.keys.trainer or kept_key("trainer", settings.data)
+    named: str = read_settings_file(path).get("trainer", {}).get("url", "")
+    key = key or settings.keys.trainer or kept_key("trainer", settings.data)
+    return url or named or plane_url(settings, "trainer"), key
 
 
 def _given(**values: Any) -> dict[str, Any]:

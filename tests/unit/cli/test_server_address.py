@@ -93,6 +93,7 @@ def test_env_asks_the_server_for_address_key_and_model(here: Path) -> None:
     with stub_plane({"POST /sessions": OPENED}) as plane:
         output = run("harness", "env", "codex", "--url", plane.url)
     assert "http://here:8710/s/s1" in output
+    assert output.startswith("# session s1, model my-model")
     assert "k-1" in output
     assert "-m my-model" in output
 
