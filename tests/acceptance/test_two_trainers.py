@@ -1,4 +1,7 @@
-"""Two real `rolltap train` for one policy: the second is refused; told to take over, it goes on and the first is."""
+"""Two real `rolltap train` for one policy: the second is refused; told to take over, it goes on and the first is.
+
+The quick twins are tests/contract/test_ownership.py, on the ledger, and test_run.py, on the folder's lock.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ def said(trainer: Process, *, code: int) -> str:
     return " ".join(trainer.log.read_text().split())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_second_trainer_is_refused_until_it_takes_over(tmp_path: Path) -> None:
     with Stack(tmp_path, FOLDER, POLICIES) as stack, Player(stack):

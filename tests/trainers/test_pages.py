@@ -53,7 +53,9 @@ def test_the_table_says_what_the_suite_proves() -> None:
 
 @pytest.mark.parametrize("name", STEPPING)
 def test_each_page_imports_what_there_is(name: str) -> None:
-    lines = [line for line in ast.parse(code(name)).body if isinstance(line, ast.Import | ast.ImportFrom)]
+    lines: list[ast.stmt] = [
+        line for line in ast.parse(code(name)).body if isinstance(line, ast.Import | ast.ImportFrom)
+    ]
     assert lines
     exec(compile(ast.Module(lines, []), name, "exec"), {})
 
