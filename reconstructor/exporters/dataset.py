@@ -307,4 +307,4 @@ class DatasetWriter:
 
 def _canonical(content: Any) -> bytes:
     """Equal content, equal bytes."""
-    return msgspec.json.encode(content, order="sorted", enc_hook=lambda array: array.tolist())
+    return msgspec.json.encode(content, order="sorted", enc_hook=lambda array: (array.dtype.str, array.tobytes()))

@@ -54,6 +54,7 @@ def export(
     out: options.Out = None,
     format: options.Format = "trajectories",
     where: options.Where = None,
+    since: options.Since = "",
     option: options.FormatOption = None,
     split: options.Split = "train=1",
     seed: options.Seed = 0,
@@ -81,8 +82,9 @@ def export(
     if out is None and not dry_run:
         raise DatasetError("name a folder to write, or ask for --dry-run")
     loaded = HubTokenizer(tokenizer) if tokenizer is not None else None
+    dates = [f"date>='{since}'"] if since else []
     query = Query(
-        where=parse_where(where or []),
+        where=parse_where([*(where or []), *dates]),
         splits=read_splits(split),
         seed=seed,
         container=container or None,  # type: ignore[arg-type]
@@ -105,11 +107,14 @@ def export(
         differs=differs_by(tokenizer) if tokenizer is not None else None,
         decode=loaded.decode if loaded is not None else None,
     )
+    _print(job.out, _run(job))
+
+
+def _run(job: ExportJob) -> dict[str, Any]:
     with console.status("reading the record") as status:
-        manifest = asyncio.run(
+        return asyncio.run(
             run_export(job, show=lambda sessions, groups: status.update(f"{sessions:,} sessions, {groups:,} groups"))
         )
-    _print(None if dry_run else out, manifest)
 
 
 async def run_export(

@@ -26,6 +26,7 @@ Include = Annotated[
 Best = Annotated[int, Option(help="at most N rollouts a task, those of the highest reward")]
 Balance = Annotated[str, Option(help="as many sessions of each: harness or task")]
 Limit = Annotated[int, Option(help="at most N sessions, drawn by --seed")]
+Since = Annotated[str, Option(help="only sessions opened at this date or later, UTC, as 2026-03-01")]
 Decontaminate = Annotated[list[Path] | None, Option(help="leave out sessions that share --ngram words with a file")]
 Ngram = Annotated[int, Option(help="words in a row that count as an overlap")]
 Duplicates = Annotated[bool, Option(help="keep rows with equal content")]

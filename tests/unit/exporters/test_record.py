@@ -207,6 +207,13 @@ def test_the_manifest_names_the_tokenizer_and_its_template(store: str, model_fol
     assert manifest["tokenizer"]["hash"] == HubTokenizer(model_folder).hash
 
 
+@pytest.mark.parametrize(("since", "rows"), [("2026-02-25", 3), ("2026-02-26", 0)])
+def test_since_a_date(since: str, rows: int, store: str, tmp_path: Path):
+    code, output = run(store, tmp_path / "out", "-f", "sft", "--since", since)
+    assert code == 0, output
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["rows"] == rows
+
+
 def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     app = typer.Typer()

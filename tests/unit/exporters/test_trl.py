@@ -113,12 +113,29 @@ def test_sft_on_messages(items: list[ExportItem], world: World, model: Any, trl:
     assert all(math.isfinite(loss) for loss in losses(trainer))
 
 
+def covers_the_record(batch: Any, items: list[ExportItem]) -> int:
+    """Whether each row is a recorded conversation whose loss begins with the first sampled token; how many are.
+
+    TRL's loss covers the whole completion, tools' answers too: every token of the record's mask, and those between.
+    """
+    recorded = [item.rows[0] for item in items]
+    count = 0
+    for ids, mask in zip(batch["input_ids"].tolist(), batch["completion_mask"].tolist(), strict=True):
+        segment = next(found for found in recorded if ids[: len(found)] == found.token_ids.tolist())
+        assert mask[: segment.prompt_length] == [0] * segment.prompt_length
+        assert mask[segment.prompt_length : len(segment)] == [1] * (len(segment) - segment.prompt_length)
+        assert all(on for on, sampled in zip(mask, segment.loss_mask.tolist(), strict=False) if sampled)
+        count += 1
+    return count
+
+
 def test_dpo_on_pairs(items: list[ExportItem], world: World, model: Any, trl: Any, tmp_path: Path):
     data = exported(tmp_path, "preference", items)
     assert len(data) == 4
     trainer = trl.DPOTrainer(
         model=model, args=trl.DPOConfig(**settings(tmp_path)), train_dataset=data, processing_class=world.tokenizer
     )
+    assert sum(covers_the_record(batch, items) for batch in trainer.get_train_dataloader()) == 8
     first = losses(trainer)[0]
     assert first == pytest.approx(math.log(2), abs=1e-3)
 
@@ -129,4 +146,6 @@ def test_kto_on_labels(items: list[ExportItem], world: World, model: Any, trl: A
     trainer = trl.KTOTrainer(
         model=model, args=trl.KTOConfig(**settings(tmp_path)), train_dataset=data, processing_class=world.tokenizer
     )
+    batches = list(trainer.get_train_dataloader())
+    assert sum(covers_the_record(batch, items) for batch in batches) == 8
     assert all(math.isfinite(loss) for loss in losses(trainer))
