@@ -38,3 +38,11 @@ def test_the_server_is_that_of_the_settings(
     result = CliRunner().invoke(app, ["train", "--policy", "p", "--model", "m", "--out", "run"])
     assert result.exit_code == 0, result.output
     assert [(settings.url, settings.key) for settings in ran] == [(url, "kept")]
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--policy", "p", "--model", "nothere", "--out", "run", "--key", "k", "--url", "http://127.0.0.1:1"]
+    result = CliRunner().invoke(app, ["train", *given])
+    assert result.exit_code == 1
+    assert "--model nothere is no model's folder" in result.output
