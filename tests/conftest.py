@@ -23,6 +23,11 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 
+# Workers side by side share the cores, and models of a few thousand weights are slower on more than one thread. Before
+# torch is imported; the processes that tests start take it over.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What fails must fail again: properties try the same examples every time. `--hypothesis-profile default` looks for
 # new ones.
 settings.register_profile("repeatable", derandomize=True, print_blob=True)
