@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class Pages:
         order: SessionOrder = next((name for name in get_args(SessionOrder) if name == sort), "created_at")
         conditions = tuple(part.strip() for part in where.split(" and ") if part.strip())
         query = SessionQuery(search=search.strip(), where=conditions, sort=order, limit=PAGE, offset=max(0, offset))
+        narrowed = [word for part in conditions for word in ("--where", part)]
         problem = ""
         try:
             page = await self.reader.sessions(query)
@@ -90,7 +92,7 @@ class Pages:
             filtered=bool(query.search or conditions),
             previous=at(max(0, query.offset - PAGE)) if query.offset else None,
             following=at(query.offset + PAGE) if query.offset + PAGE < page.total else None,
-            export=f"rolltap export{''.join(f' --where {part!r}' for part in conditions)} --out dataset",
+            export=shlex.join(["rolltap", "export", "dataset", *narrowed]),
         )
 
     async def session(self, session_id: str, start: int) -> str:

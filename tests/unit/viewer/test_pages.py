@@ -198,6 +198,7 @@ async def test_what_is_unknown_is_said(viewed: Viewed):
     for path in ("/sessions/nope", "/calls/nope", "/groups/nope", "/runs/nope"):
         assert "no " in await viewed.get(path, 404)
     assert "filter" in await viewed.get("/?where=colour%3Dred")
+    assert "rolltap export dataset --where harness=codex" in await viewed.get("/?where=harness%3Dcodex")
 
 
 @pytest.mark.parametrize("use", ["link", "cookie"])
