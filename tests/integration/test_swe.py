@@ -71,6 +71,7 @@ async def test_an_instance_becomes_a_trained_step(tmp_path: Path) -> None:
             assert reward["detail"]["dropped_test_changes"] == (["test_calc.py"] if hacked else [])
             assert reward["detail"]["failed"] == (["test_calc.py::test_add"] if hacked else [])
         out = tmp_path / "out"
+        home.env["ROLLTAP_TRAINER__REPORT__MISMATCH_STOP"] = "0"  # the scripted engine makes its log-probs up
         options = ("--url", home.trainer_url, "--steps", "1", "--groups", "1", "--threads", "1")
         status, told = await home.run("train", "--policy", POLICY, "--model", str(FOLDER), "--out", str(out), *options)
         assert status == 0, told

@@ -82,7 +82,9 @@ def test_nothing_ready_is_none(call: Call) -> None:
 
 
 def test_replay_is_asked_for_by_its_filter(call: Call, plane: Plane) -> None:
-    lease_of(call, plane, replay=Replay(min_age=2, tags=("hard",)))
+    call("ack", lease_of(call, plane), 1)
+    again = call("lease", "policy", groups=1, options=LeaseOptions(wait=2, replay=Replay(min_age=2, tags=("hard",))))
+    assert [group.group.id for group in again.groups] == ["g0"]
     assert plane.calls[-1][1]["replay"] == {
         "min_age": 2, "max_age": None, "min_reward": None, "max_reward": None, "tags": ["hard"], "order": "newest",
     }  # fmt: skip
