@@ -236,3 +236,17 @@ def serve(
     path = CallPath(admission, live, recorder, handles, versions, limits)
     app = AgentPlane(DIALECTS, path, Queries(admission, policies, responses), limits)
     return Plane(Client(app), engine, log, recorder, session, limits, policy)
+
+
+def text_sent(answer: Any) -> str:
+    """The text of the deltas that the client has got."""
+    frames = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: {")]
+    return "".join(choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"])
+
+
+async def wait_for_text(answer: Any, text: str) -> None:
+    """Waits until the client has got `text`."""
+    async with asyncio.timeout(5):
+        while text not in text_sent(answer):
+            answer.grown.clear()
+            await answer.grown.wait()

@@ -11,32 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltap.errors import EngineError, RateLimited, StoreUnavailable
+from rolltap.errors import RateLimited, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.proxy.call.http_exchange import BrokenReply
-from rolltap.proxy.engines.base import SampleRequest, Take
 from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.types import CallKind, Flaw, Outcome, Session
-from tests.unit.proxy.conftest import ToldEngine, serve
 
 TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
 USER = {"role": "user", "content": "list the files"}
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
-
-
-def said(answer: Any) -> str:
-    """The text of the deltas that the client has got."""
-    frames = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: {")]
-    return "".join(choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"])
-
-
-async def until(answer: Any, text: str) -> None:
-    """Waits until the client has got `text`."""
-    async with asyncio.timeout(5):
-        while text not in said(answer):
-            answer.grown.clear()
-            await answer.grown.wait()
 
 
 async def test_a_second_turn_continues_the_first_token_for_token(plane: Any) -> None:
@@ -52,75 +36,6 @@ async def test_a_second_turn_continues_the_first_token_for_token(plane: Any) -> 
     assert two.intent.shared == len(context)
     assert two.intent.break_ is None
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == len(context)
-
-
-async def test_the_end_waits_until_the_call_is_durable(plane: Any) -> None:
-    plane.log.gate.clear()
-    plane.engine.replies = ["some text here<|im_end|>"]
-    body = {"model": "tiny", "messages": [USER], "stream": True}
-    answer, _, task = plane.client.start("/v1/chat/completions", body)
-    await until(answer, "text here")
-    await plane.log.completing.wait()
-    assert b"[DONE]" not in answer.body
-    assert not answer.ended
-    plane.log.gate.set()
-    await task
-    assert b"[DONE]" in answer.body
-    assert answer.ended
-
-
-async def test_a_client_that_leaves_cancels_the_engine_and_is_recorded(plane: Any) -> None:
-    plane.engine.hold = asyncio.Event()
-    plane.engine.replies = ["a long answer that nobody waits for<|im_end|>"]
-    body = {"model": "tiny", "messages": [USER], "stream": True}
-    answer, hang_up, task = plane.client.start("/v1/chat/completions", body)
-    await until(answer, "long")
-    hang_up.set()
-    await task
-    async with asyncio.timeout(10):
-        while (await plane.rows())[0].delivered is None:  # noqa: ASYNC110  the record is the event
-            await asyncio.sleep(0)
-    (row,) = await plane.rows()
-    assert plane.engine.cancelled == 1
-    assert row.completion.outcome is Outcome.ABORTED
-    assert len(row.completion.output_ids) > 0
-    assert row.delivered is False
-    assert not row.call().trainable
-
-
-async def test_a_client_that_leaves_while_its_call_is_recorded_has_missed_it_until_a_retry(plane: Any) -> None:
-    plane.log.gate.clear()
-    plane.engine.replies = ["some text here<|im_end|>"]
-    body = {"model": "tiny", "messages": [USER], "stream": True}
-    answer, hang_up, task = plane.client.start("/v1/chat/completions", body)
-    await until(answer, "text here")
-    await plane.log.completing.wait()
-    hang_up.set()
-    await answer.departed.wait()
-    plane.log.gate.set()
-    await task
-    await plane.recorder.drain()
-    (row,) = await plane.rows()
-    assert (row.completion.outcome, row.delivered) == (Outcome.COMPLETED, False)
-    answer, _, retry = plane.client.start("/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
-    await retry
-    await plane.recorder.drain()
-    (row,) = await plane.rows()
-    assert answer.ended
-    assert row.delivered is True
-    assert len(plane.engine.seen) == 1
-
-
-async def test_an_engine_that_breaks_off_never_looks_finished(plane: Any) -> None:
-    plane.engine.failure = EngineError("broke off")
-    plane.engine.replies = ["half an answer<|im_end|>"]
-    body = {"model": "tiny", "messages": [USER], "stream": True}
-    answer, _, task = plane.client.start("/v1/chat/completions", body)
-    with pytest.raises(BrokenReply):
-        await task
-    assert not answer.ended
-    (row,) = await plane.rows()
-    assert row.completion.outcome is Outcome.ENGINE_ERROR
 
 
 async def test_an_engine_error_before_the_first_byte_has_its_own_status(plane: Any) -> None:
@@ -140,62 +55,6 @@ async def test_a_store_that_fails_at_the_end_withholds_the_reply(plane: Any, mon
     monkeypatch.setattr(plane.log, "append_completion", refuse)
     answer = await plane.client.chat(USER)
     assert answer.status == 503
-
-
-async def test_a_marked_retry_joins_the_call_in_flight(plane: Any) -> None:
-    plane.engine.hold = asyncio.Event()
-    plane.engine.replies = ["a long answer<|im_end|>"]
-    body = {"model": "tiny", "messages": [USER], "stream": True}
-    began, _, first = plane.client.start("/v1/chat/completions", body)
-    await until(began, "a long")
-    answer, _, second = plane.client.start("/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
-    await until(answer, "a long")
-    plane.engine.hold.set()
-    await asyncio.gather(first, second)
-    assert answer.status == 200
-    assert said(answer) == said(began) == "a long answer"
-    assert len(plane.engine.seen) == 1
-    assert len(await plane.rows()) == 1
-
-
-class SlowToStop(ToldEngine):
-    """Takes until `stopped` is set to give up a request."""
-
-    stopped = asyncio.Event()
-
-    async def sample(self, request: SampleRequest, take: Take) -> None:
-        try:
-            await super().sample(request, take)
-        finally:
-            await self.stopped.wait()
-
-
-async def test_a_marked_retry_does_not_join_a_call_that_is_being_cancelled(plane: Any, tokenizer: Any) -> None:
-    held = asyncio.Event()
-    engine = SlowToStop(tokenizer, hold=held)
-    client = serve(plane.log, engine, plane.session, plane.limits).client
-    body = {"model": "tiny", "messages": [USER]}
-    _, hang_up, first = client.start("/v1/chat/completions", body)
-    while not engine.seen:  # noqa: ASYNC110  the engine's log is the event
-        await asyncio.sleep(0)
-    hang_up.set()
-    await first
-    answer, _, second = client.start("/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
-    while len(engine.seen) < 2:  # noqa: ASYNC110  the engine's log is the event
-        await asyncio.sleep(0)
-    held.set()
-    engine.stopped.set()
-    await second
-    assert answer.status == 200
-    assert len(engine.seen) == 2
-
-
-async def test_an_unmarked_identical_request_is_a_new_sample(plane: Any) -> None:
-    await plane.client.chat(USER)
-    await plane.client.chat(USER)
-    one, two = await plane.rows()
-    np.testing.assert_array_equal(one.prompt_ids, two.prompt_ids)
-    assert two.intent.parent_id is None
 
 
 async def test_every_choice_is_a_call_of_its_own(plane: Any) -> None:
@@ -451,17 +310,3 @@ async def test_the_sessions_tag_says_what_its_calls_are_for(plane: Any, kind: Ca
     (row,) = await plane.rows(session.id)
     assert row.intent.kind is kind
     assert not reconstruct([row.call()]).segments or not reconstruct([row.call()]).segments[0].loss_mask.any()
-
-
-async def test_a_client_that_leaves_a_quick_call_gets_its_reply_on_a_retry(plane: Any) -> None:
-    """The reply is there before anybody watches for the client. Whether it had left decides what a retry gets."""
-    body = {"model": "tiny", "messages": [USER]}
-    first, hang_up, task = plane.client.start("/v1/chat/completions", body)
-    hang_up.set()
-    await task
-    retry = await plane.client.post("/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
-    await plane.recorder.drain()
-    assert retry.status == 200
-    assert len(plane.engine.seen) == 1
-    assert [row.delivered for row in await plane.rows()] == [True]
-    assert first.json() == retry.json()
