@@ -46,13 +46,13 @@ class PPO(Recipe):
             earned = np.zeros(len(values))
             earned[ends - 1] = rewards[sequence]
             estimated = gae(earned, values, self.gamma, self.lam)
-            for turn, found in zip(turns, np.split(estimated, ends[:-1]), strict=True):
-                advantages[turn.row][turn.places] = found
-                targets[turn.row][turn.places] = found + before[turn.row][turn.places]
+            for turn, advantage in zip(turns, np.split(estimated, ends[:-1]), strict=True):
+                advantages[turn.row][turn.places] = advantage
+                targets[turn.row][turn.places] = advantage + before[turn.row][turn.places]
         masks = [row.segment.loss_mask for row in step.rows]
         flat = whiten(np.concatenate([np.zeros(0), *(own[mask] for own, mask in zip(advantages, masks, strict=True))]))
         starts = np.cumsum([0, *(mask.sum() for mask in masks)])
-        for own, mask, start in zip(advantages, masks, starts, strict=False):
+        for own, mask, start in zip(advantages, masks, starts[:-1], strict=True):
             own[mask] = flat[start : start + mask.sum()]
         shares = tuple(mask.astype(np.float32) for mask in masks)
         return with_targets(Credit(tuple(advantages)), "value", before, tuple(targets), shares)

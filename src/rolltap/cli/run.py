@@ -82,9 +82,9 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
     if not prompt and harness.package is not None:
         raise TaskInvalid(f"no prompt: rolltap run {harness.name} -- PROMPT")
     installation = find(harness.package) if harness.package else None
-    runtime, told = runtime_here(harness, installation, unsandboxed=unsandboxed)
-    if told:
-        console.print(told)
+    runtime, notice = runtime_here(harness, installation, unsandboxed=unsandboxed)
+    if notice:
+        console.print(notice)
     async with AdminClient(plane.url, plane.key) as client:
         session = await client.open_session(policy=policy, tags={"harness": harness.name})
         console.print(f"session {session.session_id} · {harness.name} · rolltap sessions show to see it again")
