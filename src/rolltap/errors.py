@@ -32,7 +32,8 @@
     │   ├── TaskInvalid          400
     │   ├── RuntimeFailed
     │   │   └── SetupTimedOut
-    │   └── EvaluatorFailed
+    │   ├── EvaluatorFailed
+    │   └── LogUnreadable               a harness's own log
     ├── DatasetError             a dataset that can't be written or read as asked
     ├── ServerUnreachable    503     no answer from a rolltap server
     └── TrainerError             the trainer process
@@ -297,6 +298,12 @@ class EvaluatorFailed(RolloutError):
     """The evaluator gave no reward that can be used."""
 
     code = "evaluator_failed"
+
+
+class LogUnreadable(RolloutError):
+    """A harness's own log is not what it should be; it is not compared, and nothing else follows."""
+
+    code = "log_unreadable"
 
 
 class DatasetError(RolltapError):

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from rolltap.errors import AlignmentError
 from rolltap.finding import SessionFinding
+from rolltap.log_check import UNCHECKED, LogCheck
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
-NO_VERSION = -1
-"""The weight version of a token that no engine sampled (prompt tokens)."""
+NO_VERSION = -1  # the weight version of a token that no engine sampled (prompt tokens)
 
 
 class Outcome(StrEnum):
@@ -85,7 +85,7 @@ class Flaw(StrEnum):
 class SamplingFlaw(StrEnum):
     """Why a call's log-probs are not those of the distribution that a trainer computes. A closed vocabulary."""
 
-    TRUNCATED = "sampling_truncated"  # greedy, or cut by top-p, top-k, min-p or a penalty; what was kept is not known
+    TRUNCATED = "sampling_truncated"  # greedy, under a penalty, or cut by top-p, top-k or min-p without a mask
     UNTEMPERED = "logprobs_untempered"  # sampled at another temperature than 1, with log-probs at 1 or at nobody knows
 
 
@@ -122,8 +122,7 @@ class Scoring(StrEnum):
 
 
 PURPOSE_TAG = "purpose"
-EVALUATION = "eval"
-"""A session or group tagged `purpose=eval` measures; nothing of it is ever trained."""
+EVALUATION = "eval"  # a session or group tagged `purpose=eval` measures; nothing of it is ever trained
 
 
 class GroupStatus(StrEnum):
@@ -177,8 +176,7 @@ class CallShape:
     quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
 
 
-NO_SHAPE = CallShape()
-"""Nothing is on record about the request."""
+NO_SHAPE = CallShape()  # nothing is on record about the request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +186,7 @@ class Call:
     `prompt_ids` [P] is exactly what the engine saw, `output_ids` [T] exactly what it sampled (the end-of-turn
     token included where it was sampled). `logprobs` [T] and `versions` belong to the sampled tokens. `shared` is
     the count of leading prompt tokens that equal the parent's prompt followed by its output. `extras` are
-    optional per-token arrays whose first dimension is T (entropy, top-k, routed experts, temperatures other than 1).
+    optional per-token arrays whose first dimension is T (top-k, experts, sampling masks, temperatures other than 1).
     """
 
     id: str
@@ -316,6 +314,7 @@ class Trajectory:
     counts: Mapping[str, int]
     classifications: tuple[Classification, ...] = ()
     findings: tuple[SessionFinding, ...] = ()
+    log_check: LogCheck = UNCHECKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,11 +360,13 @@ class Session:
     rollout_id: str | None = None
     closed_at: float | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    log_check: LogCheck = UNCHECKED
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One attempt: one harness run on one task. `cause` is None unless it failed, timed out or was lost."""
+    """One attempt: one harness run on one task. `cause` is None unless it failed, timed out or was lost; `tampering`
+    counts what the agent tried, by `rolltap.tampering.TamperingKind`."""
 
     id: str
     group_id: str
@@ -378,6 +379,7 @@ class Rollout:
     reason: str = ""
     rewards: tuple[Reward, ...] = ()
     cause: Cause | None = None
+    tampering: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from rolltap.calllog.redis import IngestWriter
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
+from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, VersionSpan
 
 from ..unit.calllog.facts import a_completion, a_session, an_intent, append, ids
@@ -35,6 +36,18 @@ async def test_a_session_is_found_by_id_and_by_key_until_and_after_it_is_closed(
     assert await log.session_by_key(session.key_hash) == replace(session, closed_at=77.25)
     await log.open_session(session)
     assert (await log.session(session.id)) == replace(session, closed_at=77.25)
+
+
+async def test_the_first_log_check_of_a_session_stands(log: CallLog):
+    session, check = a_session(), LogCheck(LogVerdict.MISMATCH, "2 replies, 3 calls")
+    await log.open_session(session)
+    assert (await log.session(session.id)) == session
+    assert await log.set_log_check(session.id, check) == check
+    assert await log.set_log_check(session.id, LogCheck(LogVerdict.MATCH, "")) == check
+    await log.open_session(session)
+    assert await log.session_by_key(session.key_hash) == replace(session, log_check=check)
+    with pytest.raises(NotFound, match="nobody"):
+        await log.set_log_check("nobody", check)
 
 
 @pytest.mark.parametrize("store", ["postgres", "redis"], indirect=True)

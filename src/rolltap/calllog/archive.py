@@ -1,9 +1,10 @@
 """Sessions as a file, to move them between stores and to keep them: `rolltap log export|import`.
 
 The file is a line of magic, then one zstd frame of records: a length (8 bytes, little endian) and that many bytes of
-msgpack. A `Block` is a session with its rows exactly as they are stored, so nothing is lost or re-encoded; a large
-request part stands in the first block that needs it. The last record, `End`, has the counts and the SHA-256 of the
-blocks before it: a file without it was cut off. Rows are also checked by their own hashes when they are written.
+msgpack. A `Block` is a session with its rows exactly as they are stored, its notes and its trainers' annotations among
+them, so nothing is lost or re-encoded; a large request part stands in the first block that needs it. The last record,
+`End`, has the counts and the SHA-256 of the blocks before it: a file without it was cut off. Rows are also checked by
+their own hashes when they are written.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ MAX_RECORD_BYTES = 4 << 30
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
-    """A session's rows, in the order of their tables' columns. `pruning` tells of calls that were removed."""
+    """A session's rows, in the order of their tables' columns. `pruning` tells of calls that were removed.
+
+    Files of earlier versions end a block with its `pruning`: they have no notes and no annotations.
+    """
 
     session: list[Any]
     parts: list[tuple[bytes, bytes]]
@@ -34,14 +38,16 @@ class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
     completions: list[list[Any]]
     deliveries: list[list[Any]]
     pruning: list[Any] | None
+    notes: list[list[Any]] = []
+    annotations: list[list[Any]] = []
 
     def digest(self) -> bytes:
         """SHA-256 of which rows there are, by id and checksum: see `calls_digest`."""
-        deliveries = ((row[0], row[1]) for row in self.deliveries)
         return calls_digest(
             ((row[0], row[_CRC_OF_INTENT]) for row in self.intents),
             ((row[0], row[_CRC_OF_COMPLETION]) for row in self.completions),
-            deliveries,
+            ((row[0], row[1]) for row in self.deliveries),
+            ((row[0], row[1]) for row in self.annotations),
         )
 
 
@@ -59,10 +65,15 @@ _decoder = msgspec.msgpack.Decoder(Block | End)
 
 
 def calls_digest(
-    intents: Iterable[tuple[str, int]], completions: Iterable[tuple[str, int]], deliveries: Iterable[tuple[str, bool]]
+    intents: Iterable[tuple[str, int]],
+    completions: Iterable[tuple[str, int]],
+    deliveries: Iterable[tuple[str, bool]],
+    annotations: Iterable[tuple[str, int]],
 ) -> bytes:
-    """SHA-256 of a session's calls: ids and row checksums, and what was delivered."""
-    lines = [sorted((key, int(value)) for key, value in rows) for rows in (intents, completions, deliveries)]
+    """SHA-256 of what pruning a session removes: the calls' ids and row checksums, what was delivered, and which
+    annotations there are, by call and fencing token (a row never changes)."""
+    tables = (intents, completions, deliveries, annotations)
+    lines = [sorted((key, int(value)) for key, value in rows) for rows in tables]
     return hashlib.sha256(_encoder.encode(lines)).digest()
 
 

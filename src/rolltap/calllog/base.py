@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rolltap.calllog.sampling import sampling_flaw, tempered
+from rolltap.log_check import LogCheck
 from rolltap.types import (
     NO_SHAPE,
     Break,
@@ -132,7 +133,7 @@ class CallRow:
             agent=intent.agent,
             break_=intent.break_,
             flaw=done.flaw if done else None,
-            sampling_flaw=sampling_flaw(intent.sampling_sent, done.logprobs_mode) if done else None,
+            sampling_flaw=sampling_flaw(intent.sampling_sent, done.logprobs_mode, done.extras) if done else None,
             delivered=self.delivered,
             shape=intent.shape,
             extras={**done.extras, **tempered(intent.sampling_sent, len(done.output_ids))} if done else {},
@@ -177,6 +178,10 @@ class CallLog(Protocol):
         ...
 
     async def close_session(self, session_id: str, at: float) -> None: ...
+
+    async def set_log_check(self, session_id: str, check: LogCheck) -> LogCheck:
+        """What stands on the session: `check`, or the earlier one where there is one. `NotFound`."""
+        ...
 
     async def session(self, session_id: str) -> Session | None: ...
 

@@ -51,8 +51,8 @@ def changes_since(connection: sa.Connection, seen: Seen) -> Changes:
     closed = sa.select(sessions.c.id).where(sessions.c.closed_at >= seen.at - MARGIN_S)
     changed = [row[0] for row in connection.execute(closed)]
     if sa.inspect(connection).has_table(notes.name):
-        noted = sa.select(notes.c.session_id).where(notes.c.id >= first_id_at(seen.at - MARGIN_S)).distinct()
-        changed += [row[0] for row in connection.execute(noted)]
+        with_notes = sa.select(notes.c.session_id).where(notes.c.id >= first_id_at(seen.at - MARGIN_S)).distinct()
+        changed += [row[0] for row in connection.execute(with_notes)]
     return Changes(
         new_sessions=new,
         missing=count > seen.sessions + len(new),

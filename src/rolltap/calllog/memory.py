@@ -11,6 +11,7 @@ from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition,
 from rolltap.calllog.facts import Delivery, aborted, extend_items, name_of, same_fact
 from rolltap.calllog.prompts import Delta, in_order, rebuild_prompts
 from rolltap.errors import NotFound, RecordCorrupt
+from rolltap.log_check import UNCHECKED, LogCheck
 from rolltap.types import Call, Session
 
 
@@ -37,7 +38,8 @@ class MemoryCallLog:
         known = self._sessions.get(session.id)
         if self._by_key.setdefault(session.key_hash, session.id) != session.id:
             raise RecordCorrupt(f"{name_of(session)} has the key of another session")
-        if _is_new(self._sessions, session.id, session, known and replace(known, closed_at=session.closed_at)):
+        opening = known and replace(known, closed_at=session.closed_at, log_check=session.log_check)
+        if _is_new(self._sessions, session.id, session, opening):
             self._calls[session.id] = []
 
     async def claim_session(self, session: Session) -> Session:
@@ -51,6 +53,14 @@ class MemoryCallLog:
             raise NotFound(f"there is no session {session_id}")
         if session.closed_at is None:
             self._sessions[session_id] = replace(session, closed_at=at)
+
+    async def set_log_check(self, session_id: str, check: LogCheck) -> LogCheck:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"there is no session {session_id}")
+        if session.log_check == UNCHECKED:
+            self._sessions[session_id] = replace(session, log_check=check)
+        return self._sessions[session_id].log_check
 
     async def session(self, session_id: str) -> Session | None:
         return self._sessions.get(session_id)

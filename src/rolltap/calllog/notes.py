@@ -84,10 +84,10 @@ def notes_of(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str,
     return by_session
 
 
-def tags_after(tags: Mapping[str, str], found: Iterable[Note]) -> dict[str, str]:
+def tags_after(tags: Mapping[str, str], newer: Iterable[Note]) -> dict[str, str]:
     """The session's tags as its notes changed them."""
     changed = dict(tags)
-    for note in found:
+    for note in newer:
         if note.kind == "tag" and isinstance(note.value, str):
             changed[note.name] = note.value
         elif note.kind == "tag":

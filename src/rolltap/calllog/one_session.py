@@ -14,13 +14,15 @@ from rolltap.calllog.schema import call_completions, call_intents, deliveries, s
 from rolltap.errors import NotFound
 from rolltap.types import Session
 
-Fingerprint = tuple[float | None, int, int, int]
-"""When it was closed, and the counts of its intents, completions and deliveries: all of them only grow."""
+Fingerprint = tuple[float | None, str | None, int, int, int]
+"""When it was closed, its log check, and the counts of its intents, completions and deliveries: all only grow."""
 
 
 def fingerprint(connection: sa.Connection, session_id: str) -> Fingerprint:
     """`NotFound` for an unknown session."""
-    known = connection.execute(sa.select(sessions.c.closed_at).where(sessions.c.id == session_id)).first()
+    known = connection.execute(
+        sa.select(sessions.c.closed_at, sessions.c.log_check).where(sessions.c.id == session_id)
+    ).first()
     if known is None:
         raise NotFound(f"no session {session_id!r}", param="session_id")
     joined = call_intents.outerjoin(call_completions, call_completions.c.call_id == call_intents.c.id)
@@ -31,7 +33,7 @@ def fingerprint(connection: sa.Connection, session_id: str) -> Fingerprint:
         sa.func.count(deliveries.c.call_id),
     ).select_from(joined)
     intents, ended, delivered = connection.execute(counts.where(call_intents.c.session_id == session_id)).one()
-    return known.closed_at, intents, ended, delivered
+    return known.closed_at, known.log_check, intents, ended, delivered
 
 
 def fetch_session(connection: sa.Connection, session_id: str) -> StoredSessions:
@@ -48,7 +50,7 @@ def decode_session(stored: StoredSessions) -> tuple[Session, list[CallRow], dict
 
 def session_of_call(connection: sa.Connection, call_id: str) -> str:
     """`NotFound` for an unknown call."""
-    found = connection.scalar(sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id))
-    if found is None:
+    session_id = connection.scalar(sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id))
+    if session_id is None:
         raise NotFound(f"no call {call_id!r}", param="call_id")
-    return found
+    return session_id

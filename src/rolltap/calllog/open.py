@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rolltap.calllog.base import CallLog
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 
 if TYPE_CHECKING:
     from rolltap.calllog.database import Database
@@ -24,6 +25,10 @@ class LogWithDatabase(CallLog, Protocol):
 
     database: Database
 
+    async def settled(self) -> None:
+        """Returns when all that was written can be read from the store; `StoreUnavailable` if that takes long."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -34,6 +39,7 @@ class Place:
     spool: Path | None
     spool_bytes: int
     ingest: str | None
+    spools_beside: Sequence[Path]
 
 
 def _memory(place: Place) -> CallLog:
@@ -51,7 +57,9 @@ def _sql(place: Place) -> CallLog:
     def wrap(writer: GroupWriter) -> GroupWriter:
         if place.ingest is not None:
             writer = _ingest(place.ingest, writer)
-        return SpoolWriter(writer, Spool(place.spool, place.spool_bytes)) if place.spool is not None else writer
+        if place.spool is not None:
+            writer = SpoolWriter(writer, Spool(place.spool, place.spool_bytes), beside=place.spools_beside)
+        return writer
 
     return SqlCallLog(Database(place.url, writable=place.writable), wrap=wrap)
 
@@ -66,26 +74,28 @@ def open_call_log(
     spool: Path | None = None,
     spool_bytes: int = SPOOL_BYTES,
     ingest: str | None = None,
+    spools_beside: Sequence[Path] = (),
 ) -> CallLog:
     """The call log at `memory:`, `sqlite:///PATH` or `postgresql://...`, not yet started.
 
     With `writable=False` it only reads, beside the process that writes. `spool` is a file of this process's own, where
-    facts are kept while the store is away; it takes `spool_bytes` of the disk at once. `ingest` is the URL of a Redis
-    whose stream makes facts durable before a Postgres takes them in.
+    facts are kept while the store is away; it takes `spool_bytes` of the disk at once. `spools_beside` are those of
+    other processes on this machine that write to the same store: readers wait until they are empty, too. `ingest` is
+    the URL of a Redis whose stream makes facts durable before a Postgres takes them in.
     """
     scheme = url.partition(":")[0]
     if scheme not in STORES:
         raise ConfigError(f"store.url: no store of kind {scheme!r}; known: {', '.join(STORES)}")
     if ingest is not None and scheme != "postgresql":
         raise ConfigError(f"store.ingest: a Redis stream goes before Postgres, not before {scheme}")
-    return STORES[scheme](Place(url, writable, spool, spool_bytes, ingest))
+    return STORES[scheme](Place(url, writable, spool, spool_bytes, ingest, spools_beside))
 
 
 def _ingest(url: str, writer: GroupWriter) -> GroupWriter:
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError(f"store.ingest: {url!r} is not a Redis URL; use redis://HOST:PORT/DB")
     if importlib.util.find_spec("redis") is None:
-        raise ConfigError("store.ingest: Redis needs its client: pip install 'rolltap[redis]'")
+        raise ConfigError(f"store.ingest: Redis needs its client: {install_line('redis')}")
     from rolltap.calllog.redis import IngestWriter
 
     return IngestWriter(url, writer)

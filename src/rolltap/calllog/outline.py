@@ -103,7 +103,7 @@ def model_of(head: bytes) -> str:
     """The model that a recorded request asked for; empty where its head doesn't say."""
     try:
         return _head.decode(head).model or ""
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
 
 
@@ -114,12 +114,25 @@ def _length(column: sa.Column[Any]) -> tuple[sa.ColumnElement[Any], sa.ColumnEle
 def fetch_summarized(connection: sa.Connection, session_ids: Sequence[str]) -> list[tuple[Session, list[CallOutline]]]:
     """The sessions, each with the outlines of its calls; unknown ids are left out."""
     calls = outlines(connection, session_ids)
-    found: list[tuple[Session, list[CallOutline]]] = []
+    summarized: list[tuple[Session, list[CallOutline]]] = []
     for some in _chunks(session_ids):
         for row in connection.execute(sa.select(sessions).where(sessions.c.id.in_(some))):
             session = read_session(tuple(row))
-            found.append((session, calls[session.id]))
-    return found
+            summarized.append((session, calls[session.id]))
+    return summarized
+
+
+def sampled_versions(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """The first and last weight version that sampled in each session; without those where none is known."""
+    query = sa.select(call_intents.c.session_id, call_completions.c.detail).join(
+        call_completions, call_completions.c.call_id == call_intents.c.id
+    )
+    seen: dict[str, list[int]] = {}
+    for some in _chunks(session_ids):
+        for row in connection.execute(query.where(call_intents.c.session_id.in_(some))):
+            versions = [version for version, _, _ in _completion_detail.decode(row.detail).versions]
+            seen.setdefault(row.session_id, []).extend(versions)
+    return {session_id: (min(versions), max(versions)) for session_id, versions in seen.items() if versions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +156,7 @@ def call_words(connection: sa.Connection, call_ids: Sequence[str]) -> list[CallW
         rows = connection.execute(query.where(columns.id.in_(some))).all()
         requests = [_stored_request.decode(unpack_bytes(row.request)) for row in rows]
         hashes = [split_hashes(row.part_hashes)[: len(r.item_refs)] for row, r in zip(rows, requests, strict=True)]
-        parts = fetch_parts(connection, {digest for found in hashes for digest in found})
+        parts = fetch_parts(connection, {digest for of_call in hashes for digest in of_call})
         for row, request, digests in zip(rows, requests, hashes, strict=True):
             items = [item for item in request.items if item] + [parts.get(digest, b"") for digest in digests]
             message = unpack_bytes(row.message) if row.message else b""
@@ -158,7 +171,7 @@ def _texts(item: bytes) -> Iterator[str]:
         return
     try:
         waiting = [msgspec.json.decode(item)]
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return
     while waiting:
         value = waiting.pop()

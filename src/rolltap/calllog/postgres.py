@@ -3,6 +3,10 @@
 Every commit is synchronous, whatever durability is asked for: the server may crash and come back while this process
 goes on, and must not have forgotten the first half of what this process then completes. A server whose
 `synchronous_commit` is off is refused, one that runs without fsync is used with a loud warning.
+
+A transaction works for the tenant of its task (`rolltap.tenants`), which it says to the server as its first statement.
+Connections begin as the default tenant, so a deployment with no other pays nothing. Single statements for
+`EVERY_TENANT`, and `insert`, have a pool of their own, whose connections begin as that.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import exc
+from sqlalchemy import event, exc
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
@@ -23,8 +27,11 @@ from sqlalchemy.util import greenlet_spawn
 from rolltap.calllog.database import Connection, Durability, Parameters, Work, database_clock
 from rolltap.calllog.dberrors import RETRY_AFTER_S, store_errors
 from rolltap.calllog.insert import Insert, Row, columns, together
+from rolltap.calllog.separation import set_tenant
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
+from rolltap.extras import install_line
+from rolltap.tenants import DEFAULT_TENANT, EVERY_TENANT, current_tenant
 
 T = TypeVar("T")
 
@@ -32,6 +39,7 @@ log = logging.getLogger("rolltap.store")
 
 OLDEST_VERSION = 120000
 POOL_SIZE = 16
+SINGLE_POOL_SIZE = 4
 CONNECT_TIMEOUT_S = 5.0
 
 
@@ -63,18 +71,17 @@ class PostgresBackend:
 
     def __init__(self, url: sa.URL, *, writable: bool) -> None:
         if importlib.util.find_spec("asyncpg") is None:
-            raise ConfigError("store.url: Postgres needs asyncpg: pip install 'rolltap[postgres]'")
+            raise ConfigError(f"store.url: Postgres needs asyncpg: {install_line('postgres')}")
         self._name = url.render_as_string(hide_password=True)
         self._writable = writable
-        self._engine: AsyncEngine = create_async_engine(
-            url.set(drivername="postgresql+asyncpg"),
-            pool_size=POOL_SIZE,
-            max_overflow=0,
-            pool_timeout=CONNECT_TIMEOUT_S,
-            connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": {"application_name": "rolltap"}},
-        )
+        self._engine = _pool(url, POOL_SIZE, DEFAULT_TENANT)
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._singles = _pool(url, SINGLE_POOL_SIZE, EVERY_TENANT)
+        by_statement = {"isolation_level": "AUTOCOMMIT"}
+        self._single = {
+            DEFAULT_TENANT: self._engine.execution_options(**by_statement),
+            EVERY_TENANT: self._singles.execution_options(**by_statement),
+        }
         self.dialect: sa.Dialect = self._engine.dialect
         self._inserter: Any = None
         self._inserting = asyncio.Lock()
@@ -98,19 +105,30 @@ class PostgresBackend:
         if self._inserter is not None:
             await greenlet_spawn(self._inserter.close)  # back to the pool, which closes it
             self._inserter = None
+        await self._singles.dispose()
         await self._engine.dispose()
 
     @asynccontextmanager
     async def write(self, durability: Durability) -> AsyncIterator[Connection]:
-        async with _opened(self._engine, self._name) as opened:
+        async with self._transaction(self._engine) as opened:
             yield AsyncpgConnection(self._name, opened)
             with store_errors(self._name):
                 await opened.commit()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Connection]:
-        async with _opened(self._snapshots, self._name) as opened:
+        async with self._transaction(self._snapshots) as opened:
             yield AsyncpgConnection(self._name, opened)
+
+    @asynccontextmanager
+    async def _transaction(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        """The one place that opens transactions: it says whose rows they are about."""
+        tenant = current_tenant()
+        async with _opened(engine, self._name) as opened:
+            if tenant != DEFAULT_TENANT:
+                with store_errors(self._name):
+                    await opened.run_sync(set_tenant, tenant)
+            yield opened
 
     async def transact(self, work: Work[T], durability: Durability) -> T:
         async with self.write(durability) as connection:
@@ -121,7 +139,10 @@ class PostgresBackend:
             return await connection.run(work)
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-        async with _opened(self._single, self._name) as opened:
+        engine = self._single.get(current_tenant())
+        if engine is None:  # a single statement has no transaction to say the tenant in
+            return await self.query(lambda connection: connection.execute(statement).all())
+        async with _opened(engine, self._name) as opened:
             with store_errors(self._name):
                 return (await opened.execute(statement)).all()
 
@@ -143,7 +164,7 @@ class PostgresBackend:
         if self._inserter is not None and self._inserter.driver_connection.is_closed():
             self._drop_inserter()
         while self._inserter is None:
-            pooled: Any = await self._engine.raw_connection()
+            pooled: Any = await self._singles.raw_connection()
             if pooled.driver_connection.is_closed():
                 pooled.invalidate()
             else:
@@ -154,6 +175,26 @@ class PostgresBackend:
         if self._inserter is not None:
             self._inserter.invalidate()
             self._inserter = None
+
+
+def _pool(url: sa.URL, size: int, tenant: str) -> AsyncEngine:
+    """Connections that begin as `tenant`."""
+    server = {"application_name": "rolltap", "rolltap.tenant": tenant}
+    engine = create_async_engine(
+        url.set(drivername="postgresql+asyncpg"),
+        pool_size=size,
+        max_overflow=0,
+        pool_timeout=CONNECT_TIMEOUT_S,
+        connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": server},
+    )
+    event.listen(engine.sync_engine, "checkout", _check_open)
+    return engine
+
+
+def _check_open(connection: Any, *_: Any) -> None:
+    """A server that went away closed every connection of the pool: new ones are made, and nobody is told."""
+    if connection.driver_connection.is_closed():
+        raise exc.InvalidatePoolError
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from rolltap.calllog.insert import Insert
 from rolltap.calllog.records import completion_row
 from rolltap.calllog.schema import call_completions, call_intents, processes
 from rolltap.errors import StoreError
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 log = logging.getLogger("rolltap.store")
 
@@ -124,7 +125,8 @@ class ProcessRegistry:
             connection.execute(self._renew, rows)
 
         if rows:
-            await self._database.transact(renew, Durability.PROCESS)
+            with acting_for(EVERY_TENANT):
+                await self._database.transact(renew, Durability.PROCESS)
 
     def _complete_to(self, process: str, latest: Mapping[str, str]) -> str:
         """All calls of `process` with a lesser id are complete."""
@@ -136,13 +138,14 @@ class ProcessRegistry:
 
         def sweep(connection: sa.Connection) -> int:
             absent = connection.execute(sa.text(self.gone), {"age": self._gone_s} if ":age" in self.gone else {})
-            gone = {row.id: row.complete_to for row in absent if row.id not in live}
-            count = sum(_abort(connection, process, complete_to, at) for process, complete_to in gone.items())
-            if gone:
-                connection.execute(sa.delete(processes).where(processes.c.id.in_(gone)))
+            dead = {row.id: row.complete_to for row in absent if row.id not in live}
+            count = sum(_abort(connection, process, complete_to, at) for process, complete_to in dead.items())
+            if dead:
+                connection.execute(sa.delete(processes).where(processes.c.id.in_(dead)))
             return count
 
-        return await self._database.transact(sweep)
+        with acting_for(EVERY_TENANT):
+            return await self._database.transact(sweep)
 
 
 def _abort(connection: sa.Connection, process: str, complete_to: str, at: float) -> int:

@@ -86,10 +86,10 @@ def _fill(chain: list[Delta], prefix: Int32, prompts: dict[str, Int32]) -> Int32
     return view
 
 
-def ancestry(wanted: Iterable[str], parents: Mapping[str, str | None]) -> set[str]:
+def ancestry(call_ids: Iterable[str], parents: Mapping[str, str | None]) -> set[str]:
     """`wanted` and everything that they descend from, as far as `parents` knows."""
     related: set[str] = set()
-    for call_id in wanted:
+    for call_id in call_ids:
         current: str | None = call_id
         while current is not None and current not in related and current in parents:
             related.add(current)

@@ -8,7 +8,8 @@ A session may go when it ended before a given time and
 
 Anything else is kept, with the reason. The session's own row stays (its key is still refused as a closed one), and a
 row of `prunings` says that its calls are gone. Large request parts that no call refers to any more go last; parts that
-a writer relied on a short while ago are spared, since it may be about to refer to them again.
+a writer relied on a short while ago are spared, since it may be about to refer to them again. What trainers said of the
+calls goes with them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from rolltap.calllog.archive import calls_digest, read_archive
 from rolltap.calllog.database import Database, database_clock
 from rolltap.calllog.insert import Insert
 from rolltap.calllog.records import split_hashes
-from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, prunings, sessions
+from rolltap.calllog.schema import annotations, call_completions, call_intents, deliveries, parts, prunings, sessions
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 PAGE = 200
 PART_SPARED_S = 86_400.0
@@ -167,6 +169,7 @@ def _digest(connection: sa.Connection, session_id: str) -> bytes:
         pairs(call_intents.c.id, call_intents.c.crc),
         pairs(call_completions.c.call_id, call_completions.c.crc),
         ((key, bool(value)) for key, value in pairs(deliveries.c.call_id, deliveries.c.delivered)),
+        pairs(annotations.c.call_id, annotations.c.token),
     )
 
 
@@ -186,12 +189,12 @@ async def prune(
     show: Callable[[int], None] = lambda done: None,
 ) -> Pruned:
     """Removes what `judge` lets go, a session a transaction, in which the verdict is made again."""
-    wanted = [
+    verdicts = [
         verdict for verdict in await judge(database, before=before, exported=exported, claims=claims) if verdict.goes
     ]
     record = Insert(prunings, database.dialect, replace="true")
-    gone = calls = 0
-    for done, verdict in enumerate(wanted, 1):
+    removed_sessions = calls = 0
+    for done, verdict in enumerate(verdicts, 1):
 
         def remove(connection: sa.Connection, session_id: str = verdict.session_id) -> int:
             locked = sa.select(sessions).where(sessions.c.id == session_id).with_for_update()
@@ -200,23 +203,25 @@ async def prune(
             again = _verdict(connection, session, claim, exported, (before, before))
             if again is None or not again.goes:
                 return 0
-            _remove(connection, session_id)
             now = database_clock(connection)
             record.run(connection, [(session_id, now, again.calls, again.reason.value)])
+            _remove(connection, session_id)
             return again.calls
 
         removed = await database.transact(remove)
-        gone += removed > 0
+        removed_sessions += removed > 0
         calls += removed
         show(done)
-    return Pruned(gone, calls, await database.transact(_remove_parts) if gone else 0)
+    with acting_for(EVERY_TENANT):  # tenants share parts
+        return Pruned(removed_sessions, calls, await database.transact(_remove_parts) if removed_sessions else 0)
 
 
 def _remove(connection: sa.Connection, session_id: str) -> None:
     own = sa.select(call_intents.c.id).where(call_intents.c.session_id == session_id)
     for table in (deliveries, call_completions):
         connection.execute(sa.delete(table).where(table.c.call_id.in_(own)))
-    connection.execute(sa.delete(call_intents).where(call_intents.c.session_id == session_id))
+    for table in (annotations, call_intents):
+        connection.execute(sa.delete(table).where(table.c.session_id == session_id))
 
 
 def _remove_parts(connection: sa.Connection) -> int:

@@ -24,6 +24,7 @@ from rolltap.calllog.records import (
     split_hashes,
 )
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
+from rolltap.calllog.separation import every_row
 from rolltap.errors import NotFound, RecordCorrupt
 from rolltap.types import Call, Session
 
@@ -77,15 +78,15 @@ def fetch_call(connection: sa.Connection, call_id: str) -> StoredCalls:
     return _fetch_some(connection, [call_id], {row[0]: row[1] for row in links})
 
 
-def _fetch_some(connection: sa.Connection, wanted: Sequence[str], parents: Mapping[str, str | None]) -> StoredCalls:
+def _fetch_some(connection: sa.Connection, call_ids: Sequence[str], parents: Mapping[str, str | None]) -> StoredCalls:
     stored = StoredCalls()
-    for ids in _chunks(wanted):
+    for ids in _chunks(call_ids):
         stored.take(_fetch_where(connection, call_intents.c.id.in_(ids)))
     columns = call_intents.c
     tokens = sa.select(
         columns.id, columns.parent_id, columns.shared, columns.new_ids, call_completions.c.output_ids
     ).outerjoin(call_completions, columns.id == call_completions.c.call_id)
-    for ids in _chunks(ancestry(wanted, parents).difference(wanted)):
+    for ids in _chunks(ancestry(call_ids, parents).difference(call_ids)):
         stored.ancestors += connection.execute(tokens.where(columns.id.in_(ids))).all()
     return stored
 
@@ -124,20 +125,20 @@ def decode_sessions(stored: StoredSessions) -> dict[str, tuple[Session, list[Cal
     return {id: (session, [row.call() for row in rows]) for id, (session, rows) in decode_rows(stored).items()}
 
 
-def _fetch_where(connection: sa.Connection, wanted: sa.ColumnElement[bool]) -> StoredCalls:
-    stored = _fetch_tokens(connection, wanted)
+def _fetch_where(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> StoredCalls:
+    stored = _fetch_tokens(connection, condition)
     hashes = {digest for row in stored.intents for digest in split_hashes(row[INTENT_HASHES])}
     stored.parts = fetch_parts(connection, hashes)
     return stored
 
 
-def _fetch_tokens(connection: sa.Connection, wanted: sa.ColumnElement[bool]) -> StoredCalls:
+def _fetch_tokens(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> StoredCalls:
     ended = sa.select(call_completions).join(call_intents, call_intents.c.id == call_completions.c.call_id)
     delivered = sa.select(deliveries).join(call_intents, call_intents.c.id == deliveries.c.call_id)
     return StoredCalls(
-        intents=[tuple(row) for row in connection.execute(sa.select(call_intents).where(wanted))],
-        completions={row[0]: tuple(row) for row in connection.execute(ended.where(wanted))},
-        delivered={row[0]: row[1] for row in connection.execute(delivered.where(wanted))},
+        intents=[tuple(row) for row in connection.execute(sa.select(call_intents).where(condition))],
+        completions={row[0]: tuple(row) for row in connection.execute(ended.where(condition))},
+        delivered={row[0]: row[1] for row in connection.execute(delivered.where(condition))},
     )
 
 
@@ -146,7 +147,8 @@ def fetch_parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[byte
     data_by_hash: dict[bytes, bytes] = {}
     for some in _chunks(hashes):
         query = sa.select(parts.c.hash, parts.c.data).where(parts.c.hash.in_(some))
-        data_by_hash.update({digest: unpack_bytes(data) for digest, data in connection.execute(query)})
+        with every_row(connection):  # the hashes are those of calls that the tenant sees
+            data_by_hash.update({digest: unpack_bytes(data) for digest, data in connection.execute(query)})
     return data_by_hash
 
 

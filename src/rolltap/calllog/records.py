@@ -28,6 +28,7 @@ from rolltap.calllog.codec import (
 from rolltap.calllog.facts import Delivery, same_fact
 from rolltap.calllog.schema import call_intents
 from rolltap.errors import RecordCorrupt
+from rolltap.log_check import UNCHECKED, LogCheck
 from rolltap.types import Break, BreakReason, CallKind, CallShape, Finish, Flaw, Outcome, Session, VersionSpan
 
 Row = tuple[Any, ...]
@@ -94,14 +95,24 @@ def session_row(session: Session) -> Row:
         session.rollout_id,
         session.closed_at,
         _json.encode(dict(session.tags)).decode(),
+        None if session.log_check == UNCHECKED else log_check_text(session.log_check),
     )
     _key_text(row)
     return row
 
 
 def read_session(row: Row) -> Session:
-    *columns, tags = row
-    return Session(*columns, tags=_decode(tags, dict[str, str], "session", row[0]))
+    *columns, tags, log_check = row
+    return Session(
+        *columns,
+        tags=_decode(tags, dict[str, str], "session", row[0]),
+        log_check=_decode(log_check, LogCheck, "session", row[0]) if log_check else UNCHECKED,
+    )
+
+
+def log_check_text(check: LogCheck) -> str:
+    """A log check as its column holds it."""
+    return _json.encode(check).decode()
 
 
 def split_request(request: RequestParts) -> tuple[StoredRequest, list[bytes]]:
@@ -311,12 +322,13 @@ def _decode(text: str, kind: type[Any], what: str, row_id: str) -> Any:
 def same_row(table: str, stored: Row, offered: Row) -> bool:
     """Whether two rows of `table` hold the same fact.
 
-    A session's closing is not part of its opening; a reply that arrived once may have missed its client before.
+    A session's closing and log check are not part of its opening; a reply that arrived once may have missed its client
+    before.
     """
     if stored == offered:
         return True
     if table == "sessions":
-        return stored[:6] == offered[:6] and stored[7:] == offered[7:]
+        return stored[:6] == offered[:6] and stored[7] == offered[7]
     if table == "deliveries":
         return stored[0] == offered[0] and bool(stored[1])
     if table == "call_completions":

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -73,7 +74,8 @@ class IngestWriter:
         self._store = store
         self._sweep_s = sweep_s
         self._redis: Redis = Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
-        self._held: dict[tuple[bytes, ...], Sequence[EncodedFact]] = {}  # by the ids of their entries, oldest first
+        # Groups with the ids of their entries, oldest first. Ids come again where Redis has lost its data.
+        self._held: deque[tuple[Sequence[bytes], Sequence[EncodedFact]]] = deque()
         self._known_parts = known_parts()
         self._away = False
         self._closing = False
@@ -83,7 +85,7 @@ class IngestWriter:
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._held.values())) + self._store.waiting
+        return sum(len(facts) for _, facts in self._held) + self._store.waiting
 
     @property
     def spool(self) -> SpoolState | None:
@@ -117,13 +119,13 @@ class IngestWriter:
         version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
         if version < OLDEST_VERSION:
             raise ConfigError(f"{self._url}: Redis {info['redis_version']} is too old; 6.2 or later is needed")
-        wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+        required = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
         try:
-            settings = await self._redis.config_get(*wanted)
+            settings = await self._redis.config_get(*required)
         except ResponseError as error:
-            log.warning("%s hides its settings (%s): make sure of %s", self._url, error, wanted)
+            log.warning("%s hides its settings (%s): make sure of %s", self._url, error, required)
             return
-        wrong = {name: value for name, value in wanted.items() if settings.get(name) != value}
+        wrong = {name: value for name, value in required.items() if settings.get(name) != value}
         if wrong:
             orders = "; ".join(f"CONFIG SET {name} {value}" for name, value in wrong.items())
             raise ConfigError(f"{self._url} can lose acknowledged calls; set this in redis.conf or by: {orders}")
@@ -153,7 +155,7 @@ class IngestWriter:
         self._known_parts.update(
             (digest, None) for fact in facts for digest in fact.parts if digest not in self._known_parts
         )
-        self._held[tuple(ids)] = facts
+        self._held.append((ids, facts))
         self._filled.set()
         return True
 
@@ -182,16 +184,18 @@ class IngestWriter:
         """Writes what is held to the store, in order."""
         async with self._draining:
             while self._held:
-                groups: list[tuple[bytes, ...]] = []
+                count = 0
+                entry_ids: list[bytes] = []
                 facts: list[EncodedFact] = []
-                for ids, group in self._held.items():
-                    groups.append(ids)
+                for ids, group in self._held:
+                    count += 1
+                    entry_ids += ids
                     facts += group
                     if len(facts) >= BATCH:
                         break
-                await self._move(facts, [entry_id for ids in groups for entry_id in ids])
-                for ids in groups:
-                    del self._held[ids]
+                await self._move(facts, entry_ids)
+                for _ in range(count):
+                    self._held.popleft()
 
     async def _move(self, facts: Sequence[EncodedFact], ids: Sequence[bytes]) -> None:
         """Writes the facts of these entries to the store and deletes the entries.

@@ -15,7 +15,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy import event
 
-VERSION = "0010"
+from rolltap.calllog.until_pruned import append_only_until_pruned
+
+VERSION = "0015"
 """The last migration: the version of these tables."""
 
 metadata = sa.MetaData()
@@ -31,6 +33,7 @@ sessions = sa.Table(
     sa.Column("rollout_id", sa.Text, index=True),
     sa.Column("closed_at", sa.Double),
     sa.Column("tags", sa.Text, nullable=False),
+    sa.Column("log_check", sa.Text),  # JSON; set once, after the session is closed
 )
 
 parts = sa.Table(
@@ -117,6 +120,36 @@ notes = sa.Table(
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Index("notes_of_session", "session_id", "id"),
 )
+
+annotations = sa.Table(
+    "annotations",  # what trainers say of sampled tokens
+    metadata,
+    sa.Column("call_id", sa.Text, primary_key=True),
+    sa.Column("token", sa.BigInteger, primary_key=True),  # the lease's fencing token
+    sa.Column("session_id", sa.Text, nullable=False),
+    sa.Column("group_id", sa.Text, nullable=False),
+    sa.Column("policy", sa.Text, nullable=False),
+    sa.Column("harness", sa.Text, nullable=False),
+    sa.Column("trainer", sa.Text, nullable=False),
+    sa.Column("step", sa.BigInteger),  # that the lease was acknowledged for; None: not yet
+    sa.Column("version", sa.Integer, nullable=False),  # of the weights that the log-probs are of
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("compared", sa.Integer, nullable=False),  # tokens with a log-prob of trainer and engine
+    sa.Column("mismatch_sum", sa.Double, nullable=False),  # of |log(trainer / engine)| over them
+    sa.Column("mismatch_max", sa.Double, nullable=False),
+    sa.Column("fresh", sa.Integer, nullable=False),  # those of them that `version` sampled
+    sa.Column("fresh_sum", sa.Double, nullable=False),
+    sa.Column("kept", sa.Integer, nullable=False),
+    sa.Column("clipped", sa.Integer, nullable=False),
+    sa.Column("streams", sa.LargeBinary, nullable=False),
+    sa.Index("annotations_of_session", "session_id", "token"),
+    sa.Index(
+        "annotations_of_policy",  # holds all that sums are made of, so that they read no row
+        *("policy", "group_id", "harness", "call_id", "token", "compared", "mismatch_sum", "mismatch_max"),
+        *("fresh", "fresh_sum", "kept", "clipped"),
+    ),
+)
+append_only_until_pruned(annotations)
 
 for _table in (parts, call_intents, call_completions):
     for _column in _table.columns:

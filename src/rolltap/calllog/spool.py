@@ -142,4 +142,21 @@ class Spool:
         self._write_header(self._generation + 1)
 
     def _crc(self, record: bytes) -> int:
-        return zlib.crc32(record, zlib.crc32(struct.pack("<Q", self._generation)))
+        return _crc(self._generation, record)
+
+
+def _crc(generation: int, record: bytes) -> int:
+    return zlib.crc32(record, zlib.crc32(struct.pack("<Q", generation)))
+
+
+def holds_records(path: Path) -> bool:
+    """Whether a spool, which another process may have open, holds records."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            header = file.read(_HEADER.size)
+            file.seek(START)
+            length, crc = _RECORD.unpack(file.read(_RECORD.size))
+            record = file.read(length) if length else b""
+    except (OSError, struct.error):
+        return False
+    return bool(record) and _crc(_HEADER.unpack(header)[1], record) == crc

@@ -3,7 +3,7 @@
 Once a group could not be written, it and all that follow go to the spool, and their appenders are told that they are
 durable. A task tries the store every `PROBE_S` with the oldest of what waits; when it answers, new groups go to the
 store again while the spool is drained into it. The order between both does not matter, and writing a fact twice is
-harmless. Readers wait until the spool is empty.
+harmless. Readers wait until the spool is empty, and those of the other workers that share the folder.
 
 An intent that finds no room fails with `StoreUnavailable`, so its engine is never called; room is kept for the
 completions of the calls under way. What the store refuses while the spool is drained can't be told to its appender any
@@ -16,10 +16,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from rolltap.calllog.fact_codec import EncodedFact, pack_fact, unpack_fact
 from rolltap.calllog.schema import call_intents
-from rolltap.calllog.spool import RETRY_AFTER_S, START, Spool
+from rolltap.calllog.spool import RETRY_AFTER_S, START, Spool, holds_records
 from rolltap.calllog.sqlite import Worker
 from rolltap.calllog.writing import GroupWriter, SpoolState
 from rolltap.crash import crash_point
@@ -34,6 +35,8 @@ STALL_S = 5.0
 CATCH_UP_S = 10.0
 """How long a reader waits for the spool to be drained."""
 
+BESIDE_S = 0.1
+
 DRAIN = 1000
 
 CALL_BYTES = 65_536
@@ -43,9 +46,19 @@ CALL_BYTES = 65_536
 class SpoolWriter:
     """See the module."""
 
-    def __init__(self, store: GroupWriter, spool: Spool, *, probe_s: float = PROBE_S, stall_s: float = STALL_S) -> None:
+    def __init__(
+        self,
+        store: GroupWriter,
+        spool: Spool,
+        *,
+        beside: Sequence[Path] = (),
+        probe_s: float = PROBE_S,
+        stall_s: float = STALL_S,
+    ) -> None:
+        """`beside` are the spools of other processes that write to the same store."""
         self._store = store
         self._spool = spool
+        self._beside = beside
         self._probe_s = probe_s
         self._stall_s = stall_s
         self._worker = Worker(1, "rolltap-spool")
@@ -123,6 +136,8 @@ class SpoolWriter:
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 await self._emptied.wait()
+                while any(map(holds_records, self._beside)):  # noqa: ASYNC110  another process empties it
+                    await asyncio.sleep(BESIDE_S)
         except TimeoutError:
             raise StoreUnavailable("the store is catching up with the spool", retry_after=RETRY_AFTER_S) from None
         await self._store.settled()

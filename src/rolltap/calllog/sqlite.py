@@ -22,7 +22,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -299,6 +299,31 @@ def _open_writer(connection: sqlite3.Connection, _record: Any) -> None:
 def _open_reader(connection: sqlite3.Connection, _record: Any) -> None:
     for pragma in ("query_only=ON", "mmap_size=0", "cache_size=-2048", "temp_store=MEMORY"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def back_up(source: Path, out: Path, show: Callable[[int, int], None]) -> None:
+    """Copies a database as it is at one moment into the new, private file `out`; others may write meanwhile.
+
+    `show` is told how many pages are there, and of how many.
+    """
+    if not source.is_file():
+        raise ConfigError(f"no store {source}")
+    if out.exists():
+        raise ConfigError(f"{out} exists; choose another name")
+    unfinished = out.with_name(f"{out.name}.partial")
+    unfinished.unlink(missing_ok=True)
+    _make_private(unfinished)
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{quote(str(source))}?mode=ro", uri=True)) as live,
+            closing(sqlite3.connect(unfinished)) as copy,
+        ):
+            live.backup(copy, progress=lambda _, remaining, total: show(total - remaining, total))
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, whole by itself
+    except sqlite3.Error as error:
+        unfinished.unlink(missing_ok=True)
+        raise StoreUnavailable(f"{source} can't be copied: {error}") from error
+    unfinished.rename(out)
 
 
 def _make_private(path: Path) -> None:

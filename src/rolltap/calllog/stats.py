@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, processes, prunings, sessions
 from rolltap.calllog.versions import version_of
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 TABLES = (sessions, parts, call_intents, call_completions, deliveries, processes, prunings)
 
@@ -38,7 +39,8 @@ class Stats:
 async def stats(database: Database) -> Stats:
     """Reads the whole log once, in one snapshot."""
     now = await database.now()
-    return await database.query(lambda connection: _stats(connection, now))
+    with acting_for(EVERY_TENANT):
+        return await database.query(lambda connection: _stats(connection, now))
 
 
 def _stats(connection: sa.Connection, now: float) -> Stats:

@@ -21,9 +21,19 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.insert import Insert
 from rolltap.calllog.reading import fetch_calls
 from rolltap.calllog.records import INTENT_HASHES, same_row, split_hashes
-from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, prunings, sessions
+from rolltap.calllog.schema import (
+    annotations,
+    call_completions,
+    call_intents,
+    deliveries,
+    notes,
+    parts,
+    prunings,
+    sessions,
+)
 from rolltap.calllog.verify import check_calls, part_problems
 from rolltap.errors import NotFound, RecordCorrupt
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 PAGE = 500
 Show = Callable[[int, int], None]
@@ -45,17 +55,17 @@ async def export_sessions(
     only: Sequence[str] = (),
     show: Show = lambda done, total: None,
 ) -> Moved:
-    """Writes the store's sessions (or `only` these) into a new file at `path`."""
-    wanted = list(only) or await database.query(
-        lambda connection: list(connection.scalars(sa.select(sessions.c.id).order_by(sessions.c.id)))
-    )
+    """Writes the store's sessions, of all tenants, (or `only` these) into a new file at `path`."""
     written: set[bytes] = set()
-    with ArchiveWriter(path) as archive:
-        for done, session_id in enumerate(wanted, 1):
+    with ArchiveWriter(path) as archive, acting_for(EVERY_TENANT):
+        session_ids = list(only) or await database.query(
+            lambda connection: list(connection.scalars(sa.select(sessions.c.id).order_by(sessions.c.id)))
+        )
+        for done, session_id in enumerate(session_ids, 1):
             block = await database.query(lambda connection, key=session_id: read_block(connection, key, written))
             await asyncio.to_thread(archive.add, block)
             written.update(digest for digest, _ in block.parts)
-            show(done, len(wanted))
+            show(done, len(session_ids))
     return Moved(archive.sessions, archive.calls, 0)
 
 
@@ -84,12 +94,14 @@ def read_block(connection: sa.Connection, session_id: str, known: Collection[byt
         completions=_rows(connection, ended),
         deliveries=_rows(connection, delivered),
         pruning=list(pruned) if pruned is not None else None,
+        notes=_rows(connection, sa.select(notes).where(notes.c.session_id == session_id)),
+        annotations=_rows(connection, sa.select(annotations).where(annotations.c.session_id == session_id)),
     )
 
 
 def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[list[Any]]:
-    first = query.selected_columns[0]
-    return [list(row) for row in connection.execute(query.order_by(first))]
+    first, second = query.selected_columns[:2]  # ids come first; an annotation's is its call's and the lease's token
+    return [list(row) for row in connection.execute(query.order_by(first, second))]
 
 
 async def import_sessions(database: Database, path: Path, *, show: Callable[[int], None] = lambda done: None) -> Moved:
@@ -98,7 +110,8 @@ async def import_sessions(database: Database, path: Path, *, show: Callable[[int
     blocks = read_archive(path)
     done = calls = new = 0
     while (block := await asyncio.to_thread(next, blocks, None)) is not None:
-        new += await database.transact(lambda connection, block=block: loader.write(connection, block))
+        with acting_for(EVERY_TENANT):  # the session's tags say whose it is
+            new += await database.transact(lambda connection, block=block: loader.write(connection, block))
         done += 1
         calls += len(block.intents)
         show(done)
@@ -110,7 +123,7 @@ class _Loader:
 
     def __init__(self, database: Database) -> None:
         dialect = database.dialect
-        tables = (sessions, call_intents, call_completions, deliveries, prunings)
+        tables = (sessions, call_intents, call_completions, deliveries, prunings, notes, annotations)
         self._inserts = {table: Insert(table, dialect) for table in tables}
         self._parts = Insert(parts, dialect, replace="true")
 
@@ -123,10 +136,13 @@ class _Loader:
         if block.parts:
             self._parts.run(connection, [(digest, now, data) for digest, data in block.parts])
         changed = self._add(connection, sessions, [block.session])
-        changed += self._close(connection, block.session)
+        changed += self._complete(connection, block.session)
         changed += self._add(connection, call_intents, block.intents)
         changed += self._add(connection, call_completions, block.completions)
         changed += self._add(connection, deliveries, block.deliveries)
+        _check_owners(block)
+        changed += self._add(connection, notes, block.notes)
+        changed += self._add(connection, annotations, block.annotations)
         if block.intents:
             connection.execute(sa.delete(prunings).where(prunings.c.session_id == session_id))
         stored = fetch_calls(connection, session_id, ())
@@ -141,14 +157,16 @@ class _Loader:
         """Inserts, and compares where a row of that key was there; returns how many were new."""
         if not rows:
             return 0
-        offered = {row[0]: tuple(row) for row in rows}
+        first, *others = table.primary_key  # the first columns of their table
+        width = 1 + len(others)
+        offered = {tuple(row[:width]): tuple(row) for row in rows}
         new = self._inserts[table].run(connection, list(offered.values()))
         if new < len(offered):
-            key = next(iter(table.primary_key))
-            ids = list(offered)
+            ids = sorted({key[0] for key in offered})
             for start in range(0, len(ids), PAGE):
-                for row in connection.execute(sa.select(table).where(key.in_(ids[start : start + PAGE]))):
-                    self._compare(table, tuple(row), offered[row[0]])
+                for row in connection.execute(sa.select(table).where(first.in_(ids[start : start + PAGE]))):
+                    if (key := tuple(row[:width])) in offered:
+                        self._compare(table, tuple(row), offered[key])
         return new
 
     def _compare(self, table: sa.Table, stored: tuple[Any, ...], offered: tuple[Any, ...]) -> None:
@@ -156,9 +174,22 @@ class _Loader:
         if not presumed and not same_row(table.name, stored, offered):
             raise RecordCorrupt(f"{table.name} {offered[0]} is in the store already, and differs")
 
-    def _close(self, connection: sa.Connection, row: Sequence[Any]) -> int:
-        closed_at = dict(zip(sessions.columns.keys(), row, strict=True))["closed_at"]
-        if closed_at is None:
-            return 0
-        still_open = sa.update(sessions).where(sessions.c.id == row[0], sessions.c.closed_at.is_(None))
-        return connection.execute(still_open.values(closed_at=closed_at)).rowcount
+    def _complete(self, connection: sa.Connection, row: Sequence[Any]) -> int:
+        """Takes over what comes after a session's opening; returns how much of it was new."""
+        values = dict(zip(sessions.columns.keys(), row, strict=True))
+        changed = 0
+        for column in (sessions.c.closed_at, sessions.c.log_check):
+            if values[column.name] is not None:
+                unset = sa.update(sessions).where(sessions.c.id == row[0], column.is_(None))
+                changed += connection.execute(unset.values({column: values[column.name]})).rowcount
+        return changed
+
+
+def _check_owners(block: Block) -> None:
+    """`RecordCorrupt` where a note or an annotation is of another session, or annotates a call that is not there."""
+    session_id, calls = block.session[0], {row[0] for row in block.intents}
+    of_note, of_annotation = (list(table.c.keys()).index("session_id") for table in (notes, annotations))
+    strays = [row for row in block.notes if row[of_note] != session_id]
+    strays += [row for row in block.annotations if row[of_annotation] != session_id or row[0] not in calls]
+    if strays:
+        raise RecordCorrupt(f"session {session_id} can't be taken in: {strays[0][0]} is not said of it")

@@ -21,6 +21,7 @@ from rolltap.calllog.reading import StoredCalls, assemble, fetch_calls
 from rolltap.calllog.records import part_hash, read_completion, read_intent, read_session
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
 from rolltap.errors import AlignmentError, RecordCorrupt
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 PAGE = 200
 KEPT = 1000
@@ -44,7 +45,12 @@ class Verified:
 
 
 async def verify(database: Database, show: Callable[[int, int], None] = lambda done, total: None) -> Verified:
-    """Checks the log in `database`. `show` gets how many rows of calls and parts are done, of how many."""
+    """Checks the log in `database`, of all tenants. `show` gets how many rows of calls and parts are done, of all."""
+    with acting_for(EVERY_TENANT):
+        return await _verify(database, show)
+
+
+async def _verify(database: Database, show: Callable[[int, int], None]) -> Verified:
     report = Verified()
     total = await database.query(lambda connection: _count(connection, call_intents) + _count(connection, parts))
     async for page in _pages(database, sa.select(parts), parts.c.hash, b""):

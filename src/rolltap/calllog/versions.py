@@ -19,9 +19,12 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from rolltap.calllog import separation as _separation  # noqa: F401  new tables are made behind it
 from rolltap.calllog.database import Database, lock_schema
 from rolltap.calllog.schema import VERSION, metadata, sessions
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 FIRST = "0001"
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -34,7 +37,8 @@ _versions = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", 
 async def bring_up_to_date(database: Database) -> None:
     """Makes or migrates the tables of a started `database`; `ConfigError` where that can't be done."""
     if database.writable:
-        await database.transact(lambda connection: _upgrade(connection, database.name))
+        with acting_for(EVERY_TENANT):
+            await database.transact(lambda connection: _upgrade(connection, database.name))
         return
     version = await database.query(version_of)
     if version not in (None, VERSION):
@@ -65,7 +69,7 @@ def _upgrade(connection: sa.Connection, name: str) -> None:
         if importlib.util.find_spec("alembic") is None:
             raise ConfigError(
                 f"{name} has schema {version}, this rolltap's is {VERSION}: "
-                "pip install 'rolltap[postgres]' (it brings Alembic) and start again to upgrade it"
+                f"{install_line('postgres')} (it brings Alembic) and start again to upgrade it"
             )
         _migrate(connection, version)
         log.warning("%s: schema upgraded from %s to %s", name, version, VERSION)

@@ -12,13 +12,12 @@ import msgspec
 import numpy as np
 
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 
 if TYPE_CHECKING:
     import datasets
     import pandas
     import pyarrow
-
-NEEDED = {"pandas": "pandas", "pyarrow": "'rolltap[export]'", "datasets": "datasets"}
 
 
 def to_pandas(kind: type, rows: Sequence[Any]) -> pandas.DataFrame:
@@ -44,7 +43,8 @@ def _needs(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:
-        raise ConfigError(f"this needs {package}: pip install {NEEDED[package]}") from None
+        line = install_line("export") if package == "pyarrow" else f"pip install {package}"
+        raise ConfigError(f"this needs {package}: {line}") from None
 
 
 def _names(kind: type) -> list[str]:

@@ -37,8 +37,8 @@ def session_html(session: SessionDetail, turns: Sequence[CallTurn], *, at_most: 
     for turn in turns[:at_most]:
         line = lines[turn.call_id]
         note = f"{line.kind} call, {line.prompt_tokens:,} + {line.output_tokens:,} tokens, {line.outcome}"
-        said = [*turn.new, *([turn.reply] if turn.reply is not None else [])]
-        blocks.append(f"<details open><summary>{escape(note)}</summary>{''.join(map(_message, said))}</details>")
+        messages = [*turn.new, *([turn.reply] if turn.reply is not None else [])]
+        blocks.append(f"<details open><summary>{escape(note)}</summary>{''.join(map(_message, messages))}</details>")
     rest = len(turns) - len(blocks)
     more = f"<p>… and {rest:,} more calls</p>" if rest > 0 else ""
     return f"<div><b>session {escape(summary.id)}</b><br>{head}{''.join(blocks)}{more}</div>"

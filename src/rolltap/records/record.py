@@ -8,16 +8,20 @@ from types import TracebackType
 from typing import Self
 
 from rolltap.calllog.notes import Note
+from rolltap.contract.annotations import CallAnnotation
 from rolltap.contract.leases import Lease
 from rolltap.contract.notes import NewNote, NoteKind, NoteValue
 from rolltap.contract.trainer import LeaseOptions
+from rolltap.counted import counted
 from rolltap.errors import ConfigError
+from rolltap.reading.comparing import VersionComparison, version_range
 from rolltap.reading.types import (
     CallDetail,
     CallLine,
     CallTokens,
     CallTurn,
     GroupDetail,
+    HarnessMismatch,
     RolloutDetail,
     RunPoint,
     SessionDetail,
@@ -54,7 +58,7 @@ class RecordedSession:
         self._detail = detail
 
     def __repr__(self) -> str:
-        return f"<session {self.summary.id}: {len(self.calls)} calls, policy {self.summary.policy}>"
+        return f"<session {self.summary.id}: {counted(len(self.calls), 'call')}, policy {self.summary.policy}>"
 
     def _repr_html_(self) -> str:
         return session_html(self._detail, self.turns)
@@ -86,8 +90,9 @@ class AsyncRecord:
 
         async def portions() -> AsyncIterator[Portion[RolloutDetail]]:
             async for page in self._pages(Selection(query, limit=limit)):
-                found = [await self._source.rollout(row.rollout_id) for row in page.rows if row.rollout_id is not None]
-                yield Portion(found, page.done, page.total)
+                ids = [row.rollout_id for row in page.rows if row.rollout_id is not None]
+                rollouts = [await self._source.rollout(rollout_id) for rollout_id in ids]
+                yield Portion(rollouts, page.done, page.total)
 
         return AsyncTable(RolloutDetail, portions)
 
@@ -108,8 +113,8 @@ class AsyncRecord:
         async def portions() -> AsyncIterator[Portion[TrajectoryRow]]:
             async for row, done, total in self._each(selection):
                 trajectory = await self._source.trajectory(row.id)
-                kept = [segment for segment in trajectory.segments if selection.segments.holds(segment)]
-                yield Portion([trajectory_row(row, segment) for segment in kept], done, total)
+                matching_segments = [segment for segment in trajectory.segments if selection.segments.holds(segment)]
+                yield Portion([trajectory_row(row, segment) for segment in matching_segments], done, total)
 
         return AsyncTable(TrajectoryRow, portions)
 
@@ -132,6 +137,14 @@ class AsyncRecord:
     async def run(self, policy: str) -> tuple[RunPoint, ...]:
         """The policy's completed groups in their order: rewards, versions, staleness."""
         return await self._source.run(policy)
+
+    async def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
+        """How far trainer and engine are apart on the policy's annotated calls, by harness."""
+        return await self._source.mismatch(policy)
+
+    async def compare(self, policy: str, first: str, second: str) -> VersionComparison:
+        """Two weight versions ("7") or ranges of them ("0-9") on the tasks that both have."""
+        return await self._source.compare(policy, version_range(first, "first"), version_range(second, "second"))
 
     async def score(self, target: str, value: float, name: str = "score", *, call: bool = False) -> Note:
         """Appends a score to a session, or with `call` to a call. The last one of a name counts."""
@@ -158,14 +171,14 @@ class AsyncRecord:
     async def _pages(self, selection: Selection) -> AsyncIterator[Portion[SessionSummary]]:
         """The sessions, once the list holds the whole record."""
         await self._source.settle(texts=bool(selection.query.search.strip()))
-        wanted, offset = selection.limit, 0
-        while wanted is None or offset < wanted:
-            size = PAGE if wanted is None else min(PAGE, wanted - offset)
+        limit, offset = selection.limit, 0
+        while limit is None or offset < limit:
+            size = PAGE if limit is None else min(PAGE, limit - offset)
             page = await self._source.sessions(replace(selection.query, limit=size, offset=offset))
             offset += len(page.sessions)
             if not page.sessions:
                 return
-            total = page.total if wanted is None else min(wanted, page.total)
+            total = page.total if limit is None else min(limit, page.total)
             yield Portion(page.sessions, offset, total)
 
     async def _each(self, selection: Selection) -> AsyncIterator[tuple[SessionSummary, int, int]]:
@@ -238,6 +251,12 @@ class Record:
     def run(self, policy: str) -> tuple[RunPoint, ...]:
         return self._loop.run(self._twin.run(policy))
 
+    def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
+        return self._loop.run(self._twin.mismatch(policy))
+
+    def compare(self, policy: str, first: str, second: str) -> VersionComparison:
+        return self._loop.run(self._twin.compare(policy, first, second))
+
     def score(self, target: str, value: float, name: str = "score", *, call: bool = False) -> Note:
         return self._loop.run(self._twin.score(target, value, name, call=call))
 
@@ -259,6 +278,10 @@ class Record:
     def lease(self, policy: str, *, trainer: str, groups: int = 1, options: LeaseOptions | None = None) -> Lease | None:
         """Up to `groups` whole groups for the trainer, which `trainer(name)` acknowledges; None if there are none."""
         return self.trainer(trainer).lease(policy, groups=groups, options=options)
+
+    def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
+        """Adds what the lease's trainer says of its tokens; see `TrainerClient.annotate`."""
+        return self.trainer(lease.trainer).annotate(lease, calls, version=version)
 
 
 def _plane(trainer: TrainerPlane | None) -> tuple[str, str]:

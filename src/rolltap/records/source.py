@@ -14,11 +14,13 @@ from rolltap import wire
 from rolltap.calllog.notes import Note
 from rolltap.contract.notes import NewNote
 from rolltap.http_client import AsyncHttpClient, Request
+from rolltap.reading.comparing import VersionComparison, VersionRange
 from rolltap.reading.types import (
     CallDetail,
     CallTokens,
     CallTurn,
     GroupDetail,
+    HarnessMismatch,
     RolloutDetail,
     RunPoint,
     SessionDetail,
@@ -55,6 +57,10 @@ class RecordSource(Protocol):
     async def rollout(self, rollout_id: str) -> RolloutDetail: ...
 
     async def run(self, policy: str, limit: int = 2000) -> tuple[RunPoint, ...]: ...
+
+    async def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]: ...
+
+    async def compare(self, policy: str, first: VersionRange, second: VersionRange) -> VersionComparison: ...
 
     async def note(self, note: NewNote) -> Note: ...
 
@@ -116,13 +122,20 @@ class ServerSource:
     async def run(self, policy: str, limit: int = 2000) -> tuple[RunPoint, ...]:
         return await self._get(f"/read/runs/{quote(policy)}", tuple[RunPoint, ...], limit=str(limit))
 
+    async def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
+        return await self._get(f"/read/runs/{quote(policy)}/mismatch", tuple[HarnessMismatch, ...])
+
+    async def compare(self, policy: str, first: VersionRange, second: VersionRange) -> VersionComparison:
+        texts = {name: f"{side.first}-{side.last}" for name, side in (("first", first), ("second", second))}
+        return await self._get(f"/read/runs/{quote(policy)}/compare", VersionComparison, **texts)
+
     async def note(self, note: NewNote) -> Note:
         return await self._client.send(
             Request("POST", "/read/notes", note, parse=lambda body: msgspec.json.decode(body, type=Note), once=True)
         )
 
     async def _get(self, path: str, kind: type[T], **query: str) -> T:
-        asked = {name: value for name, value in query.items() if value}
+        parameters = {name: value for name, value in query.items() if value}
         return await self._client.send(
-            Request("GET", path, query=asked, parse=lambda body: msgspec.json.decode(body, type=kind))
+            Request("GET", path, query=parameters, parse=lambda body: msgspec.json.decode(body, type=kind))
         )

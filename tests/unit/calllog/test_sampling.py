@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rolltap.calllog.sampling import sampling_flaw, tempered
@@ -33,6 +34,21 @@ PLAIN = {"model": "m", "max_tokens": 9, "temperature": 1.0, "top_p": 1.0, "top_k
 )
 def test_what_cannot_be_replayed_is_named(sent: dict[str, Any], mode: str, flaw: str | None) -> None:
     assert sampling_flaw(sent, mode) == flaw
+
+
+@pytest.mark.parametrize(
+    ("sent", "mode", "flaw"),
+    [
+        ({"top_p": 0.8, "top_k": 5, "min_p": 0.1, "temperature": 0.7}, "processed", None),
+        ({"top_p": 0.8}, "raw", "sampling_truncated"),
+        ({"temperature": 0.0}, "processed", "sampling_truncated"),
+        ({"top_p": 0.8, "presence_penalty": 0.5}, "processed", "sampling_truncated"),
+        ({"temperature": 0.5}, "unknown", "logprobs_untempered"),
+    ],
+)
+def test_with_its_mask_a_cut_is_replayed_and_nothing_else_is(sent: dict[str, Any], mode: str, flaw: str | None) -> None:
+    masks = {"sampling_mask": np.array([[4, 7, -1]], np.int32)}
+    assert sampling_flaw({**PLAIN, **sent}, mode, masks) == flaw
 
 
 def test_only_another_temperature_than_1_is_laid_over_the_tokens() -> None:

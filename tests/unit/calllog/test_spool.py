@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.calllog import spool_writer
 from rolltap.calllog.fact_codec import EncodedFact, encode_fact
 from rolltap.calllog.facts import Delivery
 from rolltap.calllog.spool import OPEN_SHARE, START, Spool
@@ -164,6 +165,31 @@ async def test_the_spool_takes_over_and_is_drained_in_order(store: Store, writer
     await write(writer, "f")
     assert sorted(store.call_ids) == list("abcdef")
     assert [name for name in store.call_ids if name in "bcd"] == list("bcd")
+
+
+async def test_readers_wait_for_the_spools_of_other_workers(store: Store, path: Path):
+    """A group that one worker ends may have calls which another one took while the store was away."""
+    other_path = path.with_name("spool-1")
+    other = opened(other_path)
+    writer = SpoolWriter(store, Spool(path, LIMIT), beside=[other_path, path.with_name("spool-2")])
+    await writer.start()
+    await asyncio.wait_for(writer.settled(), 5)
+    other.append([b"a call's end"])
+    reader = asyncio.create_task(writer.settled())
+    assert not (await asyncio.wait([reader], timeout=0.3))[0]
+    other.clear()
+    await asyncio.wait_for(reader, 5)
+    other.append([b"another"])
+    with pytest.raises(StoreUnavailable, match="catching up"):
+        await settled_within(writer, 0.2)
+    await writer.close()
+    other.close()
+
+
+async def settled_within(writer: SpoolWriter, seconds: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool_writer, "CATCH_UP_S", seconds)
+        await writer.settled()
 
 
 async def test_a_full_spool_refuses_new_calls_and_still_takes_the_ends_of_open_ones(store: Store, path: Path):

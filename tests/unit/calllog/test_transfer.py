@@ -17,6 +17,7 @@ from rolltap.calllog.schema import call_completions, call_intents, deliveries, p
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
+from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.types import Break, BreakReason, Flaw, VersionSpan
 
 from .facts import a_completion, a_session, an_intent, append, ids
@@ -68,6 +69,7 @@ async def fill(log: SqlCallLog) -> None:
     await log.abort_orphans(["process"], at=9.0)
     await log.append_intent(an_intent(plain))
     await log.close_session(rich.id, 88.5)
+    await log.set_log_check(rich.id, LogCheck(LogVerdict.MISMATCH, "a reply too few"))
 
 
 async def test_a_log_goes_to_postgres_and_back_unchanged(tmp_path: Path, postgres_url: str):

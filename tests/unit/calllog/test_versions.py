@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -21,7 +22,9 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.verify import verify
 from rolltap.errors import ConfigError, StoreError
 from rolltap.ledger.reward_chain import verify_rewards
+from rolltap.tenants import DEFAULT_TENANT, acting_for, tenant_of, tenant_tags
 
+from ..ledger.world import database_url
 from .facts import a_completion, a_session, append
 
 OLD_REWARDS = (
@@ -96,15 +99,73 @@ async def test_a_database_of_the_first_schema_is_migrated_with_its_data(url: str
     await log.close()
 
 
+async def test_tags_on_record_stay_whatever_they_say(url: str):
+    """Users could name a tag `tenant`, and Postgres reads no JSON with NUL in it."""
+    await of_schema_1(url)
+    database = Database(url)
+    await database.start()
+    tags = r'{"tenant":"Ann\u0000","x\"rolltap.tenant":"acme","y":"{\"rolltap.tenant\":\"acme\"}"}'
+    update = sa.text("UPDATE sessions SET tags = :tags")
+    await database.transact(lambda connection: connection.execute(update, {"tags": tags}))
+    await database.close()
+    log = await opened(url)
+    session = await log.session(SESSION)
+    assert session is not None
+    assert (session.tags["tenant"], tenant_of(session.tags)) == ("Ann\0", DEFAULT_TENANT)
+    await log.open_session(a_session(id="new", key_hash="new", tags={"model": "a\0", **tenant_tags()}))
+    with acting_for("acme"):
+        await log.claim_session(a_session(id="acmes", key_hash="acmes", tags={"model": "\0", **tenant_tags()}))
+    if log.database.dialect_name == "postgresql":
+        select = sa.text("SELECT id, tenant FROM sessions")
+        rows = await log.database.query(lambda connection: connection.execute(select).all())
+        assert dict(map(tuple, rows)) == {SESSION: DEFAULT_TENANT, "new": DEFAULT_TENANT, "acmes": "acme"}
+    await log.close()
+
+
 async def test_the_migrated_tables_are_the_declared_ones(url: str):
     await of_schema_1(url)
     log = await opened(url)
 
     def differences(connection: sa.Connection) -> list[object]:
-        return compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata)
+        options = {"compare_type": True, "include_object": declared}
+        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+
+    def declared(_: object, name: str | None, kind: str, *__: object) -> bool:
+        """What separates tenants is the database's own: `test_a_migrated_database_separates_tenants_as_a_new_one`."""
+        separating = kind == "foreign_key_constraint" or name in ("tenant", "rollouts_by_group", "sessions_by_tenant")
+        return log.database.dialect_name == "sqlite" or not separating
 
     assert await log.database.query(differences) == []
     await log.close()
+
+
+async def test_a_migrated_database_separates_tenants_as_a_new_one(postgres_url: str, postgres_server_url: str):
+    """By policies, by keys, and by what the column `tenant` is filled with."""
+    await of_schema_1(postgres_url)
+    walls = (
+        "SELECT tablename, qual, with_check FROM pg_policies ORDER BY 1",
+        "SELECT relname, relrowsecurity, relforcerowsecurity FROM pg_class "
+        "WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace ORDER BY 1",
+        "SELECT conrelid::regclass::text, pg_get_constraintdef(oid) FROM pg_constraint ORDER BY 1, 2",
+        "SELECT tablename, indexdef FROM pg_indexes WHERE schemaname = 'public' AND indexname NOT LIKE '%_pk%' "
+        "ORDER BY indexdef",
+        "SELECT table_name, column_default, generation_expression FROM information_schema.columns "
+        "WHERE column_name = 'tenant' ORDER BY 1",
+    )
+    databases: list[list[tuple[Any, ...]]] = []
+    async with database_url("postgresql", Path(), postgres_server_url) as new:
+        for url in (postgres_url, new):
+            log = await opened(url)
+            read = [
+                await log.database.query(lambda connection, sql=sql: connection.exec_driver_sql(sql).all())
+                for sql in walls
+            ]
+            databases.append([tuple(row) for rows in read for row in rows])
+            await log.close()
+    migrated, made = databases
+    assert migrated == made
+    guarded = {row[0] for row in made if row[1:] == (True, True)}
+    assert guarded == set(metadata.tables) - {"processes"}
 
 
 async def test_the_ledgers_rows_stay(url: str):
@@ -177,7 +238,7 @@ async def test_without_alembic_an_older_database_stays_as_it_is(url: str, monkey
     with monkeypatch.context() as without:
         find = importlib.util.find_spec
         without.setattr(importlib.util, "find_spec", lambda name: None if name == "alembic" else find(name))
-        with pytest.raises(ConfigError, match=r"rolltap\[postgres\]"):
+        with pytest.raises(ConfigError, match=r"\[postgres\]"):
             await opened(url)
     database = Database(url)
     await database.start()
