@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from rolltap.contract.admin import FinishRollout, LeaseRollouts, NewReward
-from rolltap.contract.keys import Caller, MintKey, RotateKey
-from rolltap.errors import Forbidden, InvalidRequest, LedgerError, NotFound, StoreUnavailable
+from rolltap.contract.keys import Caller, KeyBudget, KeyUsage, MintKey, RotateKey
+from rolltap.errors import Forbidden, InvalidRequest, LeaseLost, LedgerError, NotFound, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.schema import key_secrets, keys
@@ -186,10 +186,60 @@ async def test_a_runner_reaches_what_it_claimed_and_nothing_else(world: World) -
         await ledger.rollouts.check_own(mine.rollout_id, other)
 
 
+async def test_a_runner_whose_claim_ran_out_is_told_who_has_the_rollout(world: World) -> None:
+    """Under a key for each node: it lost the race, it is no thief."""
+    ledger = world.ledger
+    one, other, third = (Caller(name, "runner") for name in ("one", "other", "third"))
+    await ledger.submissions.submit(SubmissionSpec("policy", 1, (Task("t", "do it"),)))
+    (lost,) = await ledger.nodes.lease("n1", LeaseRollouts(1), one)
+    world.clock.ahead += 60
+    await ledger.nodes.expire()
+    (claimed,) = await ledger.nodes.lease("n2", LeaseRollouts(1), other)
+    assert claimed.rollout_id == lost.rollout_id
+    with pytest.raises(LeaseLost, match="not this node's any more"):  # it had not begun
+        await ledger.rollouts.start(lost.rollout_id, new_id(), node_token=lost.token, by=one)
+    await ledger.rollouts.start(lost.rollout_id, "a", node_token=claimed.token, by=other)
+    world.clock.ahead += 60
+    await ledger.nodes.expire()
+    (again,) = await ledger.nodes.lease("n3", LeaseRollouts(1), third)
+    with pytest.raises(LeaseLost, match="claim ran out, and node 'n3' has it, with key third"):
+        await ledger.rewards.append(NewReward(lost.rollout_id, 1.0), other)
+    await ledger.rollouts.start(lost.rollout_id, "b", node_token=again.token, by=third)
+    end = FinishRollout(RolloutStatus.SUCCEEDED, 1, node_token=claimed.token)
+    with pytest.raises(LeaseLost, match="node 'n3' has it"):
+        await ledger.rollouts.finish(lost.rollout_id, end, other)
+    with pytest.raises(Forbidden):
+        await ledger.rollouts.check_own(lost.rollout_id, Caller("stranger", "runner"))
+
+
 async def test_a_runner_can_not_start_a_group_that_another_opened(world: World) -> None:
     group = await world.ledger.groups.open(GroupSpec("policy", 1, Task("t", "do it")))
     with pytest.raises(Forbidden):
         await world.ledger.rollouts.start(group.rollouts[0].id, new_id(), by=Caller("one", "runner"))
+
+
+async def test_a_projects_key_keeps_its_budget_and_its_use_over_rotations(world: World) -> None:
+    store, budget = world.ledger.keys, KeyBudget(calls=10, mb=1.5)
+    first = await store.mint(MintKey("project", "p", budget=budget), ROOT)
+    other = await store.mint(MintKey("project", "q"), ROOT)
+    assert (first.record.budget, first.record.used) == (budget, KeyUsage())
+    usages = {first.record.id: KeyUsage(3, 10**12, 7), other.record.id: KeyUsage(1)}
+    both = await asyncio.gather(*(store.add_usage(usages) for _ in range(2)))
+    assert KeyUsage(6, 2 * 10**12, 14) in [totals[first.record.id] for totals in both]
+    second = await store.rotate(first.record.id, RotateKey(), ROOT)
+    caller = await ring(world).caller(second.key)
+    assert caller is not None
+    assert caller.budget == second.record.budget == budget
+    by_id = {record.id: record.used for record in await store.list(ROOT)}
+    assert by_id == {first.record.id: KeyUsage(6, 2 * 10**12, 14), other.record.id: KeyUsage(2)}
+    with pytest.raises(Forbidden, match="only admin"):  # a spent key gives nobody a fresh one
+        await store.mint(MintKey("project", "more", budget=budget), caller)
+
+
+@pytest.mark.parametrize("role", ["admin", "trainer", "evaluator", "runner", "viewer"])
+async def test_only_a_projects_key_has_a_budget(role: str) -> None:
+    with pytest.raises(InvalidRequest, match="budget"):
+        MintKey(role, "k", budget=KeyBudget(calls=1))  # type: ignore[arg-type]
 
 
 def ring(world: World, *, alone: bool = False) -> Keyring:

@@ -87,7 +87,6 @@ async def test_a_failed_rollout_needs_no_reward_and_a_masked_one_is_kept(world: 
     ("ending", "cause", "scoring"),
     [
         ({"status": RolloutStatus.TIMED_OUT}, Cause.AGENT, Scoring.MASKED),
-        ({"status": RolloutStatus.TIMED_OUT, "cause": Cause.INFRASTRUCTURE}, Cause.INFRASTRUCTURE, Scoring.UNSCORABLE),
         ({"status": RolloutStatus.FAILED, "cause": Cause.EVALUATION}, Cause.EVALUATION, Scoring.UNSCORABLE),
         ({"status": RolloutStatus.LOST}, Cause.INFRASTRUCTURE, Scoring.UNSCORABLE),
         ({"status": RolloutStatus.SUCCEEDED}, None, Scoring.SCORED),

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
+from rolltap.calllog.database import Database
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, TrainerFenced, UnknownPolicy
+from rolltap.ledger import leases
+from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus
 
 from ..unit.ledger.world import World, key, status
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -142,3 +150,24 @@ async def test_a_trainer_of_two_policies_owns_both(world: World) -> None:
     for policy in ("policy", "other"):
         with pytest.raises(TrainerFenced, match=f"policy '{policy}' is trained by 'one'"):
             await world.ledger.trainers.rewind("two", Rewind(0, {policy: 0}, "another run"))
+
+
+async def test_a_takeover_waits_for_an_acknowledgement_that_is_under_way(world: World, database: Database) -> None:
+    """Both lock the lease and then the demand: in two orders, Postgres would have to end one of them."""
+    first = (await restored(world, "one")).incarnation
+    group = await world.complete()
+    lease = await world.ledger.trainers.lease(of("one", first))
+    shown = key(lease, first)
+    if database.dialect_name == "sqlite":  # transactions run one after the other
+        assert await world.ledger.trainers.acknowledge(shown, 1) == 1
+        await restored(world, "two", take_over=True)
+    else:
+        async with database.write() as connection:
+            await connection.run(lambda driver: leases.locked_lease(Tx(driver, time.time()), shown))
+            takeover = asyncio.create_task(restored(world, "two", take_over=True))
+            while not await database.query(lambda driver: driver.exec_driver_sql(WAITING).scalar_one()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert await connection.run(lambda driver: leases.acknowledge(Tx(driver, time.time()), shown, 1)) == 1
+        await takeover
+    assert await status(world, group.id) is GroupStatus.ACKNOWLEDGED
+    assert (await world.ledger.policies.get("policy")).owner == "two"

@@ -13,6 +13,7 @@ from pydantic import Field, GetPydanticSchema
 
 from rolltap.contract.base import Integer, RequestBody, check_ttl
 from rolltap.errors import InvalidRequest
+from rolltap.tampering import DETAIL_CHARS, MOST_ACTS, TamperingAct
 from rolltap.types import Cause, RolloutStatus, Scoring, Task
 
 PolicyOrRoles = str | Mapping[str, str]
@@ -143,8 +144,10 @@ CAUSES = {
 class FinishRollout(RequestBody):
     """How attempt `attempt` ended; attempt 0 ends a rollout that was never started.
 
-    An end that the agent did not cause says nothing about the policy: by default it is unscorable. `evaluation` is the
-    evaluator's output, `node_token` as in `StartRollout`.
+    An end that the agent did not cause says nothing about the policy: by default it is unscorable. After a failure or
+    time-out of the infrastructure that counts for nothing, the rollout may be pending again, for one more attempt.
+    `evaluation` is the evaluator's output, `tampering` what the runner saw the agent try; `node_token` as in
+    `StartRollout`.
     """
 
     status: RolloutStatus
@@ -154,6 +157,7 @@ class FinishRollout(RequestBody):
     node_token: str = ""
     cause: Cause | None = None
     evaluation: Annotated[str, Field(max_length=EVALUATION_CHARS)] = ""
+    tampering: Annotated[Sequence[TamperingAct], Field(max_length=MOST_ACTS)] = ()
 
     def __post_init__(self) -> None:
         if not self.status.terminal:
@@ -163,6 +167,8 @@ class FinishRollout(RequestBody):
         if self.cause is not None and self.cause not in possible:
             causes = ", ".join(possible) or "none"
             raise InvalidRequest(f"{self.cause.value!r} is no cause of {self.status.value!r}; {causes}", param="cause")
+        if any(len(attempt.detail) > DETAIL_CHARS for attempt in self.tampering):
+            raise InvalidRequest(f"an attempt's detail has up to {DETAIL_CHARS} characters", param="tampering")
 
     @property
     def caused_by(self) -> Cause | None:

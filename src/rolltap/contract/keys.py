@@ -12,6 +12,7 @@ from pydantic import Field
 
 from rolltap.contract.base import RequestBody
 from rolltap.errors import Forbidden, InvalidRequest
+from rolltap.tenants import DEFAULT_TENANT
 
 Role = Literal["admin", "trainer", "evaluator", "runner", "viewer", "project"]
 
@@ -36,6 +37,38 @@ def key_hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+MOST = 10**15
+"""The largest budget: sums of it fit every store's integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBudget(RequestBody):
+    """What a project's key may use, all its sessions together; None: any amount. Its secrets share it.
+
+    `tokens` are of prompts and outputs, `mb` of request bodies; `per_minute` are calls.
+    """
+
+    calls: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    tokens: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    mb: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    per_minute: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUsage:
+    """What a project's key has used."""
+
+    calls: int = 0
+    tokens: int = 0
+    body_bytes: int = 0
+
+    def __add__(self, more: KeyUsage) -> KeyUsage:
+        return KeyUsage(self.calls + more.calls, self.tokens + more.tokens, self.body_bytes + more.body_bytes)
+
+    def __sub__(self, less: KeyUsage) -> KeyUsage:
+        return KeyUsage(self.calls - less.calls, self.tokens - less.tokens, self.body_bytes - less.body_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who makes a request: the id and the rights of its key. `policies` None stands for all of them.
@@ -47,6 +80,8 @@ class Caller:
     role: Role
     policies: frozenset[str] | None = None
     expires_at: float | None = None
+    tenant: str = DEFAULT_TENANT
+    budget: KeyBudget = KeyBudget()
 
     @property
     def is_root(self) -> bool:
@@ -54,9 +89,19 @@ class Caller:
         return self.id == self.role
 
     @property
+    def of_deployment(self) -> bool:
+        """Whether it is of the tenant whose admin keys make keys of others."""
+        return self.tenant == DEFAULT_TENANT
+
+    @property
     def only_own(self) -> bool:
         """Whether it may touch only what it claimed itself."""
         return self.role == "runner"
+
+    def check_grants(self, tenant: str) -> None:
+        """`Forbidden` unless it may make keys of `tenant`."""
+        if tenant != self.tenant and not self.of_deployment:
+            raise Forbidden(f"this key is of tenant {self.tenant!r}, and makes no key of another")
 
     def check_policies(self, policies: Sequence[str]) -> None:
         """`Forbidden` if one of `policies` is not this key's."""
@@ -72,18 +117,25 @@ SERVER = Caller("server", "admin")
 
 @dataclass(frozen=True, slots=True)
 class MintKey(RequestBody):
-    """A new key. `ttl` is its life in seconds, None for no end; `policies` limit a trainer's key."""
+    """A new key. `ttl` is its life in seconds, None for no end; `policies` limit a trainer's key, `budget` a project's.
+
+    `tenant` None: that of the key which mints it.
+    """
 
     role: Role
     name: str
     ttl: Annotated[float, Field(gt=0)] | None = None
     policies: Sequence[str] | None = None
+    tenant: str | None = None
+    budget: KeyBudget | None = None
 
     def __post_init__(self) -> None:
         if not KEY_NAME.fullmatch(self.name):
             raise InvalidRequest("name: 1 to 64 letters, digits, . : @ / - _", param="name")
         if self.policies is not None and (self.role != "trainer" or not self.policies):
             raise InvalidRequest("policies: one or more, and for keys of role trainer only", param="policies")
+        if self.budget is not None and self.role != "project":
+            raise InvalidRequest("budget: for keys of role project only; others make no model calls", param="budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +148,10 @@ class RotateKey(RequestBody):
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A key as it is listed. `minted_by` is the id of the key that made it; times as in `Caller`."""
+    """A key as it is listed. `minted_by` is the id of the key that made it; times as in `Caller`.
+
+    `used` is what the store knows; proxies add to it every second or so.
+    """
 
     id: str
     name: str
@@ -106,6 +161,9 @@ class KeyRecord:
     created_at: float
     expires_at: float | None
     revoked_at: float | None
+    tenant: str
+    budget: KeyBudget
+    used: KeyUsage
     secrets: int = field(default=1)  # that work: 2 while a rotation overlaps
 
 

@@ -42,7 +42,8 @@ class LeaseOptions(RequestBody):
     when `at_least` groups are ready (None: all that are asked for), or after `wait` seconds with what is ready. The
     groups belong to the trainer for `ttl` seconds, unless it extends the lease. `batch`, the groups of one step
     (default: those asked for and those already leased), bounds how many groups may be outstanding. `replay` asks for
-    groups that were trained before.
+    groups that were trained before. `tampered` says what becomes of rollouts whose agent tried to tamper: `drop` leaves
+    them out of baseline and loss, `mask` out of the loss only.
     """
 
     max_staleness: Integer | None = None
@@ -52,6 +53,7 @@ class LeaseOptions(RequestBody):
     ttl: Annotated[float, Field(gt=0)] = 600.0
     batch: Integer | None = None
     replay: Replay | None = None
+    tampered: Literal["keep", "drop", "mask"] = "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,52 @@ class LeaseRequest(LeaseOptions):
         if self.batch is not None and self.batch < 1:
             raise InvalidRequest(f"batch is at least 1, not {self.batch}", param="batch")
         check_ttl(self.ttl)
+
+
+MAX_SCORED = 256
+MAX_CANDIDATES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredIds(RequestBody):
+    """A sequence of token ids whose log-probs are wanted from index `start` on; what stands before is given."""
+
+    token_ids: Annotated[Sequence[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=2)]
+    start: Integer
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.start < len(self.token_ids):
+            last = len(self.token_ids) - 1
+            raise InvalidRequest(f"sequences.start is 1 to {last} here, not {self.start}", param="sequences.start")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreIds(RequestBody):
+    """Asks for the log-probs of given ids by the policy's weights, at temperature 1 and cut by nothing.
+
+    `top_logprobs` asks for as many of the likeliest candidates of each.
+    """
+
+    sequences: Annotated[Sequence[ScoredIds], Field(min_length=1, max_length=MAX_SCORED)]
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_CANDIDATES)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Of a sequence's ids from `start` on: one log-prob each, and its likeliest candidates, the likeliest first."""
+
+    logprobs: Sequence[float]
+    top_ids: Sequence[Sequence[int]] = ()
+    top_logprobs: Sequence[Sequence[float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyScores:
+    """Scores in the order of the sequences. `version` is that of the weights, None where they changed meanwhile."""
+
+    policy: str
+    version: int | None
+    sequences: Sequence[TokenScores]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class LedgerSettings:
     """A trainer that was silent (no lease taken, extended or ended) for this long no longer counts for backpressure."""
 
     infra_retries: int = 3
-    """Attempts that a rollout may lose to failing nodes before it is `lost`."""
+    """Attempts that a rollout may lose to the infrastructure and be tried again; the next failure ends it."""
 
     max_generations: int = 4
     """How often a zero-variance group is replaced, counting the first one."""

@@ -18,6 +18,19 @@ from rolltap.ledger.schema import groups, rollouts
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, GroupStatus, RolloutStatus, Scoring
 
+FREE = {"node": None, "node_token": None, "node_expires_at": None, "node_key": None}
+"""No node claims the rollout."""
+
+
+def comes_back(row: Any, *, failed: bool, reason: str | None = None) -> dict[str, Any]:
+    """The columns of a rollout whose attempt is over, so that a new one is made; `failed` counts one of the few.
+
+    The new attempt has its number at once, but no session yet: whatever the former one says is refused from now on.
+    """
+    attempt = row.attempt + 1 if failed or row.session_id else row.attempt
+    values = {**FREE, "status": RolloutStatus.PENDING, "attempt": attempt, "session_id": None}
+    return {**values, "infra_failures": row.infra_failures + failed, "reason": row.reason if reason is None else reason}
+
 
 def settle(tx: Tx, group: Any, settings: LedgerSettings) -> None:
     """Applies the group's rule to what is now known of its rollouts."""
@@ -110,7 +123,7 @@ def leave_out(tx: Tx, rollout_ids: Sequence[str], rows: Sequence[Any], reason: s
         values: dict[str, Any] = {"scoring": Scoring.UNSCORABLE}
         if not RolloutStatus(row.status).terminal:
             values |= {"status": RolloutStatus.CANCELLED, "reason": reason, "finished_at": tx.now}
-            values |= {"node": None, "node_token": None, "node_expires_at": None}
+            values |= FREE
             tx.end_session(row.session_id)
             tx.note("rollout_finished", row.id, group_id=row.group_id, status=RolloutStatus.CANCELLED, reason=reason)
         tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))

@@ -4,21 +4,41 @@ A key is a record with one or more secrets, of which the store has the hashes on
 an end to the former ones, so its id (which claims, rewards and the audit log name) stays. No key grants more than it
 has: only admin keys mint, and what they mint ends no later than they do. Revoking a key also revokes all that was
 minted with it.
+
+A project's key may have a budget, which is set once: rotation changes neither it nor what is used. Project keys mint
+nothing, so nobody gives a larger one.
+
+A key is of one tenant, that of the key which minted it; the deployment's admin keys also make, list, rotate and revoke
+those of other tenants.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.contract.keys import MINTED, Caller, KeyRecord, MintedKey, MintKey, RotateKey, key_hash
+from rolltap.calllog.separation import every_row, rows_of
+from rolltap.contract.keys import (
+    MINTED,
+    Caller,
+    KeyBudget,
+    KeyRecord,
+    KeyUsage,
+    MintedKey,
+    MintKey,
+    RotateKey,
+    key_hash,
+)
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
 from rolltap.ledger.schema import key_secrets, keys
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 SECRET_BYTES = 32
 
@@ -32,19 +52,23 @@ class Keys:
 
         def work(tx: Tx) -> MintedKey:
             _check_may_grant(tx, by)
-            id = new_id()
+            id, tenant = new_id(), body.tenant or by.tenant
+            by.check_grants(tenant)
             values = {
                 "id": id,
                 "name": body.name,
                 "role": body.role,
                 "policies": None if body.policies is None else sorted(set(body.policies)),
                 "minted_by": by.id,
+                "tenant": tenant,
+                "budget": None if body.budget is None else asdict(body.budget),
                 "created_at": tx.now,
                 "expires_at": _end(tx, by.expires_at if body.ttl is None else tx.now + body.ttl, by),
             }
-            tx.run(keys.insert().values(values))
             tx.note("key_minted", id, name=body.name, role=body.role, by=by.id)
-            return MintedKey(_record(tx, id), _add_secret(tx, id, body.role))
+            with rows_of(tx.connection, tenant):
+                tx.run(keys.insert().values(values))
+                return MintedKey(_record(tx, id), _add_secret(tx, id, body.role))
 
         return await self._uow.transact(work)
 
@@ -53,18 +77,20 @@ class Keys:
 
         def work(tx: Tx) -> MintedKey:
             _check_may_grant(tx, by)
-            row = _locked(tx, key_id)
-            _check_descends(tx, row, by)
+            with _reach(tx, by):
+                row = _locked(tx, key_id)
+                _check_descends(tx, row, by)
             if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= tx.now):
                 raise LedgerError(f"key {key_id} is over; mint a new one")
             end = _end(tx, row.expires_at if body.ttl is None else tx.now + body.ttl, by)
-            tx.run(sa.update(keys).where(keys.c.id == key_id).values(expires_at=end))
             last = tx.now + body.overlap
             longer = sa.or_(key_secrets.c.expires_at.is_(None), key_secrets.c.expires_at > last)
-            tx.run(sa.update(key_secrets).where(key_secrets.c.key_id == key_id, longer).values(expires_at=last))
             tx.note("key_rotated", key_id, overlap=body.overlap, by=by.id)
-            key = _add_secret(tx, key_id, row.role)
-            return MintedKey(_record(tx, key_id), key)
+            with rows_of(tx.connection, row.tenant):
+                tx.run(sa.update(keys).where(keys.c.id == key_id).values(expires_at=end))
+                tx.run(sa.update(key_secrets).where(key_secrets.c.key_id == key_id, longer).values(expires_at=last))
+                key = _add_secret(tx, key_id, row.role)
+                return MintedKey(_record(tx, key_id), key)
 
         return await self._uow.transact(work)
 
@@ -72,28 +98,63 @@ class Keys:
         """Ends the key and every key that was minted with it; their ids. Revoking a revoked one changes nothing."""
 
         def work(tx: Tx) -> Sequence[str]:
-            _locked(tx, key_id)
-            ended, level = [], [key_id]
-            while level:
-                ended += level
-                minted = sa.select(keys.c.id).where(keys.c.minted_by.in_(level), keys.c.id.not_in(ended))
-                level = [row.id for row in tx.all(minted.order_by(keys.c.id))]
-            live = sa.and_(keys.c.id.in_(ended), keys.c.revoked_at.is_(None))
-            ids = [row.id for row in tx.all(sa.select(keys.c.id).where(live).order_by(keys.c.id))]
-            tx.run(sa.update(keys).where(keys.c.id.in_(ids)).values(revoked_at=tx.now))
+            with _reach(tx, by):
+                ids = _revoke(tx, key_id)
             for id in ids:
                 tx.note("key_revoked", id, by=by.id)
             return ids
 
         return await self._uow.transact(work)
 
-    async def list(self) -> Sequence[KeyRecord]:
-        """Every minted key, also those that are over, the newest first."""
-        return await self._uow.query(lambda tx: _records(tx, sa.select(keys).order_by(keys.c.id.desc())))
+    async def list(self, by: Caller) -> Sequence[KeyRecord]:
+        """Every minted key that `by` may end, also those that are over, the newest first."""
+
+        def work(tx: Tx) -> Sequence[KeyRecord]:
+            with _reach(tx, by):
+                return _records(tx, sa.select(keys).order_by(keys.c.id.desc()))
+
+        return await self._uow.query(work)
+
+    async def add_usage(self, usages: Mapping[str, KeyUsage]) -> dict[str, KeyUsage]:
+        """Adds what these keys used since the last time; what each has used in all, by every proxy. Of all tenants."""
+
+        def work(tx: Tx) -> dict[str, KeyUsage]:
+            for id in sorted(usages):  # proxies and `revoke` lock in this order, so none waits in circles
+                more = usages[id]
+                values = {
+                    "used_calls": keys.c.used_calls + more.calls,
+                    "used_tokens": keys.c.used_tokens + more.tokens,
+                    "used_bytes": keys.c.used_bytes + more.body_bytes,
+                }
+                tx.run(sa.update(keys).where(keys.c.id == id).values(values))
+            return {row.id: _usage(row) for row in tx.all(sa.select(keys).where(keys.c.id.in_(usages)))}
+
+        with acting_for(EVERY_TENANT):
+            return await self._uow.transact(work)
 
     async def working(self) -> dict[str, tuple[Caller, float | None]]:
-        """By the hash of a secret: whose it is, and in how many seconds it ends."""
-        return await self._uow.query(_working)
+        """By the hash of a secret: whose it is, and in how many seconds it ends. Of all tenants."""
+        with acting_for(EVERY_TENANT):
+            return await self._uow.query(_working)
+
+
+def _reach(tx: Tx, by: Caller) -> AbstractContextManager[None]:
+    """Within, `tx` sees the keys that `by` may list, rotate and revoke."""
+    return every_row(tx.connection) if by.of_deployment else nullcontext()
+
+
+def _revoke(tx: Tx, key_id: str) -> list[str]:
+    """The ids of those that were not revoked before."""
+    _locked(tx, key_id)
+    ended, level = [], [key_id]
+    while level:
+        ended += level
+        minted = sa.select(keys.c.id).where(keys.c.minted_by.in_(level), keys.c.id.not_in(ended))
+        level = [row.id for row in tx.all(minted.order_by(keys.c.id))]
+    live = sa.and_(keys.c.id.in_(ended), keys.c.revoked_at.is_(None))
+    ids = [row.id for row in tx.all(sa.select(keys.c.id).where(live).order_by(keys.c.id).with_for_update())]
+    tx.run(sa.update(keys).where(keys.c.id.in_(ids)).values(revoked_at=tx.now))
+    return ids
 
 
 def _check_may_grant(tx: Tx, by: Caller) -> None:
@@ -118,8 +179,8 @@ def _check_descends(tx: Tx, row: Any, by: Caller) -> None:
 def _end(tx: Tx, end: float | None, by: Caller) -> float | None:
     """`end`, unless it is later than that of `by`, which grants it."""
     if by.expires_at is not None and (end is None or end > by.expires_at):
-        left = max(0.0, by.expires_at - tx.now)
-        raise InvalidRequest(f"ttl: the key that grants this one ends in {left:.0f} seconds itself", param="ttl")
+        remaining_s = max(0.0, by.expires_at - tx.now)
+        raise InvalidRequest(f"ttl: the key that grants this one ends in {remaining_s:.0f} seconds itself", param="ttl")
     return end
 
 
@@ -155,10 +216,17 @@ def _records(tx: Tx, statement: sa.Select[Any]) -> list[KeyRecord]:
             created_at=row.created_at,
             expires_at=row.expires_at,
             revoked_at=row.revoked_at,
+            tenant=row.tenant,
+            budget=KeyBudget(**(row.budget or {})),
+            used=_usage(row),
             secrets=secrets_of.get(row.id, 0),
         )
         for row in tx.all(statement)
     ]
+
+
+def _usage(row: Any) -> KeyUsage:
+    return KeyUsage(row.used_calls, row.used_tokens, row.used_bytes)
 
 
 def _working(tx: Tx) -> dict[str, tuple[Caller, float | None]]:
@@ -170,10 +238,11 @@ def _working(tx: Tx) -> dict[str, tuple[Caller, float | None]]:
         .join(key_secrets, key_secrets.c.key_id == keys.c.id)
         .where(keys.c.revoked_at.is_(None), goes_on(keys.c.expires_at), goes_on(key_secrets.c.expires_at))
     )
-    found: dict[str, tuple[Caller, float | None]] = {}
+    callers: dict[str, tuple[Caller, float | None]] = {}
     for row in tx.all(statement):
         policies = None if row.policies is None else frozenset(row.policies)
         ends = [end for end in (row.expires_at, row.secret_expires_at) if end is not None]
-        left = min(ends) - tx.now if ends else None
-        found[row.hash] = (Caller(row.id, row.role, policies, row.expires_at), left)
-    return found
+        remaining_s = min(ends) - tx.now if ends else None
+        budget = KeyBudget(**(row.budget or {}))
+        callers[row.hash] = (Caller(row.id, row.role, policies, row.expires_at, row.tenant, budget), remaining_s)
+    return callers

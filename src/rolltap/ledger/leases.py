@@ -39,18 +39,18 @@ class LeaseKey:
     incarnation: int = 0
 
 
-def _locked_lease(tx: Tx, key: LeaseKey) -> Any:
+def locked_lease(tx: Tx, key: LeaseKey) -> Any:
     """The lease's row, its trainer and itself locked.
 
     `LeaseLost` unless the token is its own, `TrainerFenced` unless the trainer is of this incarnation and owns the
     policy.
     """
     lease_id, token = key.id, key.token
-    found = tx.first(sa.select(leases.c.trainer, leases.c.policy).where(leases.c.id == lease_id))
-    if found is None:
+    row = tx.first(sa.select(leases.c.trainer, leases.c.policy).where(leases.c.id == lease_id))
+    if row is None:
         raise LeaseLost(f"no lease {lease_id!r}")
-    lock_incarnation(tx, found.trainer, key.incarnation)
-    check_owner(policy_row(tx, found.policy), found.trainer)
+    lock_incarnation(tx, row.trainer, key.incarnation)
+    check_owner(policy_row(tx, row.policy), row.trainer)
     lease = tx.first(sa.select(leases).where(leases.c.id == lease_id).with_for_update(key_share=True))
     assert lease is not None  # leases are never deleted
     if lease.token != token:
@@ -60,7 +60,7 @@ def _locked_lease(tx: Tx, key: LeaseKey) -> Any:
 
 def _held_lease(tx: Tx, key: LeaseKey) -> Any:
     """The lease's row, and its trainer was heard of; `LeaseLost` unless it is open and its time is not over."""
-    lease = _locked_lease(tx, key)
+    lease = locked_lease(tx, key)
     if lease.status != "open":
         raise LeaseLost(f"lease {key.id} is {lease.status}")
     if lease.expires_at <= tx.now:
@@ -79,7 +79,7 @@ def extend(tx: Tx, key: LeaseKey, ttl: float) -> float:
 
 def acknowledge(tx: Tx, key: LeaseKey, step: int) -> int:
     """The groups are part of the trainer's step `step`. The same again changes nothing. Returns how many groups."""
-    lease, token = _locked_lease(tx, key), key.token
+    lease, token = locked_lease(tx, key), key.token
     members = sa.select(lease_groups.c.group_id).where(lease_groups.c.token == token)
     if lease.status == "acknowledged" and lease.step == step:
         return len(tx.all(members))

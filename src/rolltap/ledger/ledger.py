@@ -9,35 +9,39 @@
 * `policies`: weight versions and backpressure.
 * `events`: what happened.
 * `keys`, `audit`: who may do what, and who did.
+* `tampering`: what agents tried that they may not.
 
-It knows neither the proxy nor the reconstructor: it is given a function that maps sessions to their trajectories, and
-one that closes a session.
+It knows neither the proxy nor the reconstructor: it is given what rebuilds trajectories (`rolltap.ledger.rebuilding`),
+and a function that closes a session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from rolltap.calllog.database import Database, database_clock
 from rolltap.errors import StoreError
 from rolltap.ledger.audit import Audit
-from rolltap.ledger.base import CloseSession, LedgerSettings, TrajectoriesOf
+from rolltap.ledger.base import CloseSession, LedgerSettings
 from rolltap.ledger.claims import expire
 from rolltap.ledger.events import Events
 from rolltap.ledger.groups import Groups
 from rolltap.ledger.keys import Keys
 from rolltap.ledger.nodes import Nodes
 from rolltap.ledger.policies import PolicyVersions
+from rolltap.ledger.rebuilding import Rebuilder
 from rolltap.ledger.rewards import Rewards
 from rolltap.ledger.rollouts import Rollouts
 from rolltap.ledger.standing import LedgerStanding, standing
 from rolltap.ledger.submissions import Submissions
+from rolltap.ledger.tampering import Tampering
 from rolltap.ledger.trainers import Trainers
 from rolltap.ledger.turn_caps import TurnCaps
 from rolltap.ledger.unit_of_work import Clock, UnitOfWork
+from rolltap.tenants import DEFAULT_TENANT, acting_for
 
 log = logging.getLogger("rolltap.ledger")
 
@@ -45,20 +49,25 @@ SWEEP_S = 1.0
 
 
 class Ledger:
-    """See the module. The database must be started, with the tables of `rolltap.ledger.schema`."""
+    """See the module. The database must be started, with the tables of `rolltap.ledger.schema`.
+
+    Every operation is for the tenant of its task; `tenants` are those that are swept.
+    """
 
     def __init__(
         self,
         database: Database,
         *,
-        trajectories: TrajectoriesOf,
+        rebuilder: Rebuilder,
         close_session: CloseSession,
         settings: LedgerSettings | None = None,
         clock: Clock = database_clock,
+        tenants: Sequence[str] = (DEFAULT_TENANT,),
     ) -> None:
+        self._tenants = tenants
         self.settings = settings or LedgerSettings()
         self._uow = UnitOfWork(
-            database, trajectories=trajectories, close_session=close_session, settings=self.settings, clock=clock
+            database, rebuilder=rebuilder, close_session=close_session, settings=self.settings, clock=clock
         )
         self.groups = Groups(self._uow)
         self.rollouts = Rollouts(self._uow)
@@ -71,13 +80,16 @@ class Ledger:
         self.events = Events(self._uow)
         self.keys = Keys(self._uow)
         self.audit = Audit(self._uow)
+        self.tampering = Tampering(self._uow)
 
     async def sweep(self) -> None:
-        """Does what time brings: ends leases and claims that have run out, settles groups past their deadline."""
-        await self._uow.transact(expire)
-        await self.nodes.expire()
-        while await self.groups.settle_late():
-            pass
+        """Does what time brings, for each tenant: ends leases and claims that have run out, settles late groups."""
+        for tenant in self._tenants:
+            with acting_for(tenant):
+                await self._uow.transact(expire)
+                await self.nodes.expire()
+                while await self.groups.settle_late():
+                    pass
 
     async def standing(self) -> LedgerStanding:
         """The queue, the leases and the nodes, as they are now."""

@@ -3,7 +3,7 @@
 Only rollouts of submitted tasks can be claimed; a runner runs the groups that it opened itself. A claim has a token and
 expires by the database's clock. Starting and ending a rollout takes the token, so a node that lost its claim can't
 interfere with the next one. When a claim expires, the session of its attempt is closed, and the rollout is run again as
-a new attempt, or is lost after `infra_retries` of them.
+a new attempt, or is lost after `infra_retries` failures.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from rolltap.contract.base import check_ttl
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.completion import settle
+from rolltap.ledger.completion import FREE, comes_back, settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
 from rolltap.ledger.submissions import open_queued, queue_head
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
 from rolltap.ledger.waiting import note_node
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
-
-FREE = {"node": None, "node_token": None, "node_expires_at": None, "node_key": None}
 
 
 class Nodes:
@@ -99,14 +97,14 @@ def _anything(tx: Tx, submission: str | None) -> bool:
 def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float, by: Caller) -> Sequence[AssignedRollout]:
     note_node(tx, node, request.submission)
     _open_what_is_due(tx, request, silence)
-    chosen = (
+    candidates = (
         sa.select(groups.c.id, groups.c.policy)
         .where(sa.exists().where(rollouts.c.group_id == groups.c.id, _waiting(request.submission)))
         .order_by(groups.c.priority.desc(), groups.c.created_at, groups.c.id)
         .limit(request.capacity)
         .with_for_update(skip_locked=True, key_share=True)
     )
-    policies = {row.id: row.policy for row in tx.all(chosen)}
+    policies = {row.id: row.policy for row in tx.all(candidates)}
     order = {group_id: place for place, group_id in enumerate(policies)}
     free = sa.select(rollouts).select_from(JOINED).where(rollouts.c.group_id.in_(order), _waiting(request.submission))
     waiting = sorted(tx.all(free), key=lambda row: (order[row.group_id], row.position))[: request.capacity]
@@ -148,7 +146,7 @@ def _give_back(tx: Tx, which: sa.ColumnElement[bool], settings: LedgerSettings |
     rows = tx.all(claimed.order_by(rollouts.c.id))
     for row in rows:
         lost = settings is not None and row.infra_failures >= settings.infra_retries
-        values = _lost(tx, row) if lost else _again(row, counted=settings is not None)
+        values = _lost(tx, row) if lost else comes_back(row, failed=settings is not None)
         tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
         tx.end_session(row.session_id)
         kind = "rollout_finished" if lost else "rollout_returned"
@@ -157,10 +155,6 @@ def _give_back(tx: Tx, which: sa.ColumnElement[bool], settings: LedgerSettings |
         for group_id in dict.fromkeys(row.group_id for row in rows):
             settle(tx, locked[group_id], settings)
     return len(rows)
-
-
-def _again(row: Any, *, counted: bool) -> dict[str, Any]:
-    return {**FREE, "status": RolloutStatus.PENDING, "infra_failures": row.infra_failures + counted}
 
 
 def _lost(tx: Tx, row: Any) -> dict[str, Any]:

@@ -73,13 +73,15 @@ def own(tx: Tx, policy: Any, trainer: str, *, take_over: bool) -> Sequence[Any]:
     """Makes the trainer the owner of the policy with the locked row `policy`; returns the others' open leases on it."""
     if not take_over:
         check_owner(policy, trainer)
+    foreign = sa.and_(leases.c.policy == policy.name, leases.c.trainer != trainer, leases.c.status == "open")
+    # Before the demands: an acknowledgement locks its lease, then its trainer's demand.
+    others = tx.all(sa.select(leases).where(foreign).order_by(leases.c.token).with_for_update(key_share=True))
     if policy.owner != trainer:
         values = {"owner": trainer, "owned_since": tx.now}
         tx.run(sa.update(policies).where(policies.c.name == policy.name).values(values))
         tx.run(sa.delete(demands).where(demands.c.policy == policy.name, demands.c.trainer != trainer))
         tx.note("policy_owned", policy.name, trainer=trainer, before=policy.owner)
-    foreign = sa.and_(leases.c.policy == policy.name, leases.c.trainer != trainer, leases.c.status == "open")
-    return tx.all(sa.select(leases).where(foreign).order_by(leases.c.token).with_for_update(key_share=True))
+    return others
 
 
 def _held(policy: Any) -> str:

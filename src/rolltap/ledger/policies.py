@@ -49,7 +49,7 @@ class PolicyVersions:
 
     async def list(self) -> Sequence[PolicyState]:
         statement = sa.select(policies).order_by(policies.c.name)
-        return await self._uow.query(lambda tx: [_state_of(row) for row in tx.all(statement)])
+        return [_state_of(row) for row in await self._uow.select(statement)]
 
     async def set_version(self, name: str, version: int) -> PolicyState:
         """From now on the engines serve `version`. Setting the current one again changes nothing."""
@@ -193,8 +193,8 @@ def outstanding(tx: Tx, policy: str) -> int:
 
 def demands_of(tx: Tx, policy: str, silence: float) -> Sequence[Any]:
     """What the policy's trainers take, of those that were heard of in the last `silence` seconds."""
-    heard = sa.and_(demands.c.policy == policy, demands.c.seen_at > tx.now - silence)
-    return tx.all(sa.select(demands).where(heard).order_by(demands.c.trainer))
+    recent = sa.and_(demands.c.policy == policy, demands.c.seen_at > tx.now - silence)
+    return tx.all(sa.select(demands).where(recent).order_by(demands.c.trainer))
 
 
 def room(tx: Tx, policy: str, silence: float) -> int | None:

@@ -15,11 +15,12 @@ import sqlalchemy as sa
 from rolltap.calllog.codec import unpack_bytes
 from rolltap.errors import NotFound
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward
-from rolltap.ledger.schema import attempts, evaluations, events, groups, policies, rollouts
+from rolltap.ledger.schema import attempts, evaluations, events, groups, policies, rewards, rollouts, tampering
 from rolltap.ledger.unit_of_work import Tx
-from rolltap.types import Group, Rollout, Task
+from rolltap.types import NO_VERSION, Group, Rollout, Scoring, Task
 
 EVENT_MARGIN_S = 30.0
+LAST_ACTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def origins(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, 
     if not rollout_ids or not has_ledger(connection):
         return {}
     tx = Tx(connection, 0.0)
-    wanted = set(rollout_ids)
+    ids = set(rollout_ids)
     owners = sa.select(rollouts.c.group_id).where(rollouts.c.id.in_(rollout_ids)).distinct()
     group_ids = [row.group_id for row in tx.all(owners)]
     by_group = load_tasks(tx, group_ids)
@@ -49,7 +50,7 @@ def origins(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, 
         rollout.id: SessionOrigin(rollout, group, by_group[group.id], total_reward(rollout))
         for group in load_groups(tx, group_ids)
         for rollout in group.rollouts
-        if rollout.id in wanted
+        if rollout.id in ids
     }
 
 
@@ -71,18 +72,35 @@ def happened_since(connection: sa.Connection, at: float, seen: Collection[int] =
     if not has_ledger(connection):
         return Happened(frozenset(), at, frozenset())
     subjects: set[str] = set()
-    found: set[int] = set()
+    numbers: set[int] = set()
     last = at
     recent = sa.select(events.c.seq, events.c.at, events.c.subject, events.c.data)
     for row in connection.execute(recent.where(events.c.at >= at - EVENT_MARGIN_S)):
-        found.add(row.seq)
+        numbers.add(row.seq)
         last = max(last, row.at)
         if row.seq in seen:
             continue
         subjects.add(row.subject)
         if isinstance(group_id := row.data.get("group_id"), str):
             subjects.add(group_id)
-    return Happened(frozenset(subjects), last, frozenset(found))
+    return Happened(frozenset(subjects), last, frozenset(numbers))
+
+
+def tampered_since(connection: sa.Connection, at: float) -> set[str]:
+    """The sessions of the last `LAST_ACTS` acts of tampering that are no older than `EVENT_MARGIN_S` before `at`."""
+    if not has_ledger(connection):
+        return set()
+    last = sa.select(tampering.c.session_id, tampering.c.at).order_by(tampering.c.seq.desc()).limit(LAST_ACTS)
+    return {row.session_id for row in connection.execute(last) if row.at >= at - EVENT_MARGIN_S}
+
+
+def tampering_counts(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, int]:
+    """How many acts of tampering each of the sessions has made; those without one are left out."""
+    if not has_ledger(connection):
+        return {}
+    column = tampering.c.session_id
+    query = sa.select(column, sa.func.count()).where(column.in_(session_ids)).group_by(column)
+    return {row[0]: row[1] for row in connection.execute(query)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +199,30 @@ def policy_counts(connection: sa.Connection) -> list[PolicyCounts]:
         )
         for row in connection.execute(sa.select(policies).order_by(policies.c.name))
     ]
+
+
+def rewarded_rollouts(
+    connection: sa.Connection, policy: str, first: int, last: int, task_id: str | None = None
+) -> Sequence[Any]:
+    """The policy's scored and masked rollouts with a reward whose trained tokens are all of versions `first` to `last`,
+    and those without trained tokens (evaluations), whose versions are -1; of one task, if it is given. Rows of
+    `ComparedRollout`'s names."""
+    if not has_ledger(connection):
+        return []
+    value = sa.func.sum(rewards.c.value).label("reward")
+    names = (groups.c.task_id, rollouts.c.group_id, rollouts.c.id.label("rollout_id"), rollouts.c.session_id)
+    oldest, newest = rollouts.c.oldest_version, rollouts.c.newest_version
+    query = (
+        sa.select(*names, oldest.label("first_version"), newest.label("last_version"), value)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(rewards, sa.and_(rewards.c.rollout_id == rollouts.c.id, rewards.c.attempt == rollouts.c.attempt))
+        .where(sa.or_(sa.and_(oldest >= first, newest <= last), oldest == NO_VERSION))
+        .where(groups.c.policy == policy, rewards.c.scope == "rollout")
+        .where(rollouts.c.scoring != Scoring.UNSCORABLE, rollouts.c.session_id.is_not(None))
+        .group_by(*names[:2], rollouts.c.id, rollouts.c.session_id, oldest, newest)
+        .order_by(groups.c.task_id, rollouts.c.id)
+    )
+    return connection.execute(query if task_id is None else query.where(groups.c.task_id == task_id)).all()
 
 
 def completed_groups(connection: sa.Connection, policy: str, limit: int) -> Sequence[Any]:

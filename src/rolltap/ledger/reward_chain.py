@@ -17,7 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
+from rolltap.calllog.separation import tenants_on_record
 from rolltap.ledger.schema import rewards, rollouts
+from rolltap.tenants import acting_for
 
 FIELDS = ("id", "rollout_id", "attempt", "value", "scope", "source", "detail", "created_at", "key_id", "number")
 PAGE = 1000
@@ -39,10 +41,20 @@ class VerifiedRewards:
 
 
 async def verify_rewards(database: Database) -> VerifiedRewards:
-    """Checks every chain of `database`, which is read a page of rollouts at a time."""
-    report, digest, last = VerifiedRewards(), hashlib.sha256(), ""
+    """Checks every chain of `database`, of each tenant; it is read a page of rollouts at a time."""
+    report, digest = VerifiedRewards(), hashlib.sha256()
     if not await database.query(lambda connection: sa.inspect(connection).has_table(rewards.name)):
         return report
+    for tenant in await database.query(tenants_on_record):
+        with acting_for(tenant):
+            await _verify(database, report, digest)
+    report.digest = digest.hexdigest()
+    return report
+
+
+async def _verify(database: Database, report: VerifiedRewards, digest: Any) -> None:
+    """The chains of the task's tenant."""
+    last = ""
     while page := await database.query(lambda connection, after=last: _page(connection, after)):
         for rollout_id, head, rows in page:
             report.rewards += len(rows)
@@ -53,19 +65,17 @@ async def verify_rewards(database: Database) -> VerifiedRewards:
     orphans = sa.select(sa.func.count()).where(rewards.c.rollout_id.not_in(sa.select(rollouts.c.id)))
     if lost := await database.query(lambda connection: connection.execute(orphans).scalar_one()):
         report.problems.append(f"{lost} rewards are of no rollout")
-    report.digest = digest.hexdigest()
-    return report
 
 
 def _page(connection: sa.Connection, after: str) -> list[tuple[str, str | None, list[sa.Row[Any]]]]:
     """Rollouts after `after`, each with the hash that it holds and its rewards in the order of their numbers."""
-    chosen = sa.select(rollouts.c.id, rollouts.c.reward_head).where(rollouts.c.id > after).order_by(rollouts.c.id)
-    heads = {row.id: row.reward_head for row in connection.execute(chosen.limit(PAGE))}
+    page = sa.select(rollouts.c.id, rollouts.c.reward_head).where(rollouts.c.id > after).order_by(rollouts.c.id)
+    heads = {row.id: row.reward_head for row in connection.execute(page.limit(PAGE))}
     if not heads:
         return []
     between = rewards.c.rollout_id.between(min(heads), max(heads))
-    found = connection.execute(sa.select(rewards).where(between).order_by(rewards.c.rollout_id, rewards.c.number))
-    by_rollout = {rollout_id: list(rows) for rollout_id, rows in groupby(found, key=lambda row: row.rollout_id)}
+    reward_rows = connection.execute(sa.select(rewards).where(between).order_by(rewards.c.rollout_id, rewards.c.number))
+    by_rollout = {rollout_id: list(rows) for rollout_id, rows in groupby(reward_rows, key=lambda row: row.rollout_id)}
     return [(rollout_id, head, by_rollout.get(rollout_id, [])) for rollout_id, head in sorted(heads.items())]
 
 

@@ -23,7 +23,7 @@ from rolltap.ledger.rollouts import check_own
 from rolltap.ledger.rows import locked_group, reward_of
 from rolltap.ledger.schema import rewards, rollouts
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
-from rolltap.types import Reward
+from rolltap.types import Reward, RolloutStatus
 
 NEWEST = rewards.c.number.desc()
 
@@ -51,6 +51,11 @@ class Rewards:
                 raise LedgerError(
                     f"rollout {rollout.id} is at attempt {rollout.attempt}; a reward for attempt {reward.attempt} "
                     "comes too late",
+                    param="attempt",
+                )
+            if rollout.attempt and rollout.session_id is None and rollout.status == RolloutStatus.PENDING:
+                raise LedgerError(
+                    f"rollout {rollout.id} waits for attempt {rollout.attempt} to begin; nothing of it can be judged",
                     param="attempt",
                 )
             _check_first(tx, rollout, reward.scope)

@@ -1,7 +1,8 @@
 """Rollouts: attempts begun, and each brought to exactly one terminal state.
 
 A rollout's attempts are numbered from 1, each with a session of its own; a new attempt ends the session of the one
-before it, and what an older attempt says afterwards is refused.
+before it, and what an older attempt says afterwards is refused. An attempt that failed for the infrastructure is no
+end: the rollout waits for a new one, `infra_retries` times, while the others of its group stay as they are.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from rolltap.calllog.codec import pack_bytes, unpack_bytes
 from rolltap.contract.admin import FinishRollout
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
-from rolltap.ledger.base import StartedRollout, TrainedVersions
-from rolltap.ledger.completion import settle
+from rolltap.ledger.base import LedgerSettings, StartedRollout, TrainedVersions
+from rolltap.ledger.completion import FREE, comes_back, settle
 from rolltap.ledger.rows import load_group, locked_group
 from rolltap.ledger.schema import attempts, evaluations, rollouts
+from rolltap.ledger.tampering import append, counted
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
-from rolltap.types import Group, Rollout, RolloutStatus, Scoring
+from rolltap.types import Cause, Group, GroupStatus, Rollout, RolloutStatus, Scoring
 
 
 class Rollouts:
@@ -49,10 +51,10 @@ class Rollouts:
 
         return await self._uow.query(work)
 
-    async def check_own(self, rollout_id: str, by: Caller) -> None:
-        """`Forbidden` unless `by` may touch the rollout: a runner what it claimed, or what it began last."""
+    async def check_own(self, rollout_id: str, by: Caller, node_token: str = "") -> None:
+        """As `rolltap.ledger.rollouts.check_own`, in a transaction of its own."""
         if by.only_own:
-            await self._uow.query(lambda tx: check_own(tx, rollout_id, by))
+            await self._uow.query(lambda tx: check_own(tx, rollout_id, by, node_token))
 
     async def check_own_session(self, session_id: str, rollout_id: str | None, by: Caller) -> None:
         """`Forbidden` unless `by` may close the session of the rollout: a runner those of attempts that it began."""
@@ -75,7 +77,8 @@ class Rollouts:
                 raise LedgerError(f"rollout {rollout_id} has ended as {rollout.status}; it can't be started again")
             _check_claim(rollout, node_token)
             check_own(tx, rollout_id, by)
-            attempt = rollout.attempt + 1
+            came_back = rollout.attempt > 0 and rollout.session_id is None  # the attempt has its number
+            attempt = rollout.attempt if came_back else rollout.attempt + 1
             tx.end_session(rollout.session_id)
             values = {"status": RolloutStatus.RUNNING, "attempt": attempt, "session_id": session_id}
             tx.run(sa.update(rollouts).where(rollouts.c.id == rollout_id).values(values))
@@ -90,10 +93,11 @@ class Rollouts:
     async def finish(self, rollout_id: str, ending: FinishRollout, by: Caller = SERVER) -> Rollout:
         """The one terminal state; the session is closed. The same ending again changes nothing.
 
+        Where the infrastructure failed, the rollout is pending again under the next attempt's number.
         `LedgerError` if the rollout has ended in another way, or the attempt is not the last one; `LeaseLost` if it is
         another node's. A scored rollout whose calls can't be reconstructed becomes unscorable, and its reason says why.
         """
-        await self.check_own(rollout_id, by)
+        await self.check_own(rollout_id, by, ending.node_token)
         rollout = await self.get(rollout_id)
         if not _check_ending(rollout, ending):
             return rollout
@@ -106,6 +110,11 @@ class Rollouts:
             if _check_ending(row, ending):
                 _check_claim(row, ending.node_token)
                 check_own(tx, rollout_id, by)
+                if row.session_id is not None:
+                    append(tx, row.session_id, ending.tampering)
+                if _tried_again(row, group, ending, self._uow.settings):
+                    _give_back(tx, row, ending)
+                    return
                 _end(tx, row, ending, trained)
                 settle(tx, group, self._uow.settings)
 
@@ -116,8 +125,7 @@ class Rollouts:
         if ending.counts_as is not Scoring.SCORED or rollout.session_id is None:
             return TrainedVersions(), ending
         try:
-            (trajectory,) = await self._uow.trajectories([rollout.session_id])
-            return TrainedVersions.of(trajectory), ending
+            return await self._uow.rebuilder.trained_versions(rollout.session_id), ending
         except (RecordCorrupt, AlignmentError) as error:
             reason = f"{ending.reason}; " if ending.reason else ""
             reason += f"{error.code}: {error.message}"
@@ -148,16 +156,47 @@ def _check_claim(row: Any, node_token: str) -> None:
         raise LeaseLost(f"rollout {row.id} is not this node's any more; its claim ran out or was given to another")
 
 
-def check_own(tx: Tx, rollout_id: str, by: Caller) -> None:
-    """`Forbidden` for a runner that neither claims the rollout nor, if nobody does, began its current attempt."""
+def check_own(tx: Tx, rollout_id: str, by: Caller, node_token: str = "") -> None:
+    """Raises for a runner that neither claims the rollout nor, if nobody does, began its current attempt.
+
+    `LeaseLost` where it had the rollout once (it began an attempt, or shows a claim that is over), else `Forbidden`.
+    """
     if not by.only_own:
         return
     began = sa.and_(attempts.c.rollout_id == rollouts.c.id, attempts.c.attempt == rollouts.c.attempt)
-    statement = sa.select(sa.func.coalesce(rollouts.c.node_key, attempts.c.key_id)).select_from(
-        rollouts.outerjoin(attempts, began)
-    )
-    if tx.scalar(statement.where(rollouts.c.id == rollout_id)) != by.id:
-        raise Forbidden(f"rollout {rollout_id} is not of this key: it was claimed with another one, or with none")
+    owner = sa.func.coalesce(rollouts.c.node_key, attempts.c.key_id).label("owner")
+    rollout = sa.select(rollouts, owner).select_from(rollouts.outerjoin(attempts, began))
+    row = tx.first(rollout.where(rollouts.c.id == rollout_id))
+    if row is not None and row.owner == by.id:
+        return
+    own_attempts = sa.select(attempts.c.attempt).where(attempts.c.rollout_id == rollout_id, attempts.c.key_id == by.id)
+    if row is not None and tx.first(own_attempts) is not None:
+        raise LeaseLost(f"rollout {rollout_id} is not this key's any more: its claim ran out, and {_holder(row)}")
+    if row is not None and node_token not in ("", row.node_token):
+        raise LeaseLost(f"rollout {rollout_id} is not this node's any more; its claim ran out or was given to another")
+    raise Forbidden(f"rollout {rollout_id} is not of this key: it was claimed with another one, or with none")
+
+
+def _holder(row: Any) -> str:
+    """Who has the rollout with this row, in words."""
+    if row.node is not None:
+        return f"node {row.node!r} has it, with key {row.node_key}"
+    return f"it has ended as {row.status}" if RolloutStatus(row.status).terminal else "nobody has it now"
+
+
+def _tried_again(row: Any, group: Any, ending: FinishRollout, settings: LedgerSettings) -> bool:
+    """Whether the group still waits for the rollout, and nothing but the infrastructure failed, not too often yet."""
+    failed = ending.status in (RolloutStatus.FAILED, RolloutStatus.TIMED_OUT)
+    blameless = ending.caused_by is Cause.INFRASTRUCTURE and ending.counts_as is Scoring.UNSCORABLE
+    waited_for = group.status == GroupStatus.OPEN
+    return waited_for and failed and blameless and row.infra_failures < settings.infra_retries
+
+
+def _give_back(tx: Tx, row: Any, ending: FinishRollout) -> None:
+    values = comes_back(row, failed=True, reason=ending.reason)
+    tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
+    why = {"status": values["status"], "attempt": row.attempt, "reason": ending.reason}
+    tx.note("rollout_returned", row.id, group_id=row.group_id, **why)
 
 
 def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> None:
@@ -173,10 +212,8 @@ def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> N
             oldest_version=trained.oldest,
             newest_version=trained.newest,
             trained_calls=list(trained.calls),
-            node=None,
-            node_token=None,
-            node_expires_at=None,
-            node_key=None,
+            **FREE,
+            tampering=counted(tx, row.session_id),
         )
     )
     if ending.evaluation:

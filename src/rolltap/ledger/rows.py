@@ -48,6 +48,7 @@ def rollout_of(row: Any, task_id: str, rewards: Sequence[Reward]) -> Rollout:
         reason=row.reason,
         rewards=tuple(rewards),
         cause=None if row.cause is None else Cause(row.cause),
+        tampering=row.tampering or {},
     )
 
 

@@ -31,10 +31,10 @@ class Member:
     reward: float | None = None
     trained_calls: tuple[str, ...] = ()
 
-    def settled(self, asked: Sequence[str]) -> bool:
+    def settled(self, scopes: Sequence[str]) -> bool:
         if not self.status.terminal:
             return False
-        return self.scoring is not Scoring.SCORED or all(self._has(scope) for scope in asked)
+        return self.scoring is not Scoring.SCORED or all(self._has(scope) for scope in scopes)
 
     def _has(self, scope: str) -> bool:
         if scope == EACH_CALL:

@@ -82,9 +82,9 @@ def run_state(connection: sa.Connection, policy: str) -> RunState:
 
 
 def _leases(policy: str) -> sa.Select[*tuple[Any, ...]]:
-    held = sa.select(sa.func.count()).where(lease_groups.c.token == leases.c.token).scalar_subquery()
+    groups = sa.select(sa.func.count()).where(lease_groups.c.token == leases.c.token).scalar_subquery()
     return (
-        sa.select(leases.c.trainer, held, leases.c.replay, trainers.c.step, leases.c.created_at, leases.c.expires_at)
+        sa.select(leases.c.trainer, groups, leases.c.replay, trainers.c.step, leases.c.created_at, leases.c.expires_at)
         .join(trainers, trainers.c.name == leases.c.trainer)
         .where(leases.c.policy == policy, leases.c.status == "open")
         .order_by(leases.c.created_at)

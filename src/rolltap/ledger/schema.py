@@ -4,6 +4,8 @@ Times are seconds since the epoch by the database's clock. A group's and a rollo
 `rewards` and `audit` are append-only by the
 database, `attempts` and `events` by the code. `leases.token` is the fencing token: an
 autoincrement key, so a later lease always has a greater one.
+
+On Postgres every table has a column `tenant` besides, which is the database's own (`rolltap.calllog.separation`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from sqlalchemy import (
 
 from rolltap.calllog.schema import metadata
 from rolltap.ledger.append_only import append_only
+from rolltap.tenants import DEFAULT_TENANT
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
 
@@ -154,6 +157,7 @@ rollouts = Table(
     Column("node_expires_at", Double),
     Column("node_key", String),  # id of the key that claimed it
     Column("reward_head", String),  # hash of its last reward
+    Column("tampering", JSON(none_as_null=True)),  # attempts of its last session by kind, counted at its end
     Index("rollouts_by_group", "group_id", "position", unique=True),
     Index("rollouts_by_status", "status", "node_expires_at"),
     Index("rollouts_by_claim", "node_expires_at"),
@@ -175,6 +179,17 @@ evaluations = Table(
     metadata,
     Column("rollout_id", ForeignKey("rollouts.id"), primary_key=True),
     Column("seen", LargeBinary, nullable=False),  # what the evaluator of the last attempt saw, packed text
+)
+
+tampering = Table(
+    "tampering",  # what agents tried, as runners and proxies saw it
+    metadata,
+    Column("seq", Serial, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("session_id", String, nullable=False, index=True),
+    Column("kind", String, nullable=False),
+    Column("detail", String, nullable=False),
+    sqlite_autoincrement=True,
 )
 
 rewards = Table(
@@ -258,6 +273,11 @@ keys = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
+    Column("tenant", String, nullable=False, server_default=DEFAULT_TENANT),
+    Column("budget", JSON(none_as_null=True)),  # of a project's key; None: none
+    Column("used_calls", BigInteger, nullable=False, server_default="0"),  # by a project's key, in all
+    Column("used_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("used_bytes", BigInteger, nullable=False, server_default="0"),
 )
 
 key_secrets = Table(
@@ -291,3 +311,7 @@ events = Table(
     Column("data", JSON, nullable=False),
     sqlite_autoincrement=True,
 )
+
+for _table in metadata.tables.values():
+    for _constraint in _table.foreign_key_constraints:
+        _constraint.ddl_if(dialect="sqlite")  # Postgres' have the tenant in them, too: `calllog.separation` makes them

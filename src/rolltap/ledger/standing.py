@@ -25,11 +25,11 @@ class LedgerStanding:
 def standing(tx: Tx) -> LedgerStanding:
     waits = sa.and_(submitted.c.group_id.is_(None), submissions.c.cancelled_at.is_(None))
     joined = submitted.join(submissions, submissions.c.id == submitted.c.submission_id)
-    held = sa.and_(leases.c.status == "open", leases.c.expires_at > tx.now)
-    by_policy = sa.select(leases.c.policy, sa.func.count()).where(held).group_by(leases.c.policy)
-    asked = sa.select(sa.func.count()).select_from(nodes).where(nodes.c.asked_at > tx.now - NODE_SILENCE_S)
+    is_open = sa.and_(leases.c.status == "open", leases.c.expires_at > tx.now)
+    by_policy = sa.select(leases.c.policy, sa.func.count()).where(is_open).group_by(leases.c.policy)
+    active_nodes = sa.select(sa.func.count()).select_from(nodes).where(nodes.c.asked_at > tx.now - NODE_SILENCE_S)
     return LedgerStanding(
         queued=tx.scalar(sa.select(sa.func.count()).select_from(joined).where(waits)),
         leases=dict(map(tuple, tx.all(by_policy))),
-        nodes=tx.scalar(asked),
+        nodes=tx.scalar(active_nodes),
     )

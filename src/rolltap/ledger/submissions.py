@@ -71,7 +71,8 @@ class SubmissionSpec:
 class Submission:
     """How far a submission has come. `queued` tasks have no group yet; the mappings count by status.
 
-    `waits_for` says in words what the work that nobody runs waits for.
+    `waits_for` says in words what the work that nobody runs waits for; `ended`, whether nothing is left to run or to be
+    scored.
     """
 
     id: str
@@ -88,11 +89,7 @@ class Submission:
     rollouts: Mapping[str, int]
     reward_mean: float | None
     waits_for: str
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing of it is left to run or to be scored."""
-        return self.queued == 0 and not self.groups.get(GroupStatus.OPEN)
+    ended: bool
 
 
 class Submissions:
@@ -229,6 +226,7 @@ def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
     mine = submitted.c.submission_id == id
     count = sa.select(sa.func.count()).select_from(submitted)
     queued = 0 if row.cancelled_at else tx.scalar(count.where(mine, submitted.c.group_id.is_(None)))
+    groups_by_status = dict(map(tuple, tx.all(of_groups)))
     return Submission(
         id=row.id,
         policy=row.policy,
@@ -240,10 +238,11 @@ def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
         cancelled=row.cancelled_at is not None,
         tasks=tx.scalar(count.where(mine)),
         queued=queued,
-        groups=dict(map(tuple, tx.all(of_groups))),
+        groups=groups_by_status,
         rollouts=dict(map(tuple, tx.all(joined.where(own).group_by(rollouts.c.status)))),
         reward_mean=tx.scalar(sa.select(sa.func.avg(groups.c.reward_mean)).where(own)),
         waits_for=waits_for(tx, row, queued, settings),
+        ended=queued == 0 and not groups_by_status.get(GroupStatus.OPEN),
     )
 
 

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
+from rolltap.calllog.annotations import AnnotationLine
+from rolltap.contract.annotations import AnnotateLease
 from rolltap.contract.base import check_ttl
-from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest, Rewind, Rewound
-from rolltap.errors import AlignmentError, RecordCorrupt
-from rolltap.ledger import dead_letters, leases
-from rolltap.ledger.base import DeadLetter, TrainedVersions
+from rolltap.ledger import annotating, dead_letters, leases
+from rolltap.ledger.base import DeadLetter
 from rolltap.ledger.claims import ClaimedGroups, claim, count_ready, return_group
 from rolltap.ledger.leases import LeaseKey
+from rolltap.ledger.policies import policy_row
+from rolltap.ledger.rebuilding import BrokenGroups
 from rolltap.ledger.replay import claim_replay
-from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
 from rolltap.ledger.schema import leases as lease_rows
 from rolltap.ledger.schema import policies as policy_rows
-from rolltap.ledger.stale_tokens import without_stale
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
-from rolltap.types import NO_VERSION, Group, Scoring, Task, Trajectory
 
-GROUPS_AT_ONCE = 16
-"""How many groups' sessions are read and rebuilt together."""
+L = TypeVar("L", covariant=True)
+
+
+class BuildLease(Protocol[L]):
+    """Makes a lease of claimed groups. See `rolltap.ledger.rebuilding.Rebuilder.lease`."""
+
+    async def __call__(self, request: LeaseRequest, claimed: ClaimedGroups, claimed_at: float) -> L | BrokenGroups: ...
 
 
 class Trainers:
@@ -38,16 +45,46 @@ class Trainers:
 
         With `request.replay`: acknowledged groups, whose state does not change, at once.
         """
+        lease = await self.built(request, self._uow.rebuilder.lease)
+        if lease is not None:
+            return lease
+        policy = await self._uow.query(lambda tx: policy_row(tx, request.policy))
+        return Lease("", request.trainer, request.policy, 0, request.ttl, policy.version, ())
+
+    async def built(self, request: LeaseRequest, build: BuildLease[L]) -> L | None:
+        """What `build` makes of the groups that the trainer gets; None if there are none.
+
+        A group that can't be rebuilt is taken out and counts a failure.
+        """
+        claimed, claimed_at = await self._claimed(request), time.monotonic()
+        while claimed.group_ids:
+            lease = await build(request, claimed, claimed_at)
+            if not isinstance(lease, BrokenGroups):
+                return lease
+            await self._return(claimed, lease.reasons)
+            remaining_ids = tuple(id for id in claimed.group_ids if id not in lease.reasons)
+            claimed = replace(claimed, group_ids=remaining_ids)
+        return None
+
+    async def _claimed(self, request: LeaseRequest) -> ClaimedGroups:
         if request.replay is not None:
             replay = request.replay
-            claimed = await self._uow.transact(lambda tx: claim_replay(tx, request, replay))
-            return await self._delivered(request, claimed)
+            return await self._uow.transact(lambda tx: claim_replay(tx, request, replay))
         enough = min(request.at_least or request.groups, request.groups) if request.wait else 1
         claimed = await self._uow.transact(lambda tx: claim(tx, request, at_least=enough))
         if request.wait and not claimed.group_ids:
             await self._until_ready(request, enough)
             claimed = await self._uow.transact(lambda tx: claim(tx, request))
-        return await self._delivered(request, claimed)
+        return claimed
+
+    async def _return(self, claimed: ClaimedGroups, reasons: Mapping[str, str]) -> None:
+        settings = self._uow.settings
+
+        def work(tx: Tx) -> None:
+            for group_id, reason in reasons.items():
+                return_group(tx, group_id, claimed.token, reason, settings)
+
+        await self._uow.transact(work)
 
     async def _until_ready(self, request: LeaseRequest, enough: int) -> None:
         """Returns when `enough` groups are ready, or after `request.wait` seconds."""
@@ -77,6 +114,10 @@ class Trainers:
         """The lease was never used: its groups are ready again, and no failure is counted."""
         await self._uow.transact(lambda tx: leases.release(tx, lease))
 
+    async def annotate(self, lease: LeaseKey, posted: AnnotateLease) -> tuple[str, Sequence[AnnotationLine]]:
+        """What the trainer says of the lease's tokens; the policy, and the annotations that were not on record yet."""
+        return await self._uow.transact(lambda tx: annotating.annotate(tx, lease, posted))
+
     async def rewind(self, trainer: str, restored: Rewind) -> Rewound:
         """After a checkpoint was restored: what came after it comes back, and the trainer owns its policies."""
         return await self._uow.transact(lambda tx: leases.rewind(tx, trainer, restored))
@@ -99,94 +140,6 @@ class Trainers:
         """The dead group is ready again, its failures forgotten."""
         await self._uow.transact(lambda tx: dead_letters.revive(tx, group_id))
 
-    async def _delivered(self, request: LeaseRequest, claimed: ClaimedGroups) -> Lease:
-        """The claim with its trajectories. A group that can't be rebuilt is taken out and counts a failure."""
-        claimed_at = time.monotonic()
-        ids = claimed.group_ids
-        loaded, tasks, trained = await self._uow.query(
-            lambda tx: (load_groups(tx, ids), load_tasks(tx, ids), trained_rollouts(tx, ids))
-        )
-        delivered: list[LeasedGroup] = []
-        for start in range(0, len(loaded), GROUPS_AT_ONCE):
-            delivered += await self._rebuilt(loaded[start : start + GROUPS_AT_ONCE], tasks, trained, claimed)
-        return Lease(
-            id=claimed.id,
-            trainer=request.trainer,
-            policy=request.policy,
-            token=claimed.token,
-            expires_in=max(0.0, request.ttl - (time.monotonic() - claimed_at)),
-            policy_version=claimed.history.version,
-            groups=tuple(delivered),
-        )
-
-    async def _rebuilt(
-        self, groups: Sequence[Group], tasks: Mapping[str, Task], trained: Set[str], claimed: ClaimedGroups
-    ) -> list[LeasedGroup]:
-        """The groups with their trajectories, read together; one by one if one of them can't be rebuilt.
-
-        `trained` are the rollouts that had tokens to train when they ended.
-        """
-        session_ids = [session_id for group in groups for session_id in _sessions(group)]
-        try:
-            trajectories = dict(zip(session_ids, await self._uow.trajectories(session_ids), strict=True))
-            for group in groups:
-                _check_kept(group, trajectories, trained)
-        except (RecordCorrupt, AlignmentError) as error:
-            if len(groups) > 1:
-                return [leased for group in groups for leased in await self._rebuilt([group], tasks, trained, claimed)]
-            await self._return(groups[0].id, claimed, f"{error.code}: {error.message}")
-            return []
-        if (most := claimed.mask_beyond) is not None:
-            trajectories = {id: without_stale(one, claimed.history, most) for id, one in trajectories.items()}
-        return [_leased_group(group, tasks[group.id], trajectories, claimed) for group in groups]
-
-    async def _return(self, group_id: str, claimed: ClaimedGroups, reason: str) -> None:
-        settings = self._uow.settings
-        await self._uow.transact(lambda tx: return_group(tx, group_id, claimed.token, reason, settings))
-
 
 def _policies_where(tx: Tx, which: sa.ColumnElement[bool]) -> set[str]:
     return {row.policy for row in tx.all(sa.select(lease_rows.c.policy).where(which).distinct())}
-
-
-def _sessions(group: Group) -> list[str]:
-    """The sessions whose trajectories a trainer needs."""
-    return [
-        rollout.session_id
-        for rollout in group.rollouts
-        if rollout.session_id and rollout.scoring is not Scoring.UNSCORABLE
-    ]
-
-
-def _check_kept(group: Group, trajectories: Mapping[str, Trajectory], trained: Set[str]) -> None:
-    """`RecordCorrupt` where a rollout that had tokens to train has none any more: they were removed from the log."""
-    for rollout in group.rollouts:
-        trajectory = trajectories.get(rollout.session_id or "")
-        if rollout.id in trained and trajectory is not None and not trajectory.segments:
-            raise RecordCorrupt(f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed")
-
-
-def _leased_group(
-    group: Group, task: Task, trajectories: Mapping[str, Trajectory], claimed: ClaimedGroups
-) -> LeasedGroup:
-    """`trajectories` are by session id; an unscorable rollout gets an empty one."""
-    records = tuple(
-        RolloutRecord(
-            rollout,
-            trajectories.get(rollout.session_id or "") or Trajectory(rollout.session_id or "", (), (), {}),
-            total_reward(rollout),
-        )
-        for rollout in group.rollouts
-    )
-    trained = [TrainedVersions.of(record.trajectory) for record in records if record.rollout.scoring is Scoring.SCORED]
-    known = [versions for versions in trained if versions.oldest != NO_VERSION]
-    oldest = min((versions.oldest for versions in known), default=NO_VERSION)
-    return LeasedGroup(
-        group=group,
-        task=task,
-        rollouts=records,
-        oldest_version=oldest,
-        newest_version=max((versions.newest for versions in known), default=NO_VERSION),
-        staleness=0 if oldest == NO_VERSION else claimed.history.behind(oldest),
-        replay=claimed.replay,
-    )

@@ -1,8 +1,8 @@
 """One transaction of the ledger: its connection, the database's time, and what follows from its commit.
 
-Every operation of the ledger is a plain function of a `Tx`, run in one hop to the database. Rows are locked
-in the order trainer, lease, policy, group (what a transaction changes of a rollout, it changes under its group's
-lock), and rows of other trainers only where nobody holds them (`SKIP LOCKED`), so transactions don't wait in circles.
+Every operation of the ledger is a plain function of a `Tx`, run in one hop to the database. Rows are locked in the
+order trainer, policy, lease, demand, group (what a transaction changes of a rollout, it changes under its group's
+lock), and rows of other trainers only where nobody holds them (`SKIP LOCKED`), so none waits in circles.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rolltap.calllog.database import Database, database_clock
 from rolltap.crash import crash_point
-from rolltap.ledger.base import CloseSession, LedgerSettings, TrajectoriesOf
+from rolltap.ledger.base import CloseSession, LedgerSettings
 from rolltap.ledger.schema import events
+
+if TYPE_CHECKING:
+    from rolltap.ledger.rebuilding import Rebuilder
 
 T = TypeVar("T")
 
@@ -99,12 +102,12 @@ class UnitOfWork:
         self,
         database: Database,
         *,
-        trajectories: TrajectoriesOf,
+        rebuilder: Rebuilder,
         close_session: CloseSession,
         settings: LedgerSettings,
         clock: Clock = database_clock,
     ) -> None:
-        self.trajectories = trajectories
+        self.rebuilder = rebuilder
         self.close_session = close_session
         self.settings = settings
         self.ready = Wakeups()
@@ -135,3 +138,7 @@ class UnitOfWork:
     async def query(self, work: Callable[[Tx], T]) -> T:
         """Runs `work` on a snapshot."""
         return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
+
+    async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """The rows of one statement: without a transaction's clock and round trips."""
+        return await self._database.select(statement)

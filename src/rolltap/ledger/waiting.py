@@ -52,8 +52,8 @@ def _for_a_node(tx: Tx, submission: str) -> str:
     if alive:
         return f"a free slot of {_some([row.name for row in alive])}"
     last = tx.first(sa.select(nodes).where(serves).order_by(nodes.c.asked_at.desc()).limit(1))
-    heard = f"; the last one, {last.name}, asked at {_time(last.asked_at)}" if last else ""
-    return f"a node: none asks for work (`rolltap node`){heard}"
+    last_node = f"; the last one, {last.name}, asked at {_time(last.asked_at)}" if last else ""
+    return f"a node: none asks for work (`rolltap node`){last_node}"
 
 
 def _for_trainers(tx: Tx, policy: str, settings: LedgerSettings) -> str:

@@ -24,6 +24,7 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.ledger import Ledger
+from rolltap.ledger.rebuilding import OwnRebuilder
 from rolltap.ledger.schema import audit, metadata, rewards
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
 
@@ -109,7 +110,7 @@ class World:
         self.pruned: set[str] = set()
         self.ledger = Ledger(
             database,
-            trajectories=self.trajectories,
+            rebuilder=OwnRebuilder(database, self.trajectories),
             close_session=self.close_session,
             settings=LedgerSettings(**{"poll": 0.05, **settings}),
             clock=self.clock,

@@ -1,0 +1,167 @@
+"""What the ledger needs of trajectories: rebuilt from the call log, in this process or in another one. Writes nothing.
+
+A server does this in a process beside it (`rolltap.proxy.reading_process`): it takes much more processor time than
+the ledger's own work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from rolltap.calllog.database import Database, database_clock
+from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
+from rolltap.contract.trainer import LeaseRequest
+from rolltap.errors import AlignmentError, RecordCorrupt
+from rolltap.ledger.base import TrainedVersions, TrajectoriesOf
+from rolltap.ledger.claims import ClaimedGroups
+from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
+from rolltap.ledger.stale_tokens import without_stale
+from rolltap.ledger.unit_of_work import Tx
+from rolltap.types import NO_VERSION, Group, Scoring, Task, Trajectory
+
+GROUPS_AT_ONCE = 16
+"""How many groups' sessions are read and rebuilt together."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenGroups:
+    """Groups of a claim that can't be rebuilt, each with the reason; there is no lease then."""
+
+    reasons: Mapping[str, str]
+
+
+class Rebuilder(Protocol):
+    """Rebuilds the trajectories of sessions, for the ledger."""
+
+    async def trained_versions(self, session_id: str) -> TrainedVersions:
+        """Of an ended rollout. `RecordCorrupt` or `AlignmentError` where its calls can't be rebuilt."""
+        ...
+
+    async def lease(self, request: LeaseRequest, claimed: ClaimedGroups, claimed_at: float) -> Lease | BrokenGroups:
+        """The claimed groups with their trajectories. `claimed_at`: on this machine's monotonic clock, in seconds."""
+        ...
+
+
+class OwnRebuilder:
+    """Rebuilds in this process. `database` is read only; `trajectories` are the call log's."""
+
+    def __init__(self, database: Database, trajectories: TrajectoriesOf) -> None:
+        self._database = database
+        self._trajectories = trajectories
+
+    async def trained_versions(self, session_id: str) -> TrainedVersions:
+        (trajectory,) = await self._trajectories([session_id])
+        return TrainedVersions.of(trajectory)
+
+    async def lease(self, request: LeaseRequest, claimed: ClaimedGroups, claimed_at: float) -> Lease | BrokenGroups:
+        ids = claimed.group_ids
+
+        def load(tx: Tx) -> tuple[Sequence[Group], Mapping[str, Task], Set[str]]:
+            return load_groups(tx, ids), load_tasks(tx, ids), trained_rollouts(tx, ids)
+
+        groups, tasks, trained = await self._database.query(
+            lambda connection: load(Tx(connection, database_clock(connection)))
+        )
+        groups = [_screened(group, request.tampered) for group in groups]
+        leased: list[LeasedGroup] = []
+        broken: dict[str, str] = {}
+        for start in range(0, len(groups), GROUPS_AT_ONCE):
+            leased += await self._rebuilt(groups[start : start + GROUPS_AT_ONCE], tasks, trained, claimed, broken)
+        if broken:
+            return BrokenGroups(broken)
+        return Lease(
+            id=claimed.id,
+            trainer=request.trainer,
+            policy=request.policy,
+            token=claimed.token,
+            expires_in=max(0.0, request.ttl - (time.monotonic() - claimed_at)),
+            policy_version=claimed.history.version,
+            groups=tuple(leased),
+        )
+
+    async def _rebuilt(
+        self,
+        groups: Sequence[Group],
+        tasks: Mapping[str, Task],
+        trained: Set[str],
+        claimed: ClaimedGroups,
+        broken: dict[str, str],
+    ) -> list[LeasedGroup]:
+        """The groups with their trajectories, read together; one by one if one of them can't be rebuilt.
+
+        `trained` are the rollouts that had tokens to train when they ended. `broken` takes the reasons of those that
+        can't be.
+        """
+        session_ids = [session_id for group in groups for session_id in _sessions(group)]
+        try:
+            trajectories = dict(zip(session_ids, await self._trajectories(session_ids), strict=True))
+            for group in groups:
+                _check_kept(group, trajectories, trained)
+        except (RecordCorrupt, AlignmentError) as error:
+            if len(groups) == 1:
+                broken[groups[0].id] = f"{error.code}: {error.message}"
+                return []
+            return [one for group in groups for one in await self._rebuilt([group], tasks, trained, claimed, broken)]
+        if (most := claimed.mask_beyond) is not None:
+            trajectories = {id: without_stale(one, claimed.history, most) for id, one in trajectories.items()}
+        return [_leased_group(group, tasks[group.id], trajectories, claimed) for group in groups]
+
+
+def _sessions(group: Group) -> list[str]:
+    """The sessions whose trajectories a trainer needs."""
+    return [
+        rollout.session_id
+        for rollout in group.rollouts
+        if rollout.session_id and rollout.scoring is not Scoring.UNSCORABLE
+    ]
+
+
+def _screened(group: Group, tampered: str) -> Group:
+    """The group with rollouts that tampered counting as `tampered` says."""
+    if tampered == "keep" or not any(rollout.tampering for rollout in group.rollouts):
+        return group
+    counts_as = Scoring.UNSCORABLE if tampered == "drop" else Scoring.MASKED
+    rollouts = (
+        replace(rollout, scoring=counts_as)
+        if rollout.tampering and rollout.scoring is not Scoring.UNSCORABLE
+        else rollout
+        for rollout in group.rollouts
+    )
+    return replace(group, rollouts=tuple(rollouts))
+
+
+def _check_kept(group: Group, trajectories: Mapping[str, Trajectory], trained: Set[str]) -> None:
+    """`RecordCorrupt` where a rollout that had tokens to train has none any more: they were removed from the log."""
+    for rollout in group.rollouts:
+        trajectory = trajectories.get(rollout.session_id or "")
+        if rollout.id in trained and trajectory is not None and not trajectory.segments:
+            raise RecordCorrupt(f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed")
+
+
+def _leased_group(
+    group: Group, task: Task, trajectories: Mapping[str, Trajectory], claimed: ClaimedGroups
+) -> LeasedGroup:
+    """`trajectories` are by session id; an unscorable rollout gets an empty one."""
+    records = tuple(
+        RolloutRecord(
+            rollout,
+            trajectories.get(rollout.session_id or "") or Trajectory(rollout.session_id or "", (), (), {}),
+            total_reward(rollout),
+        )
+        for rollout in group.rollouts
+    )
+    trained = [TrainedVersions.of(record.trajectory) for record in records if record.rollout.scoring is Scoring.SCORED]
+    known = [versions for versions in trained if versions.oldest != NO_VERSION]
+    oldest = min((versions.oldest for versions in known), default=NO_VERSION)
+    return LeasedGroup(
+        group=group,
+        task=task,
+        rollouts=records,
+        oldest_version=oldest,
+        newest_version=max((versions.newest for versions in known), default=NO_VERSION),
+        staleness=0 if oldest == NO_VERSION else claimed.history.behind(oldest),
+        replay=claimed.replay,
+    )
