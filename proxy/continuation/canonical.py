@@ -11,21 +11,23 @@ Harnesses re-serialise what they echo. Two messages are the same when they diffe
 * text that the policy declares as volatile (`policies.NAME.ignore`), but for an assistant's.
 
 Everything else that differs is an edit. A conversation is hashed incrementally: the chain digest after message i is
-`H(chain digest before it, digest of message i)`. Tools and leading system text are the frame around it.
+`H(chain digest before it, digest of message i)`. Tools, leading system text and the effort
+that the prompt says are the frame around it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import count
 from typing import Any
 
 import msgspec
 
-from rolltap.proxy.conversation.chat import Image, Message, Tool
+from rolltap.proxy.cache_space import ENTRY_BYTES, SHARED, CacheSpace, Kept, json_bytes, message_bytes
+from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Tool
 from rolltap.proxy.conversation.partial_json import whole_members
 
 DIGEST_BYTES = 16
@@ -115,28 +117,44 @@ def reasoning_agrees(echoed: str, recorded: str) -> bool:
 class DigestCache:
     """Digests of messages that recur. Dialects hand out one object per distinct history item, so identity is the key.
 
-    Holds messages of at most `capacity` characters in all, so an id can't be reused while it is a key. `ignored` is
-    what does not count in the messages of a policy.
+    Holds the messages, so an id can't be reused while it is a key. `ignored` is what does not count in the messages of
+    a policy. `outlines` are for forests to keep what they know of the last requests.
     """
 
     def __init__(
-        self, ignored: Mapping[str, Sequence[re.Pattern[str]]] | None = None, capacity: int = 64_000_000
+        self, ignored: Mapping[str, Sequence[re.Pattern[str]]] | None = None, space: CacheSpace = SHARED
     ) -> None:
         self._ignored = ignored or {}
-        self._capacity = capacity
-        self._held = 0
-        self._entries: OrderedDict[int | tuple[int, str], tuple[Message, bytes, int]] = OrderedDict()
+        self._entries: Kept[int | tuple[int, str], tuple[Message, bytes]] = Kept(
+            lambda entry: message_bytes(entry[0]), space
+        )
+        self.outlines: Kept[int, tuple[str, ChatRequest, Any, str, int]] = Kept(
+            lambda entry: entry[4] + _request_bytes(entry[1]), space
+        )
+        self._numbers = count()
+
+    def keep_outline(self, entry: tuple[str, ChatRequest, Any, str, int]) -> int:
+        """Keeps policy, request, outline, effort and `frame_bytes`; the number under which they are found."""
+        number = next(self._numbers)
+        self.outlines.put(number, entry)
+        return number
 
     def digest(self, message: Message, policy: str = "") -> bytes:
         ignored = self._ignored.get(policy, ())
         key = (id(message), policy) if ignored else id(message)
-        entry = self._entries.get(key)
+        entry = self._entries.peek(key)
         if entry is not None:
             return entry[1]
         digest = message_digest(message, ignored)
-        size = 256 + len(message.text) + sum(len(call.arguments) for call in message.tool_calls)
-        self._entries[key] = (message, digest, size)
-        self._held += size
-        while self._held > self._capacity:
-            self._held -= self._entries.popitem(last=False)[1][2]
+        self._entries.put(key, (message, digest))
         return digest
+
+
+def frame_bytes(request: ChatRequest) -> int:
+    """About how much a request's tools and system texts hold."""
+    return sum(map(json_bytes, request.fixed.values()))
+
+
+def _request_bytes(request: ChatRequest) -> int:
+    """About how much the rest holds, without a look into its long history: items take up to five times their bytes."""
+    return 5 * (len(request.head) + sum(map(len, request.items))) + ENTRY_BYTES * len(request.messages)

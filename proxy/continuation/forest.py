@@ -25,11 +25,12 @@ from rolltap.proxy.continuation.canonical import (
     DigestCache,
     chain,
     extend_chain,
+    frame_bytes,
     reasoning_agrees,
     tools_digest,
 )
 from rolltap.proxy.conversation.chat import ChatRequest, Message
-from rolltap.types import Break, Int32, Outcome
+from rolltap.types import Break, BreakReason, Int32, Outcome
 
 OUTLINES = 8
 """Requests whose digests are kept: one for each conversation that a session has under way at a time, or nearly."""
@@ -38,9 +39,9 @@ OUTLINES = 8
 class Lineage(msgspec.Struct, frozen=True):
     """What the log keeps so that a forest can be rebuilt without parsing requests again.
 
-    A request is its frame (policy, tools, leading system text) and its conversation (the other messages). `base` is
-    how many of the conversation's messages are the parent's (its reply included), `links` the concatenated chain
-    digests of the others. `thinking` is whether the call was to think: the prompt's end depends on it.
+    A request is its frame (policy, tools, leading system text, effort) and its conversation (the other messages).
+    `base` is how many of the conversation's messages are the parent's (its reply included), `links` the concatenated
+    chain digests of the others. `thinking` is whether the call was to think: the prompt's end depends on it.
     """
 
     base: int
@@ -72,8 +73,8 @@ class CallNode:
     """
 
     __slots__ = (
-        "_prompt", "break_", "call_id", "context_digest", "items", "lineage", "outcome", "output_ids", "parent",
-        "prompt_length", "reply", "shared",
+        "_prompt", "break_", "call_id", "context_digest", "holds_thinking", "items", "lineage", "outcome", "output_ids",
+        "parent", "prompt_length", "reply", "shared",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +96,7 @@ class CallNode:
         self.output_ids: Int32 = np.empty(0, np.int32)
         self.reply: Message | None = None
         self.outcome: Outcome | None = None  # None: in flight
+        self.holds_thinking = False  # whether what was thought, here or before, stands in the prompt and reply
         self.context_digest = b""
         self.items: tuple[bytes, ...] = ()  # the request's raw items; dropped when a child takes over
 
@@ -118,19 +120,19 @@ class CallNode:
         A thread may read it while a child takes over: each call's own part is looked at once.
         """
         pieces: list[Int32] = []
-        node, wanted = self, self.prompt_length
+        node, missing = self, self.prompt_length
         while len(own := node._prompt) < node.prompt_length:
-            if wanted > node.shared:
-                pieces.append(own[: wanted - node.shared])
-                wanted = node.shared
+            if missing > node.shared:
+                pieces.append(own[: missing - node.shared])
+                missing = node.shared
             assert node.parent is not None
             node = node.parent
-            if wanted > node.prompt_length:
-                pieces.append(node.output_ids[: wanted - node.prompt_length])
-                wanted = node.prompt_length
+            if missing > node.prompt_length:
+                pieces.append(node.output_ids[: missing - node.prompt_length])
+                missing = node.prompt_length
         if not pieces:
             return own
-        return np.concatenate([own[:wanted], *reversed(pieces)])
+        return np.concatenate([own[:missing], *reversed(pieces)])
 
     @prompt_ids.setter
     def prompt_ids(self, ids: Int32) -> None:
@@ -146,6 +148,12 @@ class CallNode:
     def held(self) -> int:
         """Token ids that this node holds in memory."""
         return len(self._prompt) + len(self.output_ids)
+
+    def complete(self, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
+        self.output_ids, self.reply, self.outcome = output_ids, reply, outcome
+        dropped = self.break_ is not None and self.break_.reason is BreakReason.THINKING_DROPPED
+        inherited = self.parent is not None and self.parent.holds_thinking and not dropped
+        self.holds_thinking = inherited or (reply is not None and bool(reply.reasoning))
 
     def context_ids(self) -> Int32:
         """Prompt and output, [P + T]."""
@@ -190,21 +198,29 @@ class Forest:
         self.nodes: OrderedDict[str, CallNode] = OrderedDict()
         self._contexts: dict[bytes, list[CallNode]] = {}
         self._prefixes: dict[bytes, CallNode] = {}
-        self._outlined: deque[tuple[str, ChatRequest, Outline]] = deque(maxlen=OUTLINES)
+        self._outlined: deque[int] = deque()  # in `digests.outlines`, the latest first
 
-    def outline(self, policy: str, request: ChatRequest) -> Outline:
-        """The request as digests. What repeats an earlier request, object by object, is not hashed again."""
-        for known in self._outlined:
-            if known[0] == policy and _begins_with(request, known[1]):
-                outline = self._longer(known, request)
-                self._outlined.remove(known)
+    def outline(self, policy: str, request: ChatRequest, effort: str = "") -> Outline:
+        """The request as digests. What repeats an earlier request, object by object, is not hashed again.
+
+        `effort` is the level that its prompt says: it is part of the system text.
+        """
+        outlines = self._digests.outlines
+        for number in self._outlined:
+            known = outlines.peek(number)
+            if known and known[0] == policy and known[3] == effort and _begins_with(request, known[1]):
+                outline, frame = self._longer(policy, known[1], known[2], request), known[4]
+                self._outlined.remove(number)
+                outlines.pop(number)
                 break
         else:
-            outline = self._whole(policy, request)
-        self._outlined.appendleft((policy, request, outline))
+            outline, frame = self._whole(policy, request, effort), frame_bytes(request)
+        self._outlined.appendleft(self._digests.keep_outline((policy, request, outline, effort, frame)))
+        if len(self._outlined) > OUTLINES:
+            outlines.pop(self._outlined.pop())
         return outline
 
-    def _whole(self, policy: str, request: ChatRequest) -> Outline:
+    def _whole(self, policy: str, request: ChatRequest, effort: str) -> Outline:
         lead = 0
         while lead < len(request.messages) and request.messages[lead].role in ("system", "developer"):
             lead += 1
@@ -212,14 +228,13 @@ class Forest:
         system = b"".join(digests[:lead])
         return Outline(
             tools=tools_digest(policy, request.tools),
-            system=extend_chain(b"system", system),
+            system=extend_chain(b"system" + effort.encode(), system),
             lead=lead,
             links=tuple(chain(b"", digests[lead:])),
         )
 
-    def _longer(self, known: tuple[str, ChatRequest, Outline], request: ChatRequest) -> Outline:
-        """The outline of a request that begins with the messages and has the tools of a `known` one."""
-        policy, former, outline = known
+    def _longer(self, policy: str, former: ChatRequest, outline: Outline, request: ChatRequest) -> Outline:
+        """The outline of a request that begins with the messages and has the frame of a `former` one."""
         new = [self._digests.digest(message, policy) for message in request.messages[len(former.messages) :]]
         return replace(outline, links=outline.links + tuple(chain(outline.links[-1], new)))
 
@@ -232,8 +247,8 @@ class Forest:
             context, rivals = self._context(link + outline.frame, echoed, named)
             if context is not None:
                 return Match(context, count, node or context, proven or count, rivals, elsewhere)
-            if node is None and (held := self._prefixes.get(link + outline.frame)) is not None:
-                node, proven = held, count
+            if node is None and (holder := self._prefixes.get(link + outline.frame)) is not None:
+                node, proven = holder, count
             elsewhere = elsewhere or self._prefixes.get(link)
         return Match(None, 0, node, proven, 0, elsewhere)
 
@@ -267,7 +282,7 @@ class Forest:
         """Records how the call ended; from now on it can be continued if it completed. A completed one stays so."""
         if node.outcome is Outcome.COMPLETED:
             return
-        node.output_ids, node.reply, node.outcome = output_ids, reply, outcome
+        node.complete(output_ids, reply, outcome)
         if node.continuable and reply is not None:
             node.context_digest = extend_chain(node.request_digest(), self._digests.digest(reply))
             self._contexts.setdefault(node.context_digest + node.frame, []).append(node)

@@ -62,9 +62,9 @@ class GrowingObject:
 
     def _string_end(self, text: str, at: int) -> int:
         """The end of what of a string is settled."""
-        found = _STRING.match(text, at)
-        assert found is not None
-        end = found.end()
+        match = _STRING.match(text, at)
+        assert match is not None
+        end = match.end()
         if end == len(text) or _PART_OF_ESCAPE.match(text, end):
             return end
         if text[end] == '"':
@@ -147,11 +147,11 @@ class GrowingCall:
         """What `more` adds to `arguments`."""
         if self.name is None:
             self._before += more
-            found = self._head.match(self._before)
-            if found is None:
+            match = self._head.match(self._before)
+            if match is None:
                 return ""
-            self.name = json.loads(f'"{found["name"]}"')
-            more = self._before[found.end() :]
+            self.name = json.loads(f'"{match["name"]}"')
+            more = self._before[match.end() :]
         return self._arguments.feed(more)
 
 

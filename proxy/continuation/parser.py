@@ -188,8 +188,8 @@ class ReplyParser:
             return self._renderer.parse(ids, self._prompt, self._declared)
         except (ValueError, RecursionError):
             raw = ParsedCall("", "", False, self._renderer.tokenizer.decode(ids))
-            told = self._calls or self._sending is not None
-            return ParsedReply(self._sent["text"], self._sent["reasoning"], () if told else (raw,))
+            is_call = self._calls or self._sending is not None
+            return ParsedReply(self._sent["text"], self._sent["reasoning"], () if is_call else (raw,))
 
     def _delta(self, channel: str, text: str) -> ReplyEvent:
         kind = ReasoningDelta if channel == "reasoning" else TextDelta
@@ -230,10 +230,10 @@ class ReplyParser:
                 return []
             fresh = self._until_stop(sent, fresh)
         settled = fresh.rstrip()
-        held = 0
+        unsettled = 0
         if self._channel == "text" and self.stopped is None and not ended:
-            held = self._held_back(sent + settled)
-        settled = settled[: len(settled) - held].rstrip() if held else settled
+            unsettled = self._held_back(sent + settled)
+        settled = settled[: len(settled) - unsettled].rstrip() if unsettled else settled
         self._pending = fresh[len(settled) :]
         if not settled:
             return []

@@ -78,7 +78,7 @@ class Lineages:
         place = self._place(forest, request)
         nothing = np.empty(0, np.int32)
         if place.twin is not None:
-            return self.seen(self._again(place.twin, call_id, request, place.outline), nothing)
+            return self.seen(self._again(place.twin, call_id, forest, request, place), nothing)
         return self._placed(call_id, forest, request, place, nothing, None)
 
     def seen(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
@@ -98,9 +98,9 @@ class Lineages:
             return any(message.role == "assistant" for message in request.messages)
         return any(call_id not in forest.nodes for call_id in self._named(request))
 
-    def _place(self, forest: Forest, request: ChatRequest) -> RequestPlace:
+    def _place(self, forest: Forest, request: ChatRequest, effort: str = "") -> RequestPlace:
         """What of the request is on record."""
-        outline = forest.outline(self.policy, request)
+        outline = forest.outline(self.policy, request, effort)
         match = forest.find(outline, request, self._named(request))
         twin = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
         if twin is None or match.proven == match.covered:
@@ -108,14 +108,15 @@ class Lineages:
         continued = twin.parent if twin.lineage.base else None
         return RequestPlace(outline, match, twin if continued is match.context else None)
 
-    def _again(self, twin: CallNode, call_id: str, request: ChatRequest, outline: Outline) -> PromptPlan:
+    def _again(
+        self, twin: CallNode, call_id: str, forest: Forest, request: ChatRequest, place: RequestPlace
+    ) -> PromptPlan:
         """The same request once more is a sibling: the same prompt, the same parent, a new sample."""
-        base = twin.lineage.base
+        base, outline = twin.lineage.base, place.outline
         lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system, twin.lineage.thinking)
         break_ = replace(twin.break_, call_id=call_id) if twin.break_ is not None else None
-        return PromptPlan(
-            twin.prompt_ids, twin.parent, twin.shared, break_, lineage, _shared_items(request, twin.parent)
-        )
+        items, quotes = _shared_items(request, twin.parent), _quoted_replies(forest, request, place)
+        return PromptPlan(twin.prompt_ids, twin.parent, twin.shared, break_, lineage, items, quotes)
 
     def _placed(
         self,
@@ -130,9 +131,8 @@ class Lineages:
         outline, match = place.outline, place.match
         parent = match.context or match.node or match.elsewhere or self._echoed(forest, request)
         shared = _common_prefix(prompt, parent)
-        quotes: tuple[str, ...] = ()
+        quotes = _quoted_replies(forest, request, place)
         if match.context is None:
-            quotes = _quoted_replies(forest, request)
             reason = BreakReason.COMPACTION if quotes else self._unmatched(forest, outline, match, parent)
         elif reason is None and shared < match.context.context_length:
             # An upstream that renders by itself has not said its prompt yet: there is no template of ours to blame.
@@ -178,12 +178,15 @@ class Continuation(Lineages):
     def __init__(self, policy: str, renderer: TokenRenderer, handles: Handles, history: HistoryThinking) -> None:
         super().__init__(policy, handles)
         self.renderer = renderer
+        self._at_effort = {level: renderer.at_effort(level) for level in renderer.efforts.levels} | {"": renderer}
         self.history = history
         self._drops_thinking = drops_thinking(renderer)
 
-    def plan(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> PromptPlan:
-        """The prompt for `request`, whose call will be `call_id`."""
-        steps, result = self.steps(call_id, forest, request, thinking=thinking), None
+    def plan(
+        self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool, effort: str = ""
+    ) -> PromptPlan:
+        """The prompt for `request`, whose call will be `call_id`; it says the level `effort`."""
+        steps, result = self.steps(call_id, forest, request, thinking=thinking, effort=effort), None
         while True:
             try:
                 _, work = steps.send(result)
@@ -191,24 +194,26 @@ class Continuation(Lineages):
                 return end.value
             result = work()
 
-    def steps(self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool) -> Rendering:
+    def steps(
+        self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool, effort: str = ""
+    ) -> Rendering:
         """`plan`, which leaves it to the caller where the work is done: any thread may do it."""
-        place = self._place(forest, request)
+        place, renderer = self._place(forest, request, effort), self._at_effort[effort]
         outline, match, twin = place
         if twin is not None and twin.lineage.thinking == thinking:
-            return self._again(twin, call_id, request, outline)
+            return self._again(twin, call_id, forest, request, place)
         node, covered = match.context, outline.lead + match.covered
         ids, reason = None, self._against(match, request.messages[covered:])
         if node is not None and reason is None:
             edited = any(message.role == "assistant" for message in request.messages[covered:])
             size = weight(request, 0 if edited else len(node.items))
-            ids, reason = yield size, partial(self._continue, node, request, covered, thinking=thinking)
+            ids, reason = yield size, partial(self._continue, renderer, node, request, covered, thinking=thinking)
         if ids is None:
-            render = partial(self.renderer.render, request.messages, request.tools, thinking=thinking)
+            render = partial(renderer.render, request.messages, request.tools, thinking=thinking)
             ids = yield weight(request), render
         prompt = np.asarray(ids, np.int32)
         if twin is not None and match.context is None:
-            plan = self.seen(self._again(twin, call_id, request, outline), prompt)
+            plan = self.seen(self._again(twin, call_id, forest, request, place), prompt)
         else:
             plan = self._placed(call_id, forest, request, place, prompt, reason)
         return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking))
@@ -222,7 +227,7 @@ class Continuation(Lineages):
         return None
 
     def _continue(
-        self, node: CallNode, request: ChatRequest, covered: int, *, thinking: bool
+        self, renderer: TokenRenderer, node: CallNode, request: ChatRequest, covered: int, *, thinking: bool
     ) -> tuple[Int32 | None, BreakReason | None]:
         """The parent's tokens and the new messages' ids, or None and the reason.
 
@@ -233,28 +238,21 @@ class Continuation(Lineages):
         history = node.prompt_ids
         tail, output = history[-PROMPT_TAIL:].tolist(), node.output_ids.tolist()
         if new and not any(message.role == "assistant" for message in new):
-            ids = self.renderer.bridge(tail, output, new, request.tools, thinking=thinking)
+            ids = renderer.bridge(tail, output, new, request.tools, thinking=thinking)
             reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE if ids is None else None
         else:
             ids, reason = None, BreakReason.HISTORY_EDITED
             if new:
-                ids = self.renderer.splice(tail, output, request.messages, covered, request.tools, thinking=thinking)
+                ids = renderer.splice(tail, output, request.messages, covered, request.tools, thinking=thinking)
         if ids is None:
             return None, reason
         return np.concatenate([history[: len(history) - len(tail)], np.asarray(ids, np.int32)]), reason
 
     def _follows_template(self, node: CallNode, new: Sequence[Message]) -> bool:
         """Whether the policy lets the template drop thinking here: at a new user turn, if there is any to drop."""
-        if self.history == "keep" or not self._drops_thinking or not any(message.role == "user" for message in new):
+        if self.history == "keep" or not self._drops_thinking:
             return False
-        step: CallNode | None = node
-        while step is not None:
-            if step.reply is not None and step.reply.reasoning:
-                return True
-            if step.break_ is not None and step.break_.reason is BreakReason.THINKING_DROPPED:
-                return False  # what was thought before this call is not in its prompt
-            step = step.parent
-        return False
+        return node.holds_thinking and any(message.role == "user" for message in new)
 
 
 def drops_thinking(renderer: TokenRenderer) -> bool:
@@ -274,15 +272,25 @@ def weight(request: ChatRequest, first: int = 0) -> int:
     return sum(map(len, request.items[first:])) + beside
 
 
-def _quoted_replies(forest: Forest, request: ChatRequest) -> tuple[str, ...]:
-    """Which of the last replies stand in the request as somebody else's words, as a compaction's summary does."""
+def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -> tuple[str, ...]:
+    """Which of the last replies stand in a request that continues none, as a compaction's summary does.
+
+    They stand there as somebody else's words; or as the agent's own although they were sampled with other tools or
+    another system text, and no call with those began as this request does.
+    """
+    match, frame = place.match, place.outline.frame
+    if match.context is not None:
+        return ()
     others = [message.text for message in request.messages if message.role != "assistant"]
+    own = [message.text for message in request.messages if message.role == "assistant"]
+    same_beginning = match.elsewhere is not None and match.elsewhere.frame != frame
     quoted = []
     for node in list(forest.nodes.values())[-QUOTABLE_CALLS:]:
         text = node.reply.text if node.reply is not None else ""
         inner = SUMMARY_TAG.search(text)
         passages = [text.strip(), *([inner["text"].strip()] if inner is not None else [])]
-        if any(len(passage) >= SUMMARY_MIN_CHARACTERS and passage in other for passage in passages for other in others):
+        texts = others if same_beginning or node.frame == frame else [*others, *own]
+        if any(len(passage) >= SUMMARY_MIN_CHARACTERS and passage in each for passage in passages for each in texts):
             quoted.append(node.call_id)
     return tuple(quoted)
 

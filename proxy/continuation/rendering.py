@@ -7,6 +7,7 @@ can't be proven for the family.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -16,12 +17,17 @@ from typing import Any, Literal, Protocol
 from cachetools import LRUCache
 
 from rolltap.errors import ConfigError, InvalidRequest
+from rolltap.extras import install_line
 from rolltap.proxy.continuation.json_calls import HERMES, read_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import Image, Message, Tool
+from rolltap.proxy.conversation.chat import Image, Message, Text, Tool
+from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
 KNOWN_TOOLS = 256
 """Lists of tools whose form for the family is kept."""
+
+PROBE = (Message("user", (Text("question"),)),)
+"""Rendered to find out what changes a prompt."""
 
 Guard = Callable[[str], str]
 HistoryThinking = Literal["tool_cycle", "keep"]
@@ -43,10 +49,10 @@ class ParsedCall:
 
     def as_begun(self, head: re.Pattern[str] | None) -> ParsedCall:
         """The call in its sampled text, where the family's calls begin with `head` and this one does."""
-        found = read_call(head, self.raw) if head is not None else None
-        if found is None or found.name is None:
+        begun = read_call(head, self.raw) if head is not None else None
+        if begun is None or begun.name is None:
             return self
-        return replace(self, name=found.name, arguments=found.arguments, begun=True, complete=found.complete)
+        return replace(self, name=begun.name, arguments=begun.arguments, begun=True, complete=begun.complete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,13 @@ class TokenRenderer(Protocol):
     tokenizer: HubTokenizer
     stop_token_ids: tuple[int, ...]
     markers: Markers
+    efforts: Efforts
+    switches_thinking: bool
+    """Whether a prompt that asks for thinking differs from one that asks for none."""
+
+    def at_effort(self, level: str) -> TokenRenderer:
+        """A renderer whose prompts say `level`, one of the family's `efforts`."""
+        ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
         """A whole prompt, the generation prompt included."""
@@ -126,10 +139,10 @@ class FamilyRenderer:
         try:
             import renderers
         except ImportError as error:
-            raise ConfigError("token mode needs the tokenizer packages: pip install 'rolltap[tokens]'") from error
+            raise ConfigError(f"token mode needs the tokenizer packages: {install_line('tokens')}") from error
         self.tokenizer = tokenizer
         self.family = family
-        self._by_thinking = {on: _make(renderers, family, tokenizer, thinking=on) for on in (True, False)}
+        self._by_thinking = self._made("")
         self.stop_token_ids = tuple(self._by_thinking[True].get_stop_token_ids())
         tool_open = tokenizer.convert_tokens_to_ids("<tool_call>")
         self._known_specs: LRUCache[int, tuple[Sequence[Tool], list[Any] | None]] = LRUCache(KNOWN_TOOLS)
@@ -142,6 +155,14 @@ class FamilyRenderer:
         )
         if self._reads_hermes():
             self.markers = replace(self.markers, call_head=HERMES)
+        takes_levels = "reasoning_effort" in type(renderers.config_from_name(family)).model_fields
+        self.efforts = find_efforts(self._probe) if takes_levels else Efforts()
+        self.switches_thinking = self.render(PROBE, (), thinking=True) != self.render(PROBE, (), thinking=False)
+
+    def at_effort(self, level: str) -> FamilyRenderer:
+        renderer = copy.copy(self)
+        renderer._by_thinking = self._made(level)
+        return renderer
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
         rows = [self._row(message) for message in messages]
@@ -199,8 +220,8 @@ class FamilyRenderer:
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
         if self.markers.beginnings and not tools:  # in plain text nothing but the tools tells a call from an object
-            said = [token for token in output if token not in self.stop_token_ids]
-            return ParsedReply(self.tokenizer.decode(said).strip(), "", ())
+            content_ids = [token for token in output if token not in self.stop_token_ids]
+            return ParsedReply(self.tokenizer.decode(content_ids).strip(), "", ())
         parsed = self._by_thinking[True].parse_response(
             list(output), tools=self._specs(tools), prompt_ids=list(prompt[-64:])
         )
@@ -210,6 +231,16 @@ class FamilyRenderer:
             tool_calls=tuple(parsed_call(call).as_begun(self.markers.call_head) for call in parsed.tool_calls),
         )
 
+    def _made(self, level: str) -> dict[bool, Any]:
+        """The package's renderers, by whether they ask for thinking."""
+        return {on: _make(self.family, self.tokenizer, thinking=on, level=level) for on in (True, False)}
+
+    def _probe(self, level: str) -> tuple[int, ...] | None:
+        try:
+            return tuple(self.at_effort(level).render(PROBE, (), thinking=True))
+        except ConfigError:
+            return None
+
     def _reads_hermes(self) -> bool:
         """Whether the family's parser takes a Hermes block for the call that it is."""
         block = '<tool_call>\n{"name": "look", "arguments": {"name": "x"}}\n</tool_call>'
@@ -218,9 +249,9 @@ class FamilyRenderer:
 
     def _specs(self, tools: Sequence[Tool]) -> list[Any] | None:
         """The tools as the family renders them. Dialects give the same tools as the same object, so it is the key."""
-        known = self._known_specs.get(id(tools))
-        if known is not None:
-            return known[1]
+        entry = self._known_specs.get(id(tools))
+        if entry is not None:
+            return entry[1]
         specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
         self._known_specs[id(tools)] = tools, specs  # holding the tools keeps their id theirs
         return specs
@@ -270,7 +301,10 @@ def parsed_call(call: Any) -> ParsedCall:
     return ParsedCall(name=call.name or "", arguments=text, ok=usable, raw=call.raw)
 
 
-def _make(package: Any, family: str, tokenizer: HubTokenizer, *, thinking: bool) -> Any:
+def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -> Any:
+    """`ConfigError` where the family has no such level."""
+    import renderers as package
+
     try:
         config = package.config_from_name(family)
     except (KeyError, ValueError) as error:
@@ -278,8 +312,10 @@ def _make(package: Any, family: str, tokenizer: HubTokenizer, *, thinking: bool)
     update: dict[str, Any] = {"thinking_retention": "all"}
     if "enable_thinking" in type(config).model_fields:
         update["enable_thinking"] = thinking
-    config = type(config)(**update)
+    if level:
+        update["reasoning_effort"] = level
     try:
+        config = type(config)(**update)
         return package.create_renderer(tokenizer, config)
     except (AssertionError, ValueError, KeyError, RuntimeError) as error:
         message = f"tokenizer {tokenizer.name_or_path!r} does not fit the renderer family {family!r}: {error}"

@@ -20,10 +20,12 @@ from typing import Any, Literal
 import msgspec
 
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.proxy.continuation.rendering import Markers, ParsedCall, ParsedReply, template_row, template_tool
+from rolltap.extras import install_line
+from rolltap.proxy.continuation.rendering import PROBE, Markers, ParsedCall, ParsedReply, template_row, template_tool
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import find_tool_format, format_of
 from rolltap.proxy.conversation.chat import Message, Part, Reasoning, Text, Tool, ToolCall
+from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
 Scenario = Literal["user", "tool", "parallel_tools", "system", "user_after_thinking", "tool_after_thinking"]
 SCENARIOS: tuple[Scenario, ...] = (
@@ -57,7 +59,7 @@ class ChatTemplate:
             from jinja2.ext import Extension
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as error:
-            raise ConfigError("token mode needs the tokenizer packages: pip install 'rolltap[tokens]'") from error
+            raise ConfigError(f"token mode needs the tokenizer packages: {install_line('tokens')}") from error
 
         class Generation(Extension):
             """`{% generation %}` marks sampled text for trainers; for rendering it is transparent."""
@@ -85,12 +87,15 @@ class ChatTemplate:
         except TemplateError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
 
-    def __call__(self, rows: list[Any], tools: list[Any] | None, *, prompt: bool, thinking: bool) -> str:
-        """The text; `TemplateError` where the template refuses the rows, or breaks on them."""
+    def __call__(
+        self, rows: list[Any], tools: list[Any] | None, *, prompt: bool, thinking: bool, effort: str = ""
+    ) -> str:
+        """The text; `TemplateError` where the template refuses the rows or the effort, or breaks on them."""
+        variables = {**self._special, "add_generation_prompt": prompt, "enable_thinking": thinking}
+        if effort:  # templates ask whether it is defined
+            variables["reasoning_effort"] = effort
         try:
-            return self._template.render(
-                messages=rows, tools=tools, add_generation_prompt=prompt, enable_thinking=thinking, **self._special
-            )
+            return self._template.render(messages=rows, tools=tools, **variables)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise self.error(f"{type(error).__name__}: {error}") from error
 
@@ -98,10 +103,11 @@ class ChatTemplate:
 class TemplateRenderer:
     """A `TokenRenderer` on a model folder's own chat template.
 
-    `tool_format` names the form in which the model calls tools; empty: the one that the template writes.
+    `tool_format` names the form in which the model calls tools; empty: the one that the template writes. `effort` is
+    the level that prompts say; empty: none. What may be bridged can depend on it, so each level has its own audit.
     """
 
-    def __init__(self, tokenizer: HubTokenizer, tool_format: str = "") -> None:
+    def __init__(self, tokenizer: HubTokenizer, tool_format: str = "", effort: str = "") -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
                 f"{tokenizer.name_or_path!r} has no chat template; name a renderer family in the settings"
@@ -112,6 +118,7 @@ class TemplateRenderer:
             if (token := tokenizer.config.get(name)) is not None
         }
         self.tokenizer = tokenizer
+        self._effort = effort
         self._template = ChatTemplate(tokenizer.chat_template, special)
         self._close = self._turn_close()
         stops = {tokenizer.eos_token_id, self._close}
@@ -128,6 +135,11 @@ class TemplateRenderer:
         )
         self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
         self._admitted = {result.scenario for result in self.audit if result.admitted}
+        self.efforts = Efforts() if effort else find_efforts(self._probe)
+        self.switches_thinking = self._probe(effort) != self._probe(effort, thinking=False)
+
+    def at_effort(self, level: str) -> TemplateRenderer:
+        return TemplateRenderer(self.tokenizer, self.tool_format, level)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
         try:
@@ -189,7 +201,14 @@ class TemplateRenderer:
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool, thinking: bool) -> str:
         rows = [template_row(message, self.tokenizer.guard) for message in messages]
         specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
-        return self._template(rows, specs, prompt=prompt, thinking=thinking)
+        return self._template(rows, specs, prompt=prompt, thinking=thinking, effort=self._effort)
+
+    def _probe(self, effort: str, thinking: bool = True) -> str | None:
+        rows = [template_row(message, self.tokenizer.guard) for message in PROBE]
+        try:
+            return self._template(rows, None, prompt=True, thinking=thinking, effort=effort)
+        except self._template.error:
+            return None
 
     def _extension(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
@@ -238,16 +257,16 @@ class TemplateRenderer:
 
     def _scenarios(self, new: Sequence[Message], thought: bool) -> set[Scenario]:
         roles = [message.role for message in new]
-        found: set[Scenario] = set()
+        scenarios: set[Scenario] = set()
         if "tool" in roles:
-            found.add("parallel_tools" if roles.count("tool") > 1 else "tool")
+            scenarios.add("parallel_tools" if roles.count("tool") > 1 else "tool")
             if thought:
-                found.add("tool_after_thinking")
+                scenarios.add("tool_after_thinking")
         if "user" in roles:
-            found.add("user_after_thinking" if thought else "user")
+            scenarios.add("user_after_thinking" if thought else "user")
         if "system" in roles or "developer" in roles:
-            found.add("system")
-        return found
+            scenarios.add("system")
+        return scenarios
 
     def _audit(self, scenario: Scenario) -> AuditResult:
         """What the template writes for new messages must be the same after every history.
@@ -259,10 +278,10 @@ class TemplateRenderer:
         if len(histories) < HISTORIES_MIN:
             return AuditResult(scenario, False, "the template refuses such messages")
         stand_in = _stand_in(new, "thinking" in scenario)
-        seen = {self._extension(history, new, _TOOLS, thinking=True) for history in [*histories, stand_in]}
-        if None in seen:
+        extensions = {self._extension(history, new, _TOOLS, thinking=True) for history in [*histories, stand_in]}
+        if None in extensions:
             return AuditResult(scenario, False, "the template does not write them after a whole turn")
-        if len(seen) > 1:
+        if len(extensions) > 1:
             return AuditResult(scenario, False, "what the template writes depends on the history")
         return AuditResult(scenario, True)
 

@@ -13,17 +13,24 @@ import threading
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
 from cachetools import LRUCache
 
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
+from rolltap.model_folders import download_hint
 
 GUARD = "\ufdd0"
 """A Unicode non-character: it may not occur in interchanged text; one that does is doubled by `guard`."""
 
-CACHED_IDS = 1 << 20
-"""Ids of texts that are kept: a task's system prompt and tools recur in every rollout, a history after every break."""
+CACHED_BYTES = 16_000_000
+"""Texts that are kept with their ids: a task's system prompt and tools recur in every rollout, a history after every
+break. Threads share them, so they have a bound of their own."""
+
+CACHED_BYTES_EACH = 400
+"""Of every text that is kept, beside its characters and ids."""
 
 
 class HubTokenizer:
@@ -39,17 +46,19 @@ class HubTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ConfigError("token mode needs the tokenizer packages: pip install 'rolltap[tokens]'") from error
+            raise ConfigError(f"token mode needs the tokenizer packages: {install_line('tokens')}") from error
         root = Path(folder)
         try:
             text = (root / "tokenizer.json").read_text(encoding="utf-8")
             config_path = root / "tokenizer_config.json"
             self.config: dict[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"tokenizer folder {str(folder)!r} can't be read: {error}") from error
+            raise ConfigError(
+                f"tokenizer folder {str(folder)!r} can't be read: {error}{download_hint(folder)}"
+            ) from error
         self.name_or_path = str(folder)
         self._tokenizer = Tokenizer.from_str(text)
-        self._cache: LRUCache[str, array[int]] = LRUCache(CACHED_IDS, getsizeof=lambda ids: 1 + len(ids))
+        self._cache: LRUCache[str, tuple[array[int], int]] = LRUCache(CACHED_BYTES, getsizeof=lambda entry: entry[1])
         self._cache_lock = threading.Lock()  # long texts are encoded in threads
         added_tokens = self._tokenizer.get_added_tokens_decoder()
         self.added_ids = frozenset(added_tokens)
@@ -95,11 +104,12 @@ class HubTokenizer:
         with self._cache_lock:
             cached = self._cache.get(text)
         if cached is not None:
-            return cached.tolist()
+            return cached[0].tolist()
         ids = self._encode(text)
-        if len(ids) < CACHED_IDS // 4:
+        size = CACHED_BYTES_EACH + getsizeof(text) + 4 * len(ids)
+        if size < CACHED_BYTES // 4:
             with self._cache_lock:
-                self._cache[text] = array("i", ids)
+                self._cache[text] = (array("i", ids), size)
         return ids
 
     def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

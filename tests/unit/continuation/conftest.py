@@ -30,6 +30,7 @@ class World:
     renderer: TokenRenderer
     history: HistoryThinking = "tool_cycle"
     tools: tuple[Tool, ...] = (BASH,)
+    effort: str = ""
     forest: Forest = field(default_factory=lambda: Forest(DigestCache()))
     handles: Handles = field(default_factory=lambda: Handles(b"0123456789abcdef"))
 
@@ -47,7 +48,7 @@ class World:
 
     def plan(self, request: ChatRequest) -> PromptPlan:
         self._next = new_id()
-        self.planned = self.continuation.plan(self._next, self.forest, request, thinking=True)
+        self.planned = self.continuation.plan(self._next, self.forest, request, thinking=True, effort=self.effort)
         return self.planned
 
     def call(self, *messages: Message, output: str | list[int], outcome: Outcome = Outcome.COMPLETED) -> CallNode:
