@@ -185,5 +185,6 @@ def sampling(head: wire.Head) -> Sampling:
         stop=tuple(head.stop_sequences or ()),
         thinking=None if head.thinking is None else head.thinking.type != "disabled",
         effort=config.effort,
+        thinking_budget=head.thinking.budget_tokens if head.thinking is not None else None,
         json_schema=form.schema if form is not None else None,
     )

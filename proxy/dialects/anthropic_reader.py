@@ -90,8 +90,8 @@ class MessagesReader:
 
     def choice(self) -> Choice:
         blocks = [self._block(index) for index in sorted(self._blocks)]
-        known = [block for block in blocks if block.get("type") in READ]
-        entry = parse_entry(msgspec.json.encode({"role": "assistant", "content": known}), {})
+        readable_blocks = [block for block in blocks if block.get("type") in READ]
+        entry = parse_entry(msgspec.json.encode({"role": "assistant", "content": readable_blocks}), {})
         return make_choice(entry.messages[0], FINISHES.get(self._stop or "", "stop"))
 
     def _grow(self, index: int, delta: _Delta) -> None:

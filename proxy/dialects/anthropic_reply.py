@@ -195,8 +195,8 @@ class MessagesWriter:
 
 def _overflow(error: ContextOverflow) -> str:
     """In Anthropic's words; Claude Code reads the two numbers."""
-    known = error.tokens is not None and error.limit is not None
-    return f"prompt is too long: {f'{error.tokens} tokens > {error.limit} maximum' if known else error.message}"
+    has_counts = error.tokens is not None and error.limit is not None
+    return f"prompt is too long: {f'{error.tokens} tokens > {error.limit} maximum' if has_counts else error.message}"
 
 
 def anthropic_error(error: RolltapError) -> WireReply:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import NotFound, RolltapError
+from rolltap.proxy.cache_space import Kept, message_bytes
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Message,
@@ -33,7 +34,7 @@ from rolltap.proxy.dialects.gemini_reply import GeminiWriter, gemini_error, resp
 from rolltap.proxy.dialects.gemini_schema import json_schema
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.history import Linker, unknown_tool
-from rolltap.proxy.dialects.item_cache import DERIVED_BYTES, ItemCache, Kept, message_bytes
+from rolltap.proxy.dialects.item_cache import ItemCache
 from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import MAX_TOOLS, BodyParts, check_depth, cut, decode, invalid
 from rolltap.proxy.dialects.model_list import model_list
@@ -75,7 +76,7 @@ class Gemini(Dialect):
         self._contents = ItemCache(parse_content)
         self._tools = ItemCache(parse_tools)
         self._system = ItemCache(parse_system)
-        self._turns: Kept[tuple[Message, ...], Message] = Kept(DERIVED_BYTES, message_bytes)
+        self._turns: Kept[tuple[Message, ...], Message] = Kept(message_bytes)
         self._identify = Identifier()
         self._linker = Linker()
 
@@ -231,6 +232,9 @@ def sampling(config: wire.GenerationConfig) -> Sampling:
         top_logprobs=config.logprobs or 0,
         thinking=False if thinking.thinking_budget == 0 else (True if config.thinking_config else None),
         effort=level,
+        thinking_budget=thinking.thinking_budget
+        if (thinking.thinking_budget or 0) > 0
+        else None,  # -1: the model's own
         json_schema=_schema(config),
     )
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rolltap.proxy.cache_space import Kept, message_bytes
 from rolltap.proxy.conversation.chat import Message
-from rolltap.proxy.dialects.item_cache import DERIVED_BYTES, Kept, message_bytes
 
 
 @dataclass(slots=True)
@@ -26,8 +26,8 @@ class Identifier:
     """
 
     def __init__(self) -> None:
-        self._numbered: Kept[tuple[Message, int], Message] = Kept(DERIVED_BYTES, message_bytes)
-        self._answering: Kept[tuple[Message, str], Message] = Kept(DERIVED_BYTES, message_bytes)
+        self._numbered: Kept[tuple[Message, int], Message] = Kept(message_bytes)
+        self._answering: Kept[tuple[Message, str], Message] = Kept(message_bytes)
 
     def __call__(self, messages: Sequence[Message], places: Sequence[str]) -> tuple[list[Message], list[str]]:
         open_calls: list[UnansweredCall] = []

@@ -111,9 +111,9 @@ def _candidate(choice: Choice, parts: list[PartOut]) -> CandidateOut:
     reason = "MAX_TOKENS" if choice.finish == "length" else "STOP"
     candidate = CandidateOut(ContentOut(parts), reason, choice.index)
     if choice.logprobs is not None:
-        chosen = [_chosen(entry.token, entry.logprob) for entry in choice.logprobs]
-        candidate.avg_logprobs = sum(entry.logprob for entry in choice.logprobs) / max(len(chosen), 1)
-        candidate.logprobs_result = {"chosenCandidates": chosen, "topCandidates": _top(choice.logprobs)}
+        sampled_tokens = [_chosen(entry.token, entry.logprob) for entry in choice.logprobs]
+        candidate.avg_logprobs = sum(entry.logprob for entry in choice.logprobs) / max(len(sampled_tokens), 1)
+        candidate.logprobs_result = {"chosenCandidates": sampled_tokens, "topCandidates": _top(choice.logprobs)}
     return candidate
 
 
@@ -198,8 +198,8 @@ class GeminiWriter:
         return self._flush(index) + self._frame([CandidateOut(ContentOut([part]), index=index)])
 
     def _flush(self, index: int) -> bytes:
-        held = self._held.pop(index, None)
-        return b"" if held is None else self._frame([CandidateOut(ContentOut([held]), index=index)])
+        part = self._held.pop(index, None)
+        return b"" if part is None else self._frame([CandidateOut(ContentOut([part]), index=index)])
 
     def _ended(self, event: ReplyEnded) -> bytes:
         self._usage = usage_out(event.usage)

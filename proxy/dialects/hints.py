@@ -49,6 +49,8 @@ _KEPT = (
     "x-stainless-retry-count",
     "x-client-request-id",
     "user-agent",
+    "traceparent",
+    "tracestate",
     "anthropic-beta",
 )
 _SUMMARY_KINDS = frozenset({"compaction", "conversation-compaction", "compact"})

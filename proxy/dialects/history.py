@@ -6,19 +6,19 @@ only Gemini's wire has and some chat templates need.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import msgspec
 
 from rolltap.errors import InvalidRequest
+from rolltap.proxy.cache_space import SHARED, CacheSpace, Kept, message_bytes
 from rolltap.proxy.conversation.chat import Message
-from rolltap.proxy.dialects.item_cache import DERIVED_BYTES, Kept, message_bytes
 from rolltap.proxy.dialects.json_request import invalid
 
 HISTORIES = 16
-"""Linked histories that are remembered, of those that are long and yet of at most `DERIVED_BYTES`."""
+"""Linked histories that are remembered, of those that are long."""
 
 LONG = 64
 """Messages from which on a history is worth remembering."""
@@ -49,9 +49,10 @@ class Linker:
     `extend` is for a dialect that knows itself which history a request extends.
     """
 
-    def __init__(self) -> None:
-        self._named: Kept[tuple[Message, str], Message] = Kept(DERIVED_BYTES, message_bytes)
-        self._last: deque[LinkedHistory] = deque(maxlen=HISTORIES)
+    def __init__(self, space: CacheSpace = SHARED) -> None:
+        self._named: Kept[tuple[Message, str], Message] = Kept(message_bytes, space)
+        self._last: Kept[int, LinkedHistory] = Kept(lambda linked: linked.size, space)
+        self._numbers = count()
 
     def link(
         self, messages: Sequence[Message], place: Callable[[int], str], *, whole: bool = True
@@ -65,13 +66,14 @@ class Linker:
             linked = LinkedHistory()
             self._append(linked, messages, place, whole=False)
             return tuple(linked.messages)
-        former = self._longest(messages)
+        number, former = self._longest(messages)
         linked = self.extend(former, messages[len(former.source) if former else 0 :], place)
         linked.source = tuple(messages)
-        if former is not None:
-            self._last.remove(former)
-        if len(messages) >= LONG and linked.size <= DERIVED_BYTES:
-            self._last.appendleft(linked)
+        self._last.pop(number)
+        if len(messages) >= LONG:
+            self._last.put(next(self._numbers), linked)
+            if len(self._last) > HISTORIES:
+                self._last.drop_oldest()
         return tuple(linked.messages)
 
     def extend(
@@ -82,16 +84,16 @@ class Linker:
         self._append(linked, added, place, whole=True)
         return linked
 
-    def _longest(self, messages: Sequence[Message]) -> LinkedHistory | None:
-        """The longest of the last histories that this one begins with."""
+    def _longest(self, messages: Sequence[Message]) -> tuple[int, LinkedHistory | None]:
+        """The longest of the last histories that this one begins with, and its number."""
         prefixes = [
-            linked
-            for linked in self._last
+            (number, linked)
+            for number, linked in self._last.items()
             if len(linked.source) <= len(messages)
             and linked.source[-1] is messages[len(linked.source) - 1]
             and linked.source == tuple(messages[: len(linked.source)])
         ]
-        return max(prefixes, key=lambda linked: len(linked.source), default=None)
+        return max(prefixes, key=lambda numbered: len(numbered[1].source), default=(-1, None))
 
     def _append(
         self, linked: LinkedHistory, added: Sequence[Message], place: Callable[[int], str], *, whole: bool

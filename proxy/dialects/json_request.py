@@ -93,14 +93,25 @@ class BodyParts:
 
 def entries(array: bytes, where: str, *, before: int = 0) -> list[bytes]:
     """The entries of a list, as they came; `before` others have been read of it."""
-    found = decode(array, list[msgspec.Raw], where)
-    if before + len(found) > MAX_ITEMS:
+    items = decode(array, list[msgspec.Raw], where)
+    if before + len(items) > MAX_ITEMS:
         raise invalid(where, f"at most {MAX_ITEMS} entries")
-    return list(map(bytes, found))
+    return list(map(bytes, items))
+
+
+def check_utf8(data: bytes) -> None:
+    """Refuses what is no UTF-8 in a place that no type reads, as the name of an unknown field: the record's readers
+    would fail there."""
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise invalid("", f"not valid UTF-8: {error.reason}") from None
 
 
 def cut(body: bytes, apart: Collection[str]) -> BodyParts:
     """A body as its `apart` fields and the rest. A field that is null counts as absent."""
+    check_utf8(body)
     fields = decode(body, dict[str, msgspec.Raw])
     present = {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}
     head = {name: raw for name, raw in present.items() if name not in apart}

@@ -59,12 +59,12 @@ class OpenAIChat(Dialect):
         key = self.key(request)
         match = self._known.extended(key, request.body)
         if match is None:
-            known, former = self._parse_whole(request), None
+            entry, former = self._parse_whole(request), None
         else:
             former, added = match
-            known = self._extend(former, added, request)
-        self._known.keep(key, known, former)
-        return known.chat
+            entry = self._extend(former, added, request)
+        self._known.keep(key, entry, former)
+        return entry.chat
 
     def _parse_whole(self, request: WireRequest) -> KnownRequest:
         """A request of which nothing is known."""

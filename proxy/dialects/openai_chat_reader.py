@@ -108,6 +108,6 @@ class ChatReader:
         text = "input" if kind == "custom" else "arguments"
         call = self._calls.setdefault(index, {"id": "", "type": kind, kind: {"name": "", text: ""}})
         call["id"] = piece.id or call["id"]
-        if (told := piece.custom or piece.function) is not None and kind in call:
-            call[kind]["name"] = told.name or call[kind]["name"]
-            call[kind][text] += getattr(told, text) or ""
+        if (details := piece.custom or piece.function) is not None and kind in call:
+            call[kind]["name"] = details.name or call[kind]["name"]
+            call[kind][text] += getattr(details, text) or ""

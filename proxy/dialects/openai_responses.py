@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rolltap.errors import RolltapError
+from rolltap.proxy.cache_space import Kept, message_bytes
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Message,
@@ -26,7 +27,7 @@ from rolltap.proxy.dialects import openai_responses_wire as wire
 from rolltap.proxy.dialects.base import ClientEnvironment, Dialect, FindCall, Route, WireReply, WireRequest
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.history import Linker
-from rolltap.proxy.dialects.item_cache import DERIVED_BYTES, ItemCache, Kept, message_bytes
+from rolltap.proxy.dialects.item_cache import ItemCache
 from rolltap.proxy.dialects.json_request import BodyParts, check_depth, cut, decode, invalid
 from rolltap.proxy.dialects.openai_common import openai_error, openai_key
 from rolltap.proxy.dialects.openai_responses_items import (
@@ -63,7 +64,7 @@ class OpenAIResponses(Dialect):
         self._items: ItemCache[ParsedItem] = ItemCache(parse_item)
         self._tools = ItemCache(lambda raw: parse_tools(decode(raw, list[wire.WireTool], "tools"), "tools"))
         self._instructions = ItemCache(parse_instructions)
-        self._turns: Kept[tuple[ContentPiece, ...], Message] = Kept(DERIVED_BYTES, message_bytes)
+        self._turns: Kept[tuple[ContentPiece, ...], Message] = Kept(message_bytes)
         self._linker = Linker()
 
     def key(self, request: WireRequest) -> str | None:

@@ -57,8 +57,8 @@ def parse_item(raw: bytes) -> ParsedItem:
         case wire.MessageItem() as item:
             return Message(item.role, _parts(item.content, "content", images=item.role == "user"))
         case wire.ReasoningItem() as item:
-            shown = item.content or item.summary
-            text = "\n\n".join(part.text for part in shown)
+            text_parts = item.content or item.summary
+            text = "\n\n".join(part.text for part in text_parts)
             return ContentPiece(REASONING, (Reasoning(text, item.encrypted_content or item.id),), handle=item.id)
         case wire.FunctionCallItem() as item:
             arguments = check_arguments(item.arguments, "arguments")

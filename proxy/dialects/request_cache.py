@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from cachetools import LRUCache
 
 from rolltap.errors import InvalidRequest
+from rolltap.proxy.cache_space import ENTRY_BYTES, LARGEST, SHARED, CacheSpace, Kept, json_bytes
 from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.dialects.history import LinkedHistory
-from rolltap.proxy.dialects.json_request import entries
+from rolltap.proxy.dialects.json_request import check_utf8, entries
 
-CACHE_BYTES = 32 << 20
 PER_KEY = 4
 """Requests that are kept of one key: subagents share the key of the main agent, and take turns with it."""
 
@@ -40,16 +39,16 @@ class KnownRequest:
     array: bytes = b""
     before: bytes = b""  # the body up to the end of the last item; empty: not split yet
     after: bytes = b""  # the body from the list's closing bracket on
+    size: int = 0  # about how many bytes it holds: its body, the items of it and what is parsed of them
+
+    def __post_init__(self) -> None:
+        self.size = self.size or 2 * json_bytes(self.body)
 
     def extended(self, chat: ChatRequest, linked: LinkedHistory, body: bytes) -> KnownRequest:
         """The request `chat`, whose `body` extends this one's."""
         end = len(body) - len(self.after)
-        return KnownRequest(chat, linked, before=body[:end].rstrip(), after=self.after)
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it holds: its body, and the items of it."""
-        return 2 * (len(self.body) + len(self.before) + len(self.after))
+        size = self.size + 2 * json_bytes(body[len(self.before) : end])
+        return KnownRequest(chat, linked, before=body[:end].rstrip(), after=self.after, size=size)
 
     def added_items(self, body: bytes, field: str) -> list[bytes] | None:
         """The items that `body` adds to the history; None if it differs in anything else."""
@@ -67,6 +66,7 @@ class KnownRequest:
         if not added.startswith(b",") or len(added) == 1:
             return None
         try:
+            check_utf8(added)
             return entries(b"[" + added[1:] + b"]", field, before=len(self.chat.items))
         except InvalidRequest:
             return None  # the whole body is parsed, and refused in terms of it
@@ -90,15 +90,16 @@ class KnownRequest:
 class RequestCache:
     """The last requests by API key. `field` is the field of the history."""
 
-    def __init__(self, field: str) -> None:
+    def __init__(self, field: str, space: CacheSpace = SHARED) -> None:
         self._field = field
+        self._space = space
         # By the key's hash: a vendor's key is not held longer than its request.
-        self._by_key: LRUCache[int, list[KnownRequest]] = LRUCache(CACHE_BYTES, getsizeof=_size)
+        self._by_key: Kept[int, list[KnownRequest]] = Kept(_size, space)
 
     def extended(self, key: str | None, body: bytes) -> tuple[KnownRequest, list[bytes]] | None:
         """The longest known request that `body` extends, and the items that it adds."""
         longest: tuple[KnownRequest, list[bytes]] | None = None
-        for known in self._by_key.get(hash(key), ()):
+        for known in self._by_key.peek(hash(key)) or ():
             if longest is None or len(known.chat.items) > len(longest[0].chat.items):
                 items = known.added_items(body, self._field)
                 if items is not None:
@@ -107,11 +108,11 @@ class RequestCache:
 
     def keep(self, key: str | None, known: KnownRequest, former: KnownRequest | None) -> None:
         """Keeps a request, in the place of the one that it extends."""
-        others = [other for other in self._by_key.get(hash(key), ()) if other is not former]
+        others = [other for other in self._by_key.peek(hash(key)) or () if other is not former]
         requests = [known, *others[: PER_KEY - 1]]
-        while requests and _size(requests) > CACHE_BYTES // 4:
+        while len(requests) > 1 and _size(requests) > self._space.limit // LARGEST - ENTRY_BYTES:
             requests.pop()
-        self._by_key[hash(key)] = requests
+        self._by_key.put(hash(key), requests)
 
 
 def _size(requests: Sequence[KnownRequest]) -> int:

@@ -10,23 +10,26 @@ from operator import is_
 import pytest
 
 from rolltap.errors import InvalidRequest
+from rolltap.proxy.cache_space import ENTRY_BYTES, CacheSpace
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.dialects.item_cache import LIST_BYTES, LONG, ItemCache
+from rolltap.proxy.dialects.item_cache import LONG, ItemCache
 
 
 def test_the_cache_keeps_the_latest_bytes_within_its_limit() -> None:
     parsed: list[bytes] = []
-    cache = ItemCache(lambda raw: parsed.append(raw) or raw.upper(), limit=40)
-    for raw in (b"a" * 10, b"b" * 10, b"c" * 10, b"d" * 10):
+    space = CacheSpace(8 * (ENTRY_BYTES + 20))
+    cache = ItemCache(lambda raw: parsed.append(raw) or raw.upper(), space)
+    raws = [bytes([letter]) * 10 for letter in b"abcdefgh"]
+    for raw in raws:
         cache.get(raw)
-    cache.get(b"a" * 10)
-    cache.get(b"e" * 10)
-    assert len(parsed) == 5
-    cache.get(b"a" * 10)
-    cache.get(b"b" * 10)
-    assert parsed[5:] == [b"b" * 10]
-    assert len(cache) == 4
+    cache.get(raws[0])
+    cache.get(b"z" * 10)
+    assert len(parsed) == 9
+    cache.get(raws[0])
+    cache.get(raws[1])
+    assert parsed[9:] == [raws[1]]
+    assert len(cache) == 8
 
 
 def test_the_cache_gives_back_the_first_copy() -> None:
@@ -38,7 +41,7 @@ def test_the_cache_gives_back_the_first_copy() -> None:
 
 
 def test_an_item_too_large_to_keep_is_only_parsed() -> None:
-    cache = ItemCache(len, limit=40)
+    cache = ItemCache(len, CacheSpace(8 * (ENTRY_BYTES + 20)))
     assert cache.get(b"x" * 11)[1] == 11
     assert len(cache) == 0
 
@@ -62,7 +65,7 @@ def listed(*items: object, space: str = "") -> bytes:
 @pytest.mark.parametrize("space", ["", " ", "\n\t"])
 def test_a_list_that_goes_on_is_read_from_there_on(space: str) -> None:
     parsed: list[bytes] = []
-    cache = ItemCache(lambda raw: parsed.append(raw) or [raw], limit=40)  # too small to keep an item
+    cache = ItemCache(lambda raw: parsed.append(raw) or [raw], CacheSpace(8 * LONG * 200))
     history = [{"at": at, "text": "some text or other"} for at in range(LONG)]
     items, values = cache.all(listed(*history, space=space), "messages")
     assert len(parsed) == LONG
@@ -106,12 +109,15 @@ def test_the_item_that_is_refused_is_named_by_its_place_in_the_whole_list() -> N
 
 
 def test_of_long_lists_a_bounded_number_of_bytes_is_remembered() -> None:
-    cache = ItemCache(lambda raw: raw)
-    for number in range(12):
+    space = CacheSpace(64_000_000)
+    cache = ItemCache(lambda raw: raw, space)
+    for number in range(30):
         cache.all(listed(number, *("x" * 40_000 for _ in range(LONG))), "messages")
-    assert 0 < sum(len(known.json) for known in cache._lists) <= LIST_BYTES
-    cache.all(listed("x" * LIST_BYTES, *range(LONG)), "messages")
-    assert len(cache._lists) > 1
+    count = len(cache._lists)
+    assert 1 < count < 30
+    cache.all(listed("x" * space.limit, *range(LONG)), "messages")
+    assert len(cache._lists) == count
+    assert space.size <= space.limit
 
 
 @pytest.mark.parametrize("end", [b",]", b",,7]", b" 7]"])

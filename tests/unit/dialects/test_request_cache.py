@@ -25,6 +25,7 @@ SECOND = {
     "a second history": OPEN + b'], "messages": [' + MORE + CLOSE,
     "cut off": OPEN + b", " + MORE,
     "a bad message": OPEN + b', {"role": "wizard"}' + CLOSE,
+    "no UTF-8": OPEN + b', {"role": "user", "content": "hi", "x\xf0": 1}' + CLOSE,
     "an orphan": OPEN + b', {"role": "tool", "tool_call_id": "c", "content": ""}' + CLOSE,
     "another rest": OPEN + b", " + MORE + CLOSE.replace(b"1}", b"2}"),
 }

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.arguments import object_of, text_of
+from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import MAX_DEPTH, check_depth
@@ -72,6 +73,23 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
+
+
+ILL_ENCODED = {
+    "openai_chat": b'{"model": "m", "messages": [{"role": "user", "content": "hi", "x\xf0": 1}]}',
+    "openai_responses": b'{"model": "m", "input": [{"role": "user", "content": "hi", "x\xf0": 1}]}',
+    "anthropic": b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi", "x\xf0": 1}]}',
+    "gemini": b'{"contents": [{"role": "user", "parts": [{"text": "hi"}], "x\xf0": 1}]}',
+    "openai_completions": b'{"model": "m", "prompt": "hi", "stream_options": {"x\xf0": 1}}',
+}
+
+
+@pytest.mark.parametrize("name", ILL_ENCODED)
+def test_a_body_that_is_no_utf_8_is_refused_wherever_that_stands(name: str) -> None:
+    body, params = ILL_ENCODED[name], {"model": "m"} if name == "gemini" else {}
+    path = "/v1beta/models/m:generateContent" if name == "gemini" else ""
+    with pytest.raises(InvalidRequest, match="UTF-8"):
+        DIALECTS[name].parse(WireRequest(path, params, {}, {}, body))
 
 
 @settings(deadline=None)
