@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
+from rolltap.contract.trainer import TokenScores
 from rolltap.proxy.conversation.chat import ChatRequest, Sampling, Usage
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.types import VersionSpan
@@ -43,6 +44,7 @@ class SampleRequest:
     stop_token_ids: Sequence[int] = ()
     top_logprobs: int = 0
     routed_experts: bool = False
+    sampling_mask: int = 0  # most ids of a token's mask to record; 0: no masks
     session_id: str = ""  # for prefix-cache-friendly routing
     extra: Mapping[str, Any] = field(default_factory=dict)  # penalties, structured output
     stream: bool = True
@@ -58,8 +60,9 @@ class SampleChunk(msgspec.Struct, frozen=True, eq=False):
     told in rolltap's numbers, None that it gave none. A log-prob that the server could not give as a number is NaN.
     `prompt_ids` is what the engine says it saw, where it says so (first chunk): the proxy compares it. `extras` are
     optional arrays with one row per id of this chunk: `top_ids` and `top_logprobs` [t, k], the sampled token among
-    them; `whole` are arrays with one row per id of the whole output, with the last chunk: `routed_experts` int16
-    [T, layers, k] (SGLang, which tells no shape: [T, layers x k]).
+    them, and `sampling_mask` [t, k], the ids that it was drawn from where those are not all (-1 fills up); `whole` are
+    arrays with one row per id of the whole output, with the last chunk: `routed_experts` int16 [T, layers, k] (SGLang,
+    which tells no shape: [T, layers x k]).
     """
 
     token_ids: Sequence[int] = ()
@@ -104,6 +107,7 @@ class EngineFacts:
     logprobs_mode: Literal["processed", "raw", "unknown"]
     notes: tuple[str, ...] = ()
     structured_output: bool = True  # a JSON schema for the reply is honoured
+    states_weights: bool = False  # it says the version that it serves, when asked (`StatesWeights`)
 
 
 class ServedEngine(Protocol):
@@ -140,6 +144,35 @@ class Engine(ServedEngine, Protocol):
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
         """Samples, and hands the tokens to `take` as they come. Raises an `EngineError` between any two chunks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRequest:
+    """Ids that are given, none sampled: log-probs are wanted from index `start`, at least 1, on."""
+
+    id: str
+    model: str
+    token_ids: Sequence[int]
+    start: int
+    top_logprobs: int = 0
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """An engine that says the log-probs of given ids, at temperature 1 and cut by nothing."""
+
+    async def score(self, request: ScoreRequest) -> TokenScores:
+        """One log-prob an id; raises `EngineProtocolError` where the server left one out: none is made up."""
+        ...
+
+
+@runtime_checkable
+class StatesWeights(Protocol):
+    """A server that can be asked for the version of the weights that it serves."""
+
+    async def served_weights(self) -> int | None:
+        """The version; None where the server does not answer now, or gives a name that is no version."""
         ...
 
 
@@ -189,6 +222,18 @@ TakeChat = Callable[[ChatChunk], Awaitable[bool]]
 class ChatEngine(ServedEngine, Protocol):
     """A server that renders prompts itself. It can't be told what tokens to continue, only asked which it saw."""
 
+    @property
+    def switches_thinking(self) -> bool:
+        """Whether it is told to think, or not to."""
+        ...
+
     async def chat(self, call: ChatCall, take: TakeChat) -> None:
         """Hands the reply to `take` as it comes, with the guarantees of `Engine.sample`."""
         ...
+
+
+def missing_model(model: str, served: Sequence[str]) -> str:
+    """What to do about a model that the engine does not serve; empty if it does, or lists no models."""
+    if not served or model in served:
+        return ""
+    return f"set the policy's `model` to one of {', '.join(served)} (an adapter appears with the trainer's first push)"

@@ -162,16 +162,16 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 
 def _choice(choice: ToolChoice) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if choice.mode == "named" and len(choice.names) == 1:
-        found["tool_choice"] = {"type": "function", "function": {"name": choice.names[0]}}
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.names[0]}}
     elif choice.mode == "named":
-        found["tool_choice"] = "required"
+        fields["tool_choice"] = "required"
     elif choice.mode != "auto":
-        found["tool_choice"] = choice.mode
+        fields["tool_choice"] = choice.mode
     if not choice.parallel:
-        found["parallel_tool_calls"] = False
-    return found
+        fields["parallel_tool_calls"] = False
+    return fields
 
 
 def _format(schema: dict[str, Any]) -> dict[str, Any]:

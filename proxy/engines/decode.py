@@ -91,9 +91,9 @@ def _prompt_as_it_came(fields: dict[str, Any]) -> dict[str, Any]:
 def problem(name: str, path: str, error: Problem) -> RolltapError:
     """The error that a stream's error event stands for. What was begun has failed, whatever its code says."""
     code = error.code if isinstance(error.code, int) else 500
-    found = failure(name, path, code, error.message)
-    if isinstance(found, EngineUnavailable | RateLimited) or code == 400:
-        return found
+    error_of_code = failure(name, path, code, error.message)
+    if isinstance(error_of_code, EngineUnavailable | RateLimited) or code == 400:
+        return error_of_code
     return EngineUnavailable(f"engine {name}: {error.message}")
 
 
@@ -122,15 +122,15 @@ def version_number(version: str | int) -> int | None:
     return number if number >= 0 else None
 
 
-def spans(given: Sequence[Span], count: int) -> tuple[VersionSpan, ...]:
+def spans(stated: Sequence[Span], count: int) -> tuple[VersionSpan, ...]:
     """The spans of an output of `count` ids; () if they do not tile it or name a version that rolltap did not set."""
-    found = [(version_number(span.version), span.start, span.end) for span in given if span.start < span.end]
-    edges = [0, *(end for _, _, end in found)]
-    tiles = [start for _, start, _ in found] == edges[:-1] and edges[-1] == count
-    if not tiles or any(version is None for version, _, _ in found):
+    numbered = [(version_number(span.version), span.start, span.end) for span in stated if span.start < span.end]
+    edges = [0, *(end for _, _, end in numbered)]
+    tiles = [start for _, start, _ in numbered] == edges[:-1] and edges[-1] == count
+    if not tiles or any(version is None for version, _, _ in numbered):
         return ()
     joined: list[VersionSpan] = []
-    for version, start, end in found:
+    for version, start, end in numbered:
         assert version is not None
         if joined and joined[-1].version == version:
             joined[-1] = VersionSpan(version, joined[-1].start, end)
@@ -154,6 +154,19 @@ def top_k(
         return {}
     pairs = np.asarray(kept, np.float64)
     return {"top_ids": pairs[:, :, 0].astype(np.int32), "top_logprobs": pairs[:, :, 1].astype(np.float32)}
+
+
+def sampling_mask(rows: Sequence[Sequence[int]] | None, count: int, width: int) -> dict[str, np.ndarray]:
+    """`sampling_mask` int32 [count, width]: the ids that each of `count` tokens was drawn from, then -1.
+
+    {} where a token has none, or more than `width`: part of a mask would be another distribution.
+    """
+    if rows is None or not count or len(rows) != count or not all(0 < len(row) <= width for row in rows):
+        return {}
+    table = np.full((count, width), -1, np.int32)
+    for line, row in zip(table, rows, strict=True):
+        line[: len(row)] = row
+    return {"sampling_mask": table}
 
 
 def sampled_experts(rows: np.ndarray, count: int) -> dict[str, np.ndarray]:

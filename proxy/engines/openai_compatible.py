@@ -22,6 +22,7 @@ from rolltap.proxy.engines.decode import finish_of, problem
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.proxy.engines.stated_weights import find_path, served_version
 from rolltap.settings import EngineSettings
 
 PATH = "/v1/chat/completions"
@@ -42,6 +43,7 @@ class OpenAiCompatibleEngine:
         self._http = EngineHttp(name, settings, session)
         self._retries = retries
         self._way = 0
+        self._weights_path: str | None = None
 
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
@@ -57,6 +59,8 @@ class OpenAiCompatibleEngine:
             await self.chat(_probe_call(models[0].id), take)
             if not chunks or not chunks[-1].complete:
                 notes.append("no token ids with its replies: its calls are recorded as text and can't be trained")
+            else:
+                self._weights_path = await find_path(self._http)
         else:
             notes.append("the server lists no model")
         return EngineFacts(
@@ -68,7 +72,15 @@ class OpenAiCompatibleEngine:
             weight_updates=False,
             logprobs_mode="unknown",
             notes=tuple(notes),
+            states_weights=self._weights_path is not None,
         )
+
+    async def served_weights(self) -> int | None:
+        return await served_version(self._http, self._weights_path) if self._weights_path is not None else None
+
+    @property
+    def switches_thinking(self) -> bool:
+        return WAYS[self._way] != "none"
 
     async def chat(self, call: ChatCall, take: TakeChat) -> None:
         await retried(self.name, call.id, partial(self._attempt, call), take, self._retries)
@@ -101,16 +113,16 @@ class OpenAiCompatibleEngine:
 
     async def _stream(self, call: ChatCall, way: wire.IdsBy, take: TakeChat) -> None:
         reply = _Reply()
-        wanted = True
+        goes_on = True
 
         async def take_events(events: Sequence[bytes]) -> bool:
-            nonlocal wanted
+            nonlocal goes_on
             for frame in wire.read_frames(events):
                 if frame.error is not None:
                     raise problem(self.name, PATH, frame.error)
                 if (chunk := reply.take(frame)) is not None:
-                    wanted = await take(chunk)
-            return wanted
+                    goes_on = await take(chunk)
+            return goes_on
 
         await self._http.stream(PATH, wire.body_of(call, way), take_events, wire.headers_of(call, way))
         if reply.finish is None:

@@ -45,13 +45,13 @@ class Output(ABC, Generic[Frame]):
 
     async def sample(self, http: EngineHttp, take: Take) -> None:
         """Sends the request and hands its output to `take`. Giving up cancels it on the server."""
-        wanted = True
+        goes_on = True
 
         async def take_events(events: Sequence[bytes]) -> bool:
-            nonlocal wanted
+            nonlocal goes_on
             for chunk in self._chunks(events):
-                wanted = await take(chunk)
-            return wanted
+                goes_on = await take(chunk)
+            return goes_on
 
         try:
             if self.request.stream:
@@ -60,12 +60,12 @@ class Output(ABC, Generic[Frame]):
                 whole = await http.whole(self.path, self.body(), self.request.max_tokens, self.headers)
                 await take_events([whole])
         except asyncio.CancelledError:
-            wanted = False
+            goes_on = False
             raise
         finally:
-            if not wanted and not self.finished:
+            if not goes_on and not self.finished:
                 http.soon(*self.abortion())
-        if wanted and not self.finished:
+        if goes_on and not self.finished:
             raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
 
     def _chunks(self, events: Sequence[bytes]) -> Iterator[SampleChunk]:

@@ -74,8 +74,8 @@ class NativeRequest:
 
     def without_key(self, text: str) -> str:
         """`text` with `[key]` where this request's key stands in it."""
-        held = [value for name, value in self.headers.items() if name in KEY_HEADERS]
-        for value in (*held, self.query.get(KEY_PARAMETER, "")):
+        keys = [value for name, value in self.headers.items() if name in KEY_HEADERS]
+        for value in (*keys, self.query.get(KEY_PARAMETER, "")):
             if key := value.rpartition(" ")[2]:
                 text = text.replace(key, "[key]")
         return text
@@ -221,8 +221,8 @@ class PassthroughUpstream:
         headers = {name: value for name, value in request.headers.items() if self._passes(name)}
         headers["accept-encoding"] = "identity"
         if self._key:
-            held = [name for name in KEY_HEADERS if name in headers] or ["authorization"]
-            for name in held:
+            key_headers = [name for name in KEY_HEADERS if name in headers] or ["authorization"]
+            for name in key_headers:
                 headers[name] = f"Bearer {self._key}" if name == "authorization" else self._key
         return headers
 

@@ -7,14 +7,25 @@ replicas don't take ejects those; if none takes it, the old weights serve.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Sequence
 from functools import partial
 
 from cachetools import LRUCache
 
-from rolltap.errors import EngineProtocolError, EngineTimeout, EngineUnavailable
-from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleRequest, Take
+from rolltap.contract.trainer import TokenScores
+from rolltap.errors import EngineProtocolError, EngineRefused, EngineTimeout, EngineUnavailable
+from rolltap.proxy.engines.base import (
+    Engine,
+    EngineFacts,
+    PauseMode,
+    SampleRequest,
+    Scorer,
+    ScoreRequest,
+    StatesWeights,
+    Take,
+)
 from rolltap.proxy.engines.pool_receiver import PoolReceiver
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.engines.replicas import Replica, Replicas
@@ -58,6 +69,23 @@ class EnginePool:
     async def sample(self, request: SampleRequest, take: Take) -> None:
         tried: list[Replica] = []
         await retried(self.name, request.id, partial(self._attempt, request, tried), take, self._retries)
+
+    async def score(self, request: ScoreRequest) -> TokenScores:
+        """By one replica; whoever asks tries again where it fails."""
+        replica = self._choose("", ())
+        if not isinstance(replica.engine, Scorer):
+            raise EngineRefused(f"engine {self.name} can't score given ids", http_status=501)
+        replica.running += 1
+        try:
+            return await replica.engine.score(request)
+        finally:
+            replica.running -= 1
+
+    async def served_weights(self) -> int | None:
+        """The version of all replicas that serve; None if they differ: any may get the call."""
+        engines = [replica.engine for replica in self.replicas.serving]
+        stated = await asyncio.gather(*(each.served_weights() for each in engines if isinstance(each, StatesWeights)))
+        return stated[0] if stated and len(stated) == len(engines) and len(set(stated)) == 1 else None
 
     async def pause(self, mode: PauseMode) -> None:
         async with self.replicas.changing:
@@ -106,10 +134,12 @@ class EnginePool:
         if former is not None and not former.ejected and former not in tried:
             return former
         fresh = [replica for replica in serving if replica not in tried] or serving
-        chosen = min(fresh, key=lambda replica: (replica.running, _rank(session, self.replicas.all.index(replica))))
+        replica_of_call = min(
+            fresh, key=lambda replica: (replica.running, _rank(session, self.replicas.all.index(replica)))
+        )
         if session:
-            self._by_session[session] = chosen
-        return chosen
+            self._by_session[session] = replica_of_call
+        return replica_of_call
 
 
 def _rank(session: str, index: int) -> int:
@@ -136,4 +166,5 @@ def _common(answers: Sequence[EngineFacts], replicas: int) -> EngineFacts:
         logprobs_mode=first.logprobs_mode if len(modes) == 1 else "unknown",
         notes=tuple(notes),
         structured_output=all(facts.structured_output for facts in answers),
+        states_weights=all(facts.states_weights for facts in answers),
     )

@@ -35,8 +35,8 @@ class PoolReceiver:
                 members.append((replica, receiver, first_rank))
                 first_rank += ranks
             if first_rank != transfer.world_size:
-                found, wanted = first_rank - 1, transfer.world_size - 1
-                raise EngineError(f"engine {replicas.name} has {found} ranks now, not {wanted}")
+                rank_count, expected = first_rank - 1, transfer.world_size - 1
+                raise EngineError(f"engine {replicas.name} has {rank_count} ranks now, not {expected}")
             if replicas.paused:
                 await _all_or_none(replica.pause("keep") for replica, _, _ in members if replica.ejected)
             await _all_or_none(receiver.join(transfer, rank) for _, receiver, rank in members)

@@ -6,7 +6,6 @@ what it saw. So a prompt is its parent's JSON and that of its new ids, and what 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -14,10 +13,8 @@ import msgspec
 import numpy as np
 
 from rolltap.errors import EngineProtocolError
+from rolltap.proxy.cache_space import SHARED, CacheSpace, Kept
 from rolltap.types import Int32
-
-JSON_BYTES = 64 << 20
-"""Bytes of prompts that are kept for their continuations; an id takes 6 or 7."""
 
 UNSAID = msgspec.Raw(b"null")
 
@@ -48,30 +45,23 @@ class EncodedPrompt(Sequence[int]):
 
 
 class Prompts:
-    """Makes prompts out of those that they continue: the last ones, of at most `limit` bytes in all."""
+    """Makes prompts out of those that they continue, which are kept by their calls for as long as there is room."""
 
-    def __init__(self, limit: int = JSON_BYTES) -> None:
-        self._limit = limit
-        self.size = 0
-        self.kept: OrderedDict[str, EncodedPrompt] = OrderedDict()
+    def __init__(self, space: CacheSpace = SHARED) -> None:
+        self.kept: Kept[str, EncodedPrompt] = Kept(lambda prompt: len(prompt.json) + prompt.ids.nbytes, space)
 
     def make(self, call_id: str, ids: Int32, parent: str | None = None) -> EncodedPrompt:
         """The prompt of a call. Its ids may begin with those of the call `parent`, whose place it takes then."""
         if not len(ids):
             return EncodedPrompt(ids, _encoded(ids))
-        former = self.kept.pop(parent, None) if parent is not None else None
-        if former is not None:
-            self.size -= len(former.json)
+        former = self.kept.pop(parent) if parent is not None else None
         size = len(former) if former is not None else 0
         if former is not None and size and np.array_equal(former.ids, ids[:size]):
             json = former.json[:-1] + b"," + _encoded(ids[size:])[1:] if size < len(ids) else former.json
         else:
             json = _encoded(ids)
         prompt = EncodedPrompt(ids, json)
-        self.kept[call_id] = prompt
-        self.size += len(json)
-        while self.size > self._limit:
-            self.size -= len(self.kept.popitem(last=False)[1].json)
+        self.kept.put(call_id, prompt)
         return prompt
 
 

@@ -155,10 +155,10 @@ def _meeting(transfer: Transfer, first_rank: int) -> dict[str, Any]:
 
 
 def _count(name: str, answer: Any, field: str) -> int:
-    found = answer.get(field) if isinstance(answer, dict) else None
-    if not isinstance(found, int) or found < 1:
+    count = answer.get(field) if isinstance(answer, dict) else None
+    if not isinstance(count, int) or count < 1:
         raise EngineProtocolError(f"engine {name} does not say how many processes it has ({field})")
-    return found
+    return count
 
 
 def _says(answer: Any, version: int) -> bool:

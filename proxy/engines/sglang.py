@@ -18,8 +18,9 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from rolltap.contract.trainer import TokenScores
 from rolltap.errors import EngineError, EngineProtocolError, EngineRefused
-from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, ScoreRequest, Take
 from rolltap.proxy.engines.decode import (
     FinishReason,
     Problem,
@@ -38,6 +39,8 @@ from rolltap.proxy.engines.probing import smallest_context, try_out
 from rolltap.proxy.engines.prompts import UNSAID, said
 from rolltap.proxy.engines.receivers import SglangReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.proxy.engines.scores import scores_of
+from rolltap.proxy.engines.stated_weights import SGLANG, served_version, stated_version
 from rolltap.settings import EngineSettings
 from rolltap.types import VersionSpan
 
@@ -61,6 +64,8 @@ class Meta(msgspec.Struct):
     weight_versions: list[Span] | None = None
     output_token_logprobs: list[Row] | None = None
     output_top_logprobs: list[list[Row] | None] | None = None
+    input_token_logprobs: list[Row] | None = None
+    input_top_logprobs: list[list[Row] | None] | None = None
     routed_experts: str | None = None
 
 
@@ -92,6 +97,7 @@ class SglangEngine:
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
         tried = await try_out(self.sample, models)
+        info = await self._http.optional("GET", SGLANG)
         notes = [tried.problem] if tried.problem else []
         if tried.mode == "raw":
             notes.append("log-probs are those before temperature: unset SGLANG_RETURN_ORIGINAL_LOGPROB")
@@ -104,12 +110,29 @@ class SglangEngine:
             weight_updates=True,
             logprobs_mode=tried.mode,
             notes=tuple(notes),
+            states_weights=stated_version(info) is not None,
         )
+
+    async def served_weights(self) -> int | None:
+        return await served_version(self._http, SGLANG)
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
         size = len(request.prompt_ids)
         attempt = partial(self._attempt, request)
         await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
+
+    async def score(self, request: ScoreRequest) -> TokenScores:
+        """Nothing is sampled. The first row of the answer stands for the id before `start` and has no value."""
+        body = {
+            "rid": request.id,
+            "input_ids": request.token_ids,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": request.start - 1,
+            "top_logprobs_num": request.top_logprobs,
+            "stream": False,
+        }
+        return _scores(self.name, request, await self._http.bytes("POST", PATH, body))
 
     async def pause(self, mode: PauseMode) -> None:
         """SGLang has no draining of its own: this proxy's requests are waited for and new ones held. "keep" computes
@@ -244,6 +267,19 @@ class SglangOutput(Output[Frame]):
             return values, {}
         pairs = [[(row[1], np.nan if row[0] is None else row[0]) for row in position or ()] for position in tops]
         return values, top_k(ids, values, pairs, self.request.top_logprobs)
+
+
+def _scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScores:
+    try:
+        meta = msgspec.json.decode(answer, type=Frame).meta_info
+    except msgspec.DecodeError as error:
+        raise EngineProtocolError(f"engine {name}: its scores can't be read: {error}") from error
+    rows = (meta.input_token_logprobs if meta else None) or []
+    ids = list(request.token_ids[request.start - 1 :])
+    if [row[1] for row in rows] != ids:
+        raise EngineProtocolError(f"engine {name} scored {len(rows) - 1} of {len(ids) - 1} ids, or others")
+    tops = (meta.input_top_logprobs if meta else None) or []
+    return scores_of(name, request, [row[0] for row in rows[1:]], [{r[1]: r[0] for r in top or ()} for top in tops[1:]])
 
 
 def _newest(rows: list[Any] | None, new: int, total: int) -> list[Any] | None:

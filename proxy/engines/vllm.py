@@ -12,13 +12,15 @@ from functools import partial
 
 import aiohttp
 
+from rolltap.contract.trainer import TokenScores
 from rolltap.errors import EngineRefused, EngineUnavailable
-from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleRequest, Take
+from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleRequest, ScoreRequest, Take
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context, try_out
 from rolltap.proxy.engines.receivers import VllmReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
-from rolltap.proxy.engines.vllm_wire import CompletionOutput, GenerateOutput
+from rolltap.proxy.engines.stated_weights import VLLM, served_version, stated_version
+from rolltap.proxy.engines.vllm_wire import CompletionOutput, GenerateOutput, prompt_scores
 from rolltap.settings import EngineSettings
 
 PAUSE_MODES: dict[PauseMode, str] = {"keep": "keep", "drain": "wait", "abort": "abort"}
@@ -62,12 +64,27 @@ class VllmEngine:
             logprobs_mode=tried.mode,
             notes=tuple(notes),
             structured_output=self._structured_output,
+            states_weights=stated_version(info) is not None,
         )
+
+    async def served_weights(self) -> int | None:
+        return await served_version(self._http, VLLM)
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
         size = len(request.prompt_ids)
         attempt = partial(self._attempt, request)
         await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
+
+    async def score(self, request: ScoreRequest) -> TokenScores:
+        """By `/v1/completions`, which is never closed: the prompt's log-probs, and one token that is dropped."""
+        body = {
+            "request_id": request.id,
+            "model": request.model,
+            "prompt": request.token_ids,
+            "max_tokens": 1,
+            "prompt_logprobs": request.top_logprobs,
+        }
+        return prompt_scores(self.name, request, await self._http.bytes("POST", "/v1/completions", body))
 
     async def pause(self, mode: PauseMode) -> None:
         await self._http.json("POST", f"/pause?mode={PAUSE_MODES[mode]}")

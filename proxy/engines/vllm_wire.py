@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from rolltap.contract.trainer import TokenScores
 from rolltap.errors import EngineProtocolError
-from rolltap.proxy.engines.base import SampleChunk, SampleRequest
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest
 from rolltap.proxy.engines.decode import (
     FinishReason,
     Problem,
@@ -24,11 +25,13 @@ from rolltap.proxy.engines.decode import (
     npy,
     problem,
     sampled_experts,
+    sampling_mask,
     spans,
     top_k,
 )
 from rolltap.proxy.engines.output import Output
 from rolltap.proxy.engines.prompts import UNSAID, said
+from rolltap.proxy.engines.scores import scores_of
 
 NO_LOGPROB = -9999.0
 """What vLLM writes for a log-prob that is NaN, -inf or absent: no sampled token can have it."""
@@ -61,6 +64,7 @@ class GenerateChoice(msgspec.Struct):
     logprobs: GenerateLogprobs | None = None
     finish_reason: str | None = None
     weight_versions: list[Span] | None = None
+    sampling_mask: list[list[int]] | None = None
     routed_experts: str | None = None
 
 
@@ -160,6 +164,8 @@ def generate_chunk(choice: GenerateChoice, frame: GenerateFrame, request: Sample
         if request.top_logprobs:
             rows = [[(c.token_id, _number(c.logprob)) for c in token.top_logprobs] for token in content]
             extras = top_k(ids, logprobs, rows, request.top_logprobs)
+    if request.sampling_mask:
+        extras |= sampling_mask(choice.sampling_mask, len(ids), request.sampling_mask)
     return SampleChunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
@@ -182,11 +188,11 @@ def completion_chunk(
             "set engines.*.kind to openai_compatible or passthrough"
         )
     logprobs, extras = None, {}
-    given = choice.logprobs
-    if given is not None and len(given.token_logprobs) == len(ids):
-        logprobs = [_number(value) for value in given.token_logprobs]
-        if request.top_logprobs and given.top_logprobs is not None:
-            rows = [_candidates(row or {}) for row in given.top_logprobs]
+    logprobs_of_ids = choice.logprobs
+    if logprobs_of_ids is not None and len(logprobs_of_ids.token_logprobs) == len(ids):
+        logprobs = [_number(value) for value in logprobs_of_ids.token_logprobs]
+        if request.top_logprobs and logprobs_of_ids.top_logprobs is not None:
+            rows = [_candidates(row or {}) for row in logprobs_of_ids.top_logprobs]
             extras = top_k(ids, logprobs, rows, request.top_logprobs)
     return SampleChunk(
         token_ids=ids,
@@ -275,3 +281,31 @@ def _candidates(row: dict[str, float | None]) -> list[tuple[int, float]]:
 
 def _finish(reason: str | None) -> FinishReason | None:
     return None if reason is None else finish_of(reason)
+
+
+class PromptLogprob(msgspec.Struct):
+    logprob: float | None = None
+
+
+class ScoredChoice(msgspec.Struct):
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
+
+
+class ScoredCompletion(msgspec.Struct):
+    choices: list[ScoredChoice] = []
+
+
+def prompt_scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScores:
+    """`prompt_logprobs`: for each id of the prompt (none for the first) its own log-prob and its candidates', by id."""
+    try:
+        choices = msgspec.json.decode(answer, type=ScoredCompletion).choices
+    except msgspec.DecodeError as error:
+        raise EngineProtocolError(f"engine {name}: its scores can't be read: {error}") from error
+    places = (choices[0].prompt_logprobs if choices else None) or []
+    scored_places = [place or {} for place in places[request.start :]]
+    ids = request.token_ids[request.start :]
+    values = [
+        place[token].logprob if token in place else None for token, place in zip(ids, scored_places, strict=False)
+    ]
+    candidates = [{token: one.logprob for token, one in place.items()} for place in scored_places]
+    return scores_of(name, request, [None if value == NO_LOGPROB else value for value in values], candidates)

@@ -47,6 +47,11 @@ WHOLE = (
 DEVELOPER = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """As docs/engines.md says to start vLLM for training, with and without adapters."""
 
+ALLOWED_CORES = sorted(os.sched_getaffinity(0))
+CORES = ALLOWED_CORES[1:] or ALLOWED_CORES
+"""Of vLLM: all but the first. Its worker computes without a pause, and what shares a core with it (the proxy, the
+clients) may wait for seconds until the kernel gives it a turn."""
+
 CPU = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -64,7 +69,7 @@ def vllm(folder: Path, flags: Sequence[str], env: Mapping[str, str]) -> Iterator
     plugin = {"PYTHONPATH": f"{rolltap_without_requirements(folder / 'site')}{os.pathsep}{ROOT / 'src'}"}
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, *flags],
+            ["taskset", "-c", ",".join(map(str, CORES)), *command, *flags],
             cwd=folder,
             env={**os.environ, **CPU, **plugin, **env},
             stdout=out,

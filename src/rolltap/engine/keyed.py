@@ -24,12 +24,12 @@ def keyed(app: Any, host: str, key: str) -> Any:
                 "engine's section of the proxy's settings"
             )
         return app
-    wanted = f"Bearer {key}".encode()
+    expected = f"Bearer {key}".encode()
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            if not hmac.compare_digest(sent, wanted):
+            if not hmac.compare_digest(sent, expected):
                 error = {"message": "send the engine's key as `Authorization: Bearer KEY`", "type": "Unauthorized"}
                 await JSONResponse({"error": {**error, "code": 401}}, 401)(scope, receive, send)
                 return

@@ -1,6 +1,6 @@
-"""Qwen3 in torch, float32: the network that the embedded engine samples from.
+"""Qwen3 and Qwen3-MoE in torch, float32: the network that the embedded engine samples from.
 
-Parameter names, `config.json` and `model.safetensors` are Hugging Face's (`Qwen3ForCausalLM`), so a folder written
+Parameter names, `config.json` and `model.safetensors` are Hugging Face's, so a folder written
 here loads there and the reverse; log-probs agree to 1e-5. One forward serves training (no cache) and sampling
 (with `KeyValueCache`, any mix of prompts and single tokens).
 
@@ -22,14 +22,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rolltap.engine.experts import ExpertBlock
 from rolltap.errors import ConfigError
 
-ARCHITECTURE = "Qwen3ForCausalLM"
+ARCHITECTURES = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
+"""What is served, with Hugging Face's name of its family: a dense network and a mixture of experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The fields of Hugging Face's `Qwen3Config` that shape the network."""
+    """The fields of Hugging Face's `Qwen3Config` that shape the network, and of `Qwen3MoeConfig` for a mixture."""
 
     vocab_size: int
     hidden_size: int
@@ -42,6 +44,10 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     tie_word_embeddings: bool = False
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
 
     @classmethod
     def load(cls, folder: Path) -> ModelConfig:
@@ -51,14 +57,18 @@ class ModelConfig:
             raw: dict[str, Any] = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: not a readable model configuration ({error})") from error
-        if ARCHITECTURE not in (raw.get("architectures") or ()):
-            raise ConfigError(f"{path}: architectures is {raw.get('architectures')}; this engine serves {ARCHITECTURE}")
+        if not ARCHITECTURES.keys() & set(raw.get("architectures") or ()):
+            served = " and ".join(ARCHITECTURES)
+            raise ConfigError(f"{path}: architectures is {raw.get('architectures')}; this engine serves {served}")
+        raw.setdefault("num_experts", raw.get("num_local_experts", 0))
         rope = raw.get("rope_parameters") or {"rope_theta": raw.get("rope_theta", cls.rope_theta)}
         unsupported = {
             "attention_bias": bool(raw.get("attention_bias")),
             "use_sliding_window": bool(raw.get("use_sliding_window")),
             "rope_scaling": bool(raw.get("rope_scaling")) or rope.get("rope_type", "default") != "default",
             "hidden_act": raw.get("hidden_act", "silu") != "silu",
+            "mlp_only_layers": bool(raw.get("mlp_only_layers")),
+            "decoder_sparse_step": raw.get("decoder_sparse_step", 1) != 1,
         }
         for name, present in unsupported.items():
             if present:
@@ -71,10 +81,12 @@ class ModelConfig:
 
     def save(self, folder: Path, **extra: Any) -> None:
         """Writes `folder/config.json` with what transformers and vLLM also need; `extra` adds token ids."""
+        architecture = list(ARCHITECTURES)[bool(self.num_experts)]
+        shape = asdict(self)
         raw = {
-            "architectures": [ARCHITECTURE],
-            "model_type": "qwen3",
-            **asdict(self),
+            "architectures": [architecture],
+            "model_type": ARCHITECTURES[architecture],
+            **{name: shape[name] for name in shape if self.num_experts or name not in MIXTURE_FIELDS},
             "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
             "attention_bias": False,
             "attention_dropout": 0.0,
@@ -84,6 +96,9 @@ class ModelConfig:
             **extra,
         }
         (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
+
+
+MIXTURE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 
 
 class KeyValueCache:
@@ -108,11 +123,11 @@ class KeyValueCache:
             return
         columns = min(self.length, max(columns, 2 * self.bin))
         slots, heads, width = self._shape
-        held, self.bin = max(self.bin, 0), columns
+        filled, self.bin = max(self.bin, 0), columns
         for name in ("keys", "values"):
             grown = [torch.zeros(slots, columns + 1, heads, width) for _ in range(self._layers)]
             for new, old in zip(grown, getattr(self, name), strict=False):
-                new[:, :held] = old[:, :held]
+                new[:, :filled] = old[:, :filled]
             setattr(self, name, grown)
 
 
@@ -174,14 +189,27 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden, width, bias=False)
+        self.up_proj = nn.Linear(hidden, width, bias=False)
+        self.down_proj = nn.Linear(width, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def feed_forward(config: ModelConfig) -> nn.Module:
+    """A layer's: one, or a mixture of experts."""
+    if not config.num_experts:
+        return FeedForward(config.hidden_size, config.intermediate_size)
+    return ExpertBlock(
+        config.hidden_size,
+        config.num_experts,
+        config.num_experts_per_tok,
+        lambda: FeedForward(config.hidden_size, config.moe_intermediate_size),
+        normed=config.norm_topk_prob,
+    )
 
 
 class Layer(nn.Module):
@@ -191,7 +219,7 @@ class Layer(nn.Module):
         super().__init__()
         self.index = index
         self.self_attn = Attention(config)
-        self.mlp = FeedForward(config)
+        self.mlp = feed_forward(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -251,6 +279,11 @@ class Qwen3(nn.Module):
         for layer in self.model.layers:
             x = layer(x, rope, mask, plan)
         return self.model.norm(x)
+
+    def experts(self) -> Tensor | None:
+        """[B,T,layers,k]: the experts that the tokens of the last pass went through; None without a mixture."""
+        mixtures = [module for module in self.model.modules() if isinstance(module, ExpertBlock)]
+        return torch.stack([mixture.choices for mixture in mixtures], dim=2) if mixtures else None
 
     def forward(self, ids: Tensor) -> Tensor:
         """The logits [B,T,V] of whole sequences `ids` [B,T]."""

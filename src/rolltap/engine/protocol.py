@@ -6,17 +6,23 @@ message for a wrong type has the field's path.
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
-from rolltap.engine.requests import TokenDelta
+from rolltap.engine.requests import PromptScores, TokenDelta
 from rolltap.engine.sampling import SamplingOptions
 from rolltap.errors import ContextOverflow, InvalidRequest
 
 MAX_CHOICES = 64
+LONGEST_MASK = 2048
+"""Ids of a token's sampling mask up to which it is sent, as in vLLM: one that cuts off next to nothing has them all."""
+
 Id = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Body = TypeVar("Body", bound=Struct)
@@ -104,6 +110,7 @@ class CompletionRequest(Draw, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: Literal[False] = False
     add_special_tokens: bool = True  # nothing is added to ids
     priority: Literal[0] = 0
@@ -234,8 +241,21 @@ def generate_choice(index: int, delta: TokenDelta, with_logprobs: bool) -> dict[
         "logprobs": {"content": content} if with_logprobs else None,
         "finish_reason": delta.finish,
         "stop_reason": delta.stop_reason,
+        "sampling_mask": delta.masks if delta.masks and max(map(len, delta.masks)) <= LONGEST_MASK else None,
+        "routed_experts": None if delta.experts is None else _npy(delta.experts.numpy().astype(np.int16)),
         "weight_versions": delta.spans if delta.finish or delta.spans else None,
     }
+
+
+def prompt_logprobs(scores: PromptScores) -> list[dict[int, dict[str, Any]] | None]:
+    """For each id of the prompt its log-prob and its candidates', by id; none for the first one."""
+    return [
+        None,
+        *(
+            {other: {"logprob": value, "rank": None, "decoded_token": None} for other, value in [*top, (token, own)]}
+            for token, own, top in zip(scores.token_ids, scores.logprobs, scores.tops, strict=True)
+        ),
+    ]
 
 
 def completion_choice(
@@ -260,6 +280,13 @@ def completion_choice(
         choice["token_ids"] = delta.token_ids
         choice["prompt_token_ids"] = request.prompt if with_prompt else None
     return choice
+
+
+def _npy(array: np.ndarray) -> str:
+    """The array as vLLM sends one: a base64 `.npy` file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def _alternatives(delta: TokenDelta, position: int) -> list[dict[str, Any]]:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from rolltap.engine.sampling import SamplingOptions
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -22,30 +25,44 @@ class WeightSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The log-probs of a prompt's ids but the first, and the likeliest candidates of each as (id, log-prob)."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    tops: tuple[tuple[tuple[int, float], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenDelta:
     """The next sampled tokens of a request.
 
     `logprobs` has one value per id. `tops` has the likeliest candidates of each id as (id, log-prob), if they were
-    asked for. `spans` tile the output so far, from its first token; the last delta has `finish`.
+    asked for, and `masks` the ids that it was drawn from, if those are not all. `spans` tile the output so far, from
+    its first token; the last delta has `finish`, and of a mixture the experts [T, layers, k] of the sampling passes.
     """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     tops: tuple[tuple[tuple[int, float], ...], ...] = ()
+    masks: tuple[tuple[int, ...], ...] = ()
     finish: FinishReason | None = None
     stop_reason: int | None = None
     spans: tuple[WeightSpan, ...] = ()
     cached_tokens: int = 0
+    experts: Tensor | None = None
 
     def __add__(self, later: TokenDelta) -> TokenDelta:
         return TokenDelta(
             self.token_ids + later.token_ids,
             self.logprobs + later.logprobs,
             self.tops + later.tops,
+            self.masks + later.masks,
             later.finish,
             later.stop_reason,
             later.spans,
             max(self.cached_tokens, later.cached_tokens),
+            later.experts,
         )
 
 
@@ -81,7 +98,9 @@ class ActiveRequest:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    masks: list[tuple[int, ...]] = field(default_factory=list)
     spans: list[WeightSpan] = field(default_factory=list)
+    experts: list[Tensor] = field(default_factory=list)
     sent: int = 0
 
     @property
@@ -104,8 +123,10 @@ class ActiveRequest:
             tuple(self.ids[start:]),
             tuple(self.logprobs[start:]),
             tuple(self.tops[start:]),
+            tuple(self.masks[start:]),
             finish,
             stop_reason,
             tuple(self.spans),
             self.reused,
+            torch.stack(self.experts) if finish and self.experts else None,
         )

@@ -31,6 +31,11 @@ class SamplingOptions:
     top_logprobs: int = 0
 
     @property
+    def has_mask(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary that a trainer can take again; greedy ones are not."""
+        return self.truncates and self.temperature > 0.0
+
+    @property
     def truncates(self) -> bool:
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
@@ -57,6 +62,11 @@ def draw_tokens(logprobs_BV: Tensor, samplings: Sequence[SamplingOptions], unifo
     return torch.where(greedy_B, logprobs_BV.argmax(-1), ids_B)
 
 
+def sampling_mask(logprobs_V: Tensor) -> tuple[int, ...]:
+    """The ids that a row of `processed_logprobs` can be drawn from."""
+    return tuple(torch.isfinite(logprobs_V).nonzero()[:, 0].tolist())
+
+
 def _truncate(logprobs_V: Tensor, sampling: SamplingOptions) -> Tensor:
     """Keeps what all of top-k, top-p and min-p keep, normalised; always at least the likeliest token."""
     ordered_V, order_V = logprobs_V.sort(descending=True)
@@ -69,6 +79,6 @@ def _truncate(logprobs_V: Tensor, sampling: SamplingOptions) -> Tensor:
     if sampling.min_p > 0.0:
         keep_V &= probabilities_V >= sampling.min_p * probabilities_V[0]
     keep_V[0] = True
-    kept = torch.full_like(logprobs_V, -torch.inf)
-    kept[order_V[keep_V]] = ordered_V[keep_V]
-    return torch.log_softmax(kept, dim=-1)
+    masked_V = torch.full_like(logprobs_V, -torch.inf)
+    masked_V[order_V[keep_V]] = ordered_V[keep_V]
+    return torch.log_softmax(masked_V, dim=-1)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from rolltap.engine.model import Qwen3, read_weights
-from rolltap.engine.requests import ActiveRequest, FinishReason, Outbox, SamplingRequest, TokenDelta
-from rolltap.engine.sampling import draw_tokens, processed_logprobs
+from rolltap.engine.requests import ActiveRequest, FinishReason, Outbox, PromptScores, SamplingRequest, TokenDelta
+from rolltap.engine.sampling import draw_tokens, processed_logprobs, sampling_mask
 from rolltap.engine.slots import SlotCache
 from rolltap.errors import EngineUnavailable
 
@@ -33,6 +33,9 @@ T = TypeVar("T")
 PauseMode = Literal["abort", "wait", "keep"]
 PREFILL_TOKENS = 4096
 """Prompt tokens computed per step at most, so that a long prompt does not delay the requests that are sampling."""
+
+SCORED_AT_ONCE = 256
+"""Positions whose logits exist at once where given ids are scored."""
 
 
 class EngineLoop:
@@ -76,6 +79,10 @@ class EngineLoop:
     def submit(self, requests: Sequence[SamplingRequest]) -> Future[None]:
         """Queues requests. Fails with `EngineUnavailable` if the loop has failed."""
         return self._call(lambda: self._waiting.extend(requests))
+
+    def score(self, ids: Sequence[int], top: int) -> Future[PromptScores]:
+        """The log-probs of given ids at temperature 1, by a forward pass of its own between two steps."""
+        return self._call(lambda: self._score(ids, top))
 
     def abort(self, ids: Sequence[str] | None) -> Future[int]:
         """Ends the requests `ids` (None: all) with the tokens they have; the result is how many there were."""
@@ -229,6 +236,18 @@ class EngineLoop:
             self.counts["prompt_tokens"] += len(prompt)
             self.counts["prefix_hits"] += shared
 
+    def _score(self, ids: Sequence[int], top: int) -> PromptScores:
+        hidden_TE = self.model.hidden(torch.tensor([ids]))[0, :-1]
+        logprobs: list[float] = []
+        tops: list[tuple[tuple[int, float], ...]] = []
+        for piece_TE in hidden_TE.split(SCORED_AT_ONCE):
+            logprobs_TV = torch.log_softmax(self.model.lm_head(piece_TE), dim=-1)
+            targets = torch.tensor(ids[len(logprobs) + 1 : len(logprobs) + 1 + len(piece_TE)])
+            logprobs += logprobs_TV.gather(1, targets[:, None])[:, 0].tolist()
+            tops += [_top(row_V, top) for row_V in logprobs_TV] if top else [()] * len(piece_TE)
+        self.counts["scored_tokens"] += len(ids)
+        return PromptScores(tuple(ids[1:]), tuple(logprobs), tuple(tops))
+
     def _step(self) -> None:
         """Computes pending prompts, then samples one token for every request that is ready."""
         if self._pause in ("keep", "abort") or not self._active:
@@ -245,11 +264,11 @@ class EngineLoop:
         chosen: list[ActiveRequest] = []
         width = 0
         for active in sorted(behind, key=lambda item: item.pending):
-            wanted = min(active.pending - 1, PREFILL_TOKENS)
-            if chosen and wanted * (len(chosen) + 1) > PREFILL_TOKENS:
+            pending = min(active.pending - 1, PREFILL_TOKENS)
+            if chosen and pending * (len(chosen) + 1) > PREFILL_TOKENS:
                 break
             chosen.append(active)
-            width = wanted
+            width = pending
         lengths = [min(active.pending - 1, width) for active in chosen]
         self._slots.prefill(chosen, lengths)
         for active, length in zip(chosen, lengths, strict=True):
@@ -258,14 +277,19 @@ class EngineLoop:
     def _sample(self, ready: list[ActiveRequest]) -> None:
         """Samples the next token of each request in `ready`, by one forward pass."""
         logits_BV = self.model.lm_head(self._slots.next_hidden(ready))
+        experts = self._slots.experts(ready)
         samplings = [active.request.sampling for active in ready]
         logprobs_BV = processed_logprobs(logits_BV, samplings)
         ids_B = draw_tokens(logprobs_BV, samplings, [active.rng.random() for active in ready])
         chosen_B = logprobs_BV.gather(1, ids_B[:, None])[:, 0]
         for row, (active, token, logprob) in enumerate(zip(ready, ids_B.tolist(), chosen_B.tolist(), strict=True)):
             active.cached += 1
-            if active.request.sampling.top_logprobs:
-                active.tops.append(_top(logprobs_BV[row], active.request.sampling.top_logprobs))
+            if samplings[row].top_logprobs:
+                active.tops.append(_top(logprobs_BV[row], samplings[row].top_logprobs))
+            if samplings[row].has_mask:
+                active.masks.append(sampling_mask(logprobs_BV[row]))
+            if experts is not None:
+                active.experts.append(experts[row])
             self._append(active, token, logprob)
         self.counts["generation_tokens"] += len(ready)
 

@@ -39,6 +39,7 @@ from rolltap.engine.protocol import (
     completion_choice,
     decode,
     generate_choice,
+    prompt_logprobs,
     usage,
 )
 from rolltap.engine.receiver import WeightReceiver
@@ -46,7 +47,7 @@ from rolltap.engine.requests import Outbox, SamplingRequest, TokenDelta
 from rolltap.engine.responses import EXCEPTION_HANDLERS, error_body, json_response, sse_event
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.engine.settings import ModelServerSettings
-from rolltap.errors import ConfigError, EngineUnavailable, NotFound
+from rolltap.errors import ConfigError, EngineUnavailable, InvalidRequest, NotFound
 
 DONE = b"data: [DONE]\n\n"
 LOOP_FAILED = "the engine's loop failed while it sampled; restart the engine"
@@ -133,7 +134,13 @@ class ModelServer:
 
     async def completions(self, http: HttpRequest) -> Response:
         request = decode(await http.body(), CompletionRequest)
+        if request.prompt_logprobs is not None and request.stream:
+            raise InvalidRequest("prompt_logprobs come with a reply that is not streamed", param="prompt_logprobs")
         reply = await self._submit(request)
+        extra_fields: dict[str, Any] = {}
+        if request.prompt_logprobs is not None:
+            scores = await asyncio.wrap_future(self.loop.score(request.prompt, request.prompt_logprobs))
+            extra_fields = {"prompt_logprobs": prompt_logprobs(scores)}
 
         def make_body(choices: list[dict[str, Any]], first: bool) -> dict[str, Any]:
             return {
@@ -146,7 +153,7 @@ class ModelServer:
 
         def make_choice(index: int, delta: TokenDelta, first: bool) -> dict[str, Any]:
             text = self._tokenizer.decode(list(delta.token_ids), skip_special_tokens=request.skip_special_tokens)
-            return completion_choice(request, index, delta, text, first)
+            return {**completion_choice(request, index, delta, text, first), **extra_fields}
 
         return await self._respond(http, reply, make_body, make_choice)
 

@@ -65,6 +65,11 @@ class SlotCache:
         hidden_BTH = self._forward(rows, lengths, torch.arange(width)[:, None], slice(0, width))
         return hidden_BTH[[active.slot for active in requests], 0]
 
+    def experts(self, requests: Sequence[ActiveRequest]) -> list[Tensor] | None:
+        """The experts [layers,k] of each request's token in the pass of `next_hidden`; None without a mixture."""
+        experts_BTLk = self._model.experts()
+        return None if experts_BTLk is None else [experts_BTLk[active.slot, 0] for active in requests]
+
     def _best_slot(self, prompt: np.ndarray, busy: Collection[int]) -> tuple[int, int]:
         """The free slot that shares the longest prefix with `prompt`, and the length of that prefix."""
         free = np.array([slot for slot in range(self.count) if slot not in busy])

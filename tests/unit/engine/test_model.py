@@ -5,14 +5,37 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rolltap.engine.model import CachePlan, KeyValueCache, ModelConfig, Qwen3
 from rolltap.engine.tiny.make import initialise
 from rolltap.errors import ConfigError
+
+
+def mixture_folder(folder: Path, *, normed: bool, vocabulary: int = 64) -> Any:
+    """Writes a random Qwen3-MoE of four experts, two a token, as Hugging Face does; that model."""
+    torch.manual_seed(3)
+    config: Any = Qwen3MoeConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=normed,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+    )
+    config.head_dim = 8
+    model = Qwen3MoeForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -102,3 +125,33 @@ def test_missing_or_corrupt_weights_are_named(model: Qwen3, tmp_path: Path, cont
         (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match="safetensors"):
         model.load_weights(tmp_path)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_mixture_equals_hugging_faces_and_says_which_experts_it_took(tmp_path: Path, normed: bool) -> None:
+    theirs = mixture_folder(tmp_path, normed=normed)
+    ours = Qwen3.load(tmp_path)
+    ids = torch.randint(0, ours.config.vocab_size, (3, 50))
+    choices: list[torch.Tensor] = []
+    for layer in theirs.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _, __, output: choices.append(output[2].view(3, 50, -1)))
+    with torch.no_grad():
+        difference = ours(ids).log_softmax(-1) - theirs(ids).logits.log_softmax(-1)
+    assert difference.abs().max() < 1e-5
+    experts = ours.experts()
+    assert experts is not None
+    assert torch.equal(experts, torch.stack(choices, dim=2))
+    assert Qwen3(ours.config).state_dict().keys() == ours.state_dict().keys()
+    ours.config.save(tmp_path)
+    ours.save(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.no_grad():
+        assert (again(ids).logits - theirs(ids).logits).abs().max() < 1e-5
+
+
+def test_a_mixture_with_dense_layers_is_refused(tmp_path: Path) -> None:
+    mixture_folder(tmp_path, normed=True)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "mlp_only_layers": [0]}))
+    with pytest.raises(ConfigError, match="mlp_only_layers"):
+        Qwen3.load(tmp_path)

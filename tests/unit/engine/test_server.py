@@ -73,6 +73,26 @@ async def test_log_probs_are_the_models(engine: aiohttp.ClientSession, model: Qw
         assert_close(choice, model, prompt, temperature)
 
 
+async def test_a_cut_distribution_comes_with_the_ids_that_it_left(engine: aiohttp.ClientSession, model: Qwen3) -> None:
+    """Normalised over its mask, each log-prob is the model's; whole and streamed masks are the same."""
+    cut = {"max_tokens": 20, "seed": 3, "top_p": 0.8, "top_k": 5, "temperature": 0.9}
+    choice, plain, greedy = await asyncio.gather(
+        generate(engine, **cut), generate(engine, max_tokens=3), generate(engine, max_tokens=3, temperature=0, top_k=5)
+    )
+    assert plain["sampling_mask"] is None
+    assert greedy["sampling_mask"] is None
+    ids, masks = choice["token_ids"], choice["sampling_mask"]
+    assert [token in mask for token, mask in zip(ids, masks, strict=True)] == [True] * 20
+    assert {len(mask) for mask in masks} <= {1, 2, 3, 4, 5}
+    with torch.no_grad():
+        logits_TV = model(torch.tensor([PROMPT + ids]))[0, len(PROMPT) - 1 : -1] / 0.9
+    for token, mask, logits_V, logprob in zip(ids, masks, logits_TV, logprobs_of(choice), strict=True):
+        assert float(logits_V[token] - logits_V[mask].logsumexp(0)) == pytest.approx(logprob, abs=1e-4)
+    async with engine.post(GENERATE, json=stream_body(**cut)) as reply:
+        pieces = [event["choices"][0] async for event in events(reply) if isinstance(event, dict)]
+    assert [mask for piece in pieces for mask in piece["sampling_mask"]] == masks
+
+
 async def test_a_seed_repeats_and_no_seed_does_not(engine: aiohttp.ClientSession) -> None:
     first, second, other, free = await asyncio.gather(
         generate(engine, max_tokens=30, seed=5),

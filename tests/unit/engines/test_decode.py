@@ -24,7 +24,16 @@ from rolltap.errors import (
 )
 from rolltap.proxy.engines import vllm_wire as vllm
 from rolltap.proxy.engines.base import SampleRequest
-from rolltap.proxy.engines.decode import Problem, Span, npy, problem, spans, top_k, version_number
+from rolltap.proxy.engines.decode import (
+    Problem,
+    Span,
+    npy,
+    problem,
+    sampling_mask,
+    spans,
+    top_k,
+    version_number,
+)
 from rolltap.proxy.engines.http import failure, said
 from rolltap.types import VersionSpan
 
@@ -71,6 +80,14 @@ def test_candidates_hold_the_sampled_token():
     assert found["top_ids"].tolist() == [[1, 2, 7]]
     np.testing.assert_allclose(found["top_logprobs"], [[-0.1, -0.2, -5.0]], rtol=1e-6)
     assert top_k([7], [-5.0], [[(7, -5.0)]], 3) == {}
+
+
+def test_a_mask_is_whole_or_left_out():
+    assert sampling_mask([[7], [1, 2, 7]], 2, 3)["sampling_mask"].tolist() == [[7, -1, -1], [1, 2, 7]]
+    assert sampling_mask([[7], [1, 2, 7]], 2, 2) == {}
+    assert sampling_mask([[7], []], 2, 2) == {}
+    assert sampling_mask([[7]], 2, 2) == {}
+    assert sampling_mask(None, 2, 2) == {}
 
 
 def test_arrays_are_never_unpickled():

@@ -370,3 +370,23 @@ async def test_several_urls_make_a_pool(http: aiohttp.ClientSession, tmp_path: P
 def test_settings_are_checked(http: aiohttp.ClientSession):
     with pytest.raises(ConfigError, match="at least one server"):
         open_engine("main", settings(" , "), http)
+
+
+class AskedReplica(Told):
+    """Says which version it serves."""
+
+    version: int | None = 3
+
+    async def served_weights(self) -> int | None:
+        return self.version
+
+
+async def test_a_pool_serves_a_version_if_all_that_serve_say_it() -> None:
+    replicas = [AskedReplica("a"), AskedReplica("b")]
+    engines: list[Engine] = [*replicas]
+    pool = EnginePool("main", engines, retries=Retries(first_wait_s=0), probe_every_s=0.01)
+    assert await pool.served_weights() == 3
+    for other in (4, None):
+        replicas[1].version = other
+        assert await pool.served_weights() is None
+    await pool.close()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rolltap.errors import EngineProtocolError
+from rolltap.proxy.cache_space import CacheSpace
 from rolltap.proxy.engines.prompts import UNSAID, Prompts, said, written
 
 
@@ -41,21 +42,23 @@ def test_only_what_is_new_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_prompts_are_kept_within_a_limit_of_bytes() -> None:
-    prompts = Prompts(limit=1000)
+    space = CacheSpace(16_000)
+    prompts = Prompts(space)
     parent = None
     for number in range(100):
         prompts.make(f"call {number}", np.arange(number, dtype=np.int32), parent)
         prompts.make(f"other {number}", np.arange(50, dtype=np.int32))
-        assert prompts.size == sum(len(prompt.json) for prompt in prompts.kept.values()) <= 1000
+        assert 0 < prompts.kept.size == space.size <= space.limit
         parent = f"call {number}"
+    count = len(prompts.kept)
     assert prompts.make("too large", np.arange(1000, dtype=np.int32))[:] == list(range(1000))
-    assert prompts.size == 0
+    assert len(prompts.kept) == count
 
 
 def test_what_has_no_ids_is_not_kept() -> None:
     prompts = Prompts()
     assert list(prompts.make("of an upstream that renders by itself", ids())) == []
-    assert not prompts.kept
+    assert len(prompts.kept) == 0
 
 
 @pytest.mark.parametrize("told", [b'"1,2"', b"[1.5]", b"{}"])

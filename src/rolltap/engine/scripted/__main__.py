@@ -27,8 +27,8 @@ def run(
 ) -> None:
     """Serves a script by token ids."""
     try:
-        told = STUB if script is None else load_script(script)
-        engine = ScriptedEngine(told, tokenizer, wire=wire, family=family, name=name, context=context, keep=keep)
+        loaded = STUB if script is None else load_script(script)
+        engine = ScriptedEngine(loaded, tokenizer, wire=wire, family=family, name=name, context=context, keep=keep)
         engine.run(host, port, os.environ.get("ROLLTAP_ENGINE_KEY", ""))
     except ConfigError as error:
         sys.exit(f"rolltap engine: {error}")

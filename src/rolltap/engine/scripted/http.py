@@ -35,9 +35,9 @@ class SamplingRoute:
         if body is None:
             return
         answer = asyncio.ensure_future(self._answer(scope, body, Sender(send)))
-        gone = asyncio.ensure_future(_gone(receive))
-        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
-        gone.cancel()
+        hang_up = asyncio.ensure_future(_gone(receive))
+        await asyncio.wait((answer, hang_up), return_when=asyncio.FIRST_COMPLETED)
+        hang_up.cancel()
         if not answer.done():
             answer.cancel()
             await asyncio.wait((answer,))

@@ -51,6 +51,8 @@ class Ask:
     echo: bool = False
     usage: bool = False
     stop_ids: frozenset[int] = frozenset()
+    scored_from: int | None = None  # the first place of the prompt whose log-prob is wanted
+    scored_top: int = 0
 
 
 @dataclass(slots=True)
@@ -115,11 +117,11 @@ class Model:
             raise
         ids = self.writer.write(turn, ask.prompt_ids)
         stop = next((at + 1 for at, token in enumerate(ids) if token in ask.stop_ids), len(ids))
-        room = min(limit, ask.max_tokens or limit)
+        room = limit if ask.max_tokens is None else min(limit, ask.max_tokens)
         finish: Literal["stop", "length"] = "stop" if turn.end and min(stop, len(ids)) <= room else "length"
         fault = turn.fault
-        due = fault is not None and (fault.times == 0 or self.journal.tries(entry) < fault.times)
-        return Plan(ask, entry, turn, ids[: min(stop, room)], finish, fault.kind if due and fault else "")
+        fails_now = fault is not None and (fault.times == 0 or self.journal.tries(entry) < fault.times)
+        return Plan(ask, entry, turn, ids[: min(stop, room)], finish, fault.kind if fails_now and fault else "")
 
     async def pieces(self, plan: Plan) -> AsyncIterator[Piece | Blow]:
         """The reply, as it is sampled. However it ends, the journal knows."""
@@ -193,12 +195,12 @@ class Model:
     def _choose(self, ask: Ask, entry: Entry) -> Turn:
         if not isinstance(self._script, Script):
             return self._ask(self._script, ask, entry)
-        found = self._rule(self._script, ask, entry)
-        if found is None:
+        match = self._rule(self._script, ask, entry)
+        if match is None:
             if self._script.otherwise is None:
                 raise InvalidRequest("no rule of the script fits this prompt; add one, or `otherwise`")
             return self._script.otherwise
-        index, rule = found
+        index, rule = match
         entry.rule, entry.turn = index, entry.counts.get(index, 0)
         if rule.count == "session" and not entry.extends:
             entry.turn = self.journal.replies(ask.session, index)
@@ -222,8 +224,8 @@ class Model:
         text, last = self._texts(ask, entry)
         entry.turn = entry.counts.get(0, 0)
         entry.counts = {0: entry.turn + 1}
-        said = reply(Prompt(ask.prompt_ids, text, last, entry.turn, ask.session, ask.model))
-        return Turn(say=said) if isinstance(said, str) else said
+        answer = reply(Prompt(ask.prompt_ids, text, last, entry.turn, ask.session, ask.model))
+        return Turn(say=answer) if isinstance(answer, str) else answer
 
     def _texts(self, ask: Ask, entry: Entry) -> tuple[str, str]:
         """The whole prompt, and what came after the lineage's last reply. Only new tokens are decoded."""

@@ -63,11 +63,11 @@ class Weights:
 
     def abort(self, ids: Sequence[str] | None) -> int:
         """Ends the requests of these ids (None: all) before their next token."""
-        found = [job for job in self._jobs if ids is None or job.id in ids]
-        for job in found:
+        jobs = [job for job in self._jobs if ids is None or job.id in ids]
+        for job in jobs:
             job.aborted = True
         self._signal()
-        return len(found)
+        return len(jobs)
 
     async def enter(self, id: str) -> WeightJob:
         while self._closed:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rolltap.engine.scripted.script import Turn
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 
 USER = {"role": "user", "content": "."}
 LONGEST_OPENING = 16
@@ -30,7 +31,7 @@ class ScriptTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ConfigError("a scripted engine needs 'rolltap[tokens]': pip install 'rolltap[tokens]'") from error
+            raise ConfigError(f"a scripted engine needs the tokenizer packages: {install_line('tokens')}") from error
         try:
             text = (folder / "tokenizer.json").read_text(encoding="utf-8")
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -65,8 +66,8 @@ class TurnWriter:
         self.tokenizer = tokenizer
         try:
             config: Any = renderers.config_from_name(family)
-            kept = {"thinking_retention": "all"} if "thinking_retention" in type(config).model_fields else {}
-            self.renderer: Any = renderers.create_renderer(tokenizer, type(config)(**kept))
+            options = {"thinking_retention": "all"} if "thinking_retention" in type(config).model_fields else {}
+            self.renderer: Any = renderers.create_renderer(tokenizer, type(config)(**options))
         except (KeyError, ValueError, AssertionError, RuntimeError) as error:
             raise ConfigError(
                 f"the tokenizer {tokenizer.name_or_path!r} can't be used as {family!r}: {error}"
@@ -113,11 +114,11 @@ class TurnWriter:
         """`turn` without what `prompt` ends with of its beginning, if that begins with a token of the markup."""
         if not turn or turn[0] not in self.tokenizer.special:
             return turn
-        said, text = self.tokenizer.decode(prompt[-LONGEST_OPENING:]), self.tokenizer.decode(turn)
+        prompt_text, text = self.tokenizer.decode(prompt[-LONGEST_OPENING:]), self.tokenizer.decode(turn)
         opening = self.tokenizer.decode(turn[:1])
-        for at in range(max(0, len(said) - len(text)), len(said) - len(opening) + 1):
-            if text.startswith(said[at:]):
-                return self.tokenizer.encode(text[len(said) - at :])
+        for at in range(max(0, len(prompt_text) - len(text)), len(prompt_text) - len(opening) + 1):
+            if text.startswith(prompt_text[at:]):
+                return self.tokenizer.encode(text[len(prompt_text) - at :])
         return turn
 
     def _split(self, ids: list[int], how: str) -> list[int]:

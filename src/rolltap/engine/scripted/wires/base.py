@@ -86,6 +86,16 @@ def candidates(plan: Plan, token: int, position: int, mode: str) -> list[tuple[i
     return [(token + other, likeliest - other) for other in range(plan.ask.top_logprobs)]
 
 
+def prompt_scores(plan: Plan) -> list[list[tuple[int, float]]]:
+    """The prompt's ids from the first scored place on, each with its log-prob, its candidates behind it."""
+    ask, rows = plan.ask, []
+    for place in range(ask.scored_from or 0, len(ask.prompt_ids)):
+        token = ask.prompt_ids[place]
+        value = float("nan") if plan.fault == "nan_logprobs" else logprob_of(token, place)
+        rows.append([(token, value), *((token + other, value - other) for other in range(1, ask.scored_top))])
+    return rows[:-1] if plan.fault == "short_logprobs" else rows
+
+
 def experts(plan: Plan) -> np.ndarray:
     """The experts of every token that went through the model: prompt and output but the last, [tokens, layers, k]."""
     return experts_of([*plan.ask.prompt_ids, *plan.entry.output][:-1])

@@ -99,8 +99,9 @@ class Chat:
         return body
 
     def whole(self, plan: Plan, piece: Piece) -> Any:
-        said = self._said(piece.ids, final=True)
-        message = {"role": "assistant", "content": said.content, "reasoning": said.reasoning, "tool_calls": said.calls}
+        parsed = self._said(piece.ids, final=True)
+        content, reasoning, calls = parsed.content, parsed.reasoning, parsed.calls
+        message = {"role": "assistant", "content": content, "reasoning": reasoning, "tool_calls": calls}
         choice = {"index": 0, "message": message, "finish_reason": piece.finish}
         return {**_head(plan), "choices": [choice], "usage": usage(plan)}
 
@@ -134,14 +135,14 @@ def _call(block: str) -> dict[str, Any] | None:
 
 def _template_row(row: dict[str, Any]) -> dict[str, Any]:
     """A message as templates want it: arguments as objects, content as text."""
-    found = {key: value for key, value in row.items() if key != "reasoning"}
-    found["content"] = row.get("content") or ""
+    message = {key: value for key, value in row.items() if key != "reasoning"}
+    message["content"] = row.get("content") or ""
     if calls := row.get("tool_calls"):
-        found["tool_calls"] = [
+        message["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"] or "{}")}}
             for call in calls
         ]
-    return found
+    return message
 
 
 def _head(plan: Plan) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rolltap.engine.scripted.sampling import Ask, Piece, Plan
-from rolltap.engine.scripted.wires.base import Reader, candidates, echoed, experts, scaled, session_of
+from rolltap.engine.scripted.wires.base import Reader, candidates, echoed, experts, prompt_scores, scaled, session_of
 
 
 class SglangGenerate:
@@ -39,6 +39,8 @@ class SglangGenerate:
             stream=bool(body.get("stream")),
             echo=bool(body.get("return_prompt_token_ids")),
             stop_ids=frozenset(params.body.get("stop_token_ids") or ()),
+            scored_from=reader.integer("logprob_start_len"),
+            scored_top=reader.integer("top_logprobs_num", 0) or 0,
         )
 
     def first(self, plan: Plan) -> Any | None:
@@ -57,10 +59,12 @@ class SglangGenerate:
             meta["weight_versions"] = piece.spans
         if plan.ask.experts and piece.finish is not None:
             meta["routed_experts"] = base64.b64encode(experts(plan).tobytes()).decode()
+        if plan.ask.scored_from is not None:
+            meta |= _input_logprobs(plan)
         pieces = [piece] if self._incremental else plan.said
         if piece.logprobs is not None:
             meta |= self._logprobs(plan, pieces)
-        ids = [token for said in pieces for token in said.ids]
+        ids = [token for part in pieces for token in part.ids]
         body: dict[str, Any] = {"text": "", "output_ids": ids, "meta_info": meta}
         if plan.ask.echo or plan.fault == "altered_prompt":
             body["prompt_token_ids"] = echoed(plan)
@@ -82,6 +86,14 @@ class SglangGenerate:
                 rows.append([value, token, None])
                 tops.append([[logprob, other, None] for other, logprob in candidates(plan, token, at, self._mode)])
         return {"output_token_logprobs": rows, **({"output_top_logprobs": tops} if plan.ask.top_logprobs else {})}
+
+
+def _input_logprobs(plan: Plan) -> dict[str, Any]:
+    """From `logprob_start_len` on; the first row never has a value."""
+    rows = prompt_scores(plan)
+    own = [[None if at == 0 else row[0][1], row[0][0], None] for at, row in enumerate(rows)]
+    tops = [None if at == 0 else [[value, token, None] for token, value in row] for at, row in enumerate(rows)]
+    return {"input_token_logprobs": own, "input_top_logprobs": tops}
 
 
 def _finish(piece: Piece) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rolltap.engine.scripted.sampling import Ask, Piece, Plan
-from rolltap.engine.scripted.wires.base import Reader, candidates, echoed, experts, scaled, session_of
+from rolltap.engine.scripted.wires.base import Reader, candidates, echoed, experts, prompt_scores, scaled, session_of
 
 
 class Generate:
@@ -116,6 +116,8 @@ class Completions:
             echo=bool(body.get("return_token_ids")),
             usage=bool(reader.inner("stream_options").body.get("include_usage")),
             stop_ids=frozenset(body.get("stop_token_ids") or ()),
+            scored_from=None if reader.integer("prompt_logprobs") is None else 1,
+            scored_top=reader.integer("prompt_logprobs") or 0,
         )
 
     def first(self, plan: Plan) -> Any | None:
@@ -150,8 +152,15 @@ class Completions:
             "stop_reason": None,
             "token_ids": piece.ids if plan.ask.echo else None,
             "prompt_token_ids": echoed(plan) if echo else None,
+            **({} if plan.ask.scored_from is None else {"prompt_logprobs": _prompt_logprobs(plan)}),
             **(routed(plan, piece) if self._experts else {}),
         }
+
+
+def _prompt_logprobs(plan: Plan) -> list[dict[str, Any] | None]:
+    """By id, for every place of the prompt but the first: its own, and the candidates'."""
+    rows = [{str(token): {"logprob": value, "rank": 1} for token, value in row} for row in prompt_scores(plan)]
+    return [None, *rows]
 
 
 def routed(plan: Plan, piece: Piece) -> dict[str, str]:
