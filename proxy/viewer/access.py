@@ -2,8 +2,9 @@
 
 Links and cookies are signed with the server's secret and the settings' keys, so every process of a server takes them,
 and a new key in the settings ends them all. One that a minted key made names that key, and ends with it. A link works
-once in the process that redeems it and for `LINK_S`; a cookie is HttpOnly and SameSite=Strict and reads only, as there
-is nothing else on these pages.
+once in the process that redeems it and for `LINK_S`; a cookie is HttpOnly and SameSite=Strict. What a cookie may add
+(notes, where an admin's key or the server itself made the link) needs its form token, too: pages of other ports of this
+machine send the cookie along, but they can't read the token.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable
 
+from rolltap.errors import Forbidden
 from rolltap.proxy.access import READ
 from rolltap.proxy.sessions.keys import Keyring
 
@@ -48,6 +50,14 @@ class Access:
         """The id of the key that a cookie comes from, "" for the server itself; None if it is wrong or over."""
         return _key_id(cookie) if cookie is not None and self._holds("cookie", cookie) else None
 
+    def form_token(self, cookie: str) -> str:
+        """What a page sends with what it adds, beside its cookie."""
+        return self._signature("form", cookie)
+
+    def is_form(self, cookie: str, token: str) -> bool:
+        """Whether a page of this server that has the cookie made the request."""
+        return hmac.compare_digest(token.encode(), self.form_token(cookie).encode())
+
     def _signed(self, use: str, lifetime: float, key_id: str) -> str:
         body = f"{int(self._clock() + lifetime)}.{secrets.token_urlsafe(12)}.{key_id}"
         return f"{body}.{self._signature(use, body)}"
@@ -55,8 +65,8 @@ class Access:
     def _holds(self, use: str, token: str) -> bool:
         body, _, signature = token.rpartition(".")
         expires = body.partition(".")[0]
-        known = hmac.compare_digest(signature.encode(), self._signature(use, body).encode())
-        return known and expires.isdecimal() and float(expires) > self._clock()
+        is_genuine = hmac.compare_digest(signature.encode(), self._signature(use, body).encode())
+        return is_genuine and expires.isdecimal() and float(expires) > self._clock()
 
     def _signature(self, use: str, body: str) -> str:
         return hmac.new(self._secret, f"{use}\0{body}".encode(), hashlib.sha256).hexdigest()[:40]
@@ -76,8 +86,17 @@ class Viewers:
     async def key_id(self, key: str) -> str | None:
         """The id of a key; None if it may not."""
         caller = await self._keyring.caller(key) if self._keyring is not None else None
+        if caller is not None and not caller.of_deployment:
+            raise Forbidden(
+                f"the pages show the default tenant's record, and the key is of tenant {caller.tenant!r}: read by "
+                "`rolltap.open` or `GET /read/...`"
+            )
         return caller.id if caller is not None and caller.role in READ else None
 
     async def go_on(self, key_id: str) -> bool:
         """Whether the key still works; "" stands for the server itself, which does."""
         return not key_id or (self._keyring is not None and await self._keyring.works(key_id))
+
+    async def may_note(self, key_id: str) -> bool:
+        """Whether links of the key may add notes: an admin's, and the server's own."""
+        return not key_id or (self._keyring is not None and await self._keyring.role(key_id) == "admin")

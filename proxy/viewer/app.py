@@ -1,23 +1,29 @@
 """The viewer as an application, mounted at `/view` of the admin plane or served by itself over a store.
 
-Every page needs a cookie of `Access` or a key of the plane; only a key makes links. Nothing on these pages writes.
-Answers carry a content policy that lets no recorded text run: scripts and styles come from this server's files only.
+Every page needs a cookie of `Access` or a key of the plane; only a key makes links. Nothing on these pages writes but
+notes (scores, labels, comments, tags), for which `Access` asks more. Answers carry a content policy that lets no
+recorded text run: scripts and styles come from this server's files only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
-from rolltap.errors import RolltapError
+from rolltap.contract.notes import NOTE_CHARS, NewNote, NoteKind
+from rolltap.errors import Forbidden, InvalidRequest, RolltapError
+from rolltap.proxy.reading_process.asking import AskRecord
 from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
-from rolltap.proxy.viewer.one_file import one_file
+from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
+from rolltap.proxy.viewer.run import EngineLine
+from rolltap.proxy.viewer.selection import Selections, selection_query
 from rolltap.proxy.viewer.templating import ASSETS, ASSETS_HASH, render
+from rolltap.tenants import DEFAULT_TENANT, NOBODY, act_for, current_tenant
 
 HEADERS = {
     "content-security-policy": (
@@ -32,42 +38,55 @@ HEADERS = {
 }
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 OPEN_PATHS = ("/open", "/assets/")
+NOTES = "/notes"
+MOST_IDS = 1_000_000
+FORM_HEADER = "x-rolltap-form"
+EnginesOf = Callable[[str], Sequence[EngineLine]]
+AppendNote = Callable[[NewNote], Awaitable[object]]
+Name = Annotated[str, Query(max_length=256)]
+Text = Annotated[str, Query(max_length=NOTE_CHARS)]
 Position = Annotated[int, Query(ge=0, lt=2**31)]
 Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
 
 
-def viewer_app(pages: Pages, access: Access, viewers: Viewers) -> FastAPI:
-    """The pages, for cookies of `access` and for the keys of `viewers`."""
+def viewer_app(
+    ask: AskRecord, access: Access, viewers: Viewers, append: AppendNote, engines: EnginesOf = lambda policy: ()
+) -> FastAPI:
+    """The pages, for cookies of `access` and for the keys of `viewers`. `engines` are a policy's, as the server knows
+    them; `append` takes the notes."""
     app = FastAPI(title="rolltap viewer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(RolltapError, _failed)
     app.middleware("http")(_guard(access, viewers))
     _add_entrance(app, access)
-    _add_session_pages(app, pages)
-    _add_group_pages(app, pages)
-    _add_files(app, pages)
+    _add_notes(app, access, viewers, append)
+    _add_session_pages(app, ask)
+    _add_group_pages(app, ask, engines)
+    _add_files(app, ask)
     return app
 
 
-def mount(plane: FastAPI, pages: Pages, access: Access, viewers: Viewers) -> FastAPI:
+def mount(plane: FastAPI, viewer: FastAPI) -> FastAPI:
     """Puts the pages at `/view` of a plane, and leads there from its root."""
 
     @plane.get("/", include_in_schema=False)
     async def root() -> Response:
         return RedirectResponse("/view/", 303)
 
-    plane.mount("/view", viewer_app(pages, access, viewers))
+    plane.mount("/view", viewer)
     return plane
 
 
-def alone(pages: Pages, access: Access) -> FastAPI:
+def alone(ask: AskRecord, access: Access, append: AppendNote) -> FastAPI:
     """The pages without a plane."""
-    return mount(FastAPI(docs_url=None, redoc_url=None, openapi_url=None), pages, access, Viewers())
+    return mount(FastAPI(docs_url=None, redoc_url=None, openapi_url=None), viewer_app(ask, access, Viewers(), append))
 
 
 def _guard(
     access: Access, viewers: Viewers
 ) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        if current_tenant() == NOBODY:  # on a plane: other tenants' keys are not admitted
+            act_for(DEFAULT_TENANT)
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         try:
             allowed = path.startswith(OPEN_PATHS) or await _admitted(request, access, viewers)
@@ -90,13 +109,26 @@ def _shut() -> Response:
 
 
 async def _admitted(request: Request, access: Access, viewers: Viewers) -> bool:
-    """Whether the request has a key, whose id is kept for the route, or reads with a cookie whose key goes on."""
+    """Whether the request has a key, whose id is kept for the route, or a cookie whose key goes on.
+
+    With a cookie it reads; to add a note it needs the cookie's form token, and a link that may.
+    """
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and (key_id := await viewers.key_id(key.strip())) is not None:
         request.state.key_id = key_id
         return True
-    holder = access.holder(request.cookies.get(access.cookie)) if request.method in ("GET", "HEAD") else None
-    return holder is not None and await viewers.go_on(holder)
+    cookie = request.cookies.get(access.cookie, "")
+    holder = access.holder(cookie)
+    if holder is None or not await viewers.go_on(holder):
+        return False
+    request.state.holder = holder
+    if request.method in ("GET", "HEAD"):
+        return True
+    if request.scope["path"].endswith(NOTES) and access.is_form(cookie, request.headers.get(FORM_HEADER, "")):
+        if not await viewers.may_note(holder):
+            raise Forbidden("this link only reads; `rolltap view` with an admin's key makes one that may add notes")
+        return True
+    return False
 
 
 async def _failed(_: Request, error: Exception) -> Response:
@@ -132,44 +164,98 @@ def _add_entrance(app: FastAPI, access: Access) -> None:
         return Response(ASSETS[name], media_type=kind, headers={"cache-control": cache})
 
 
-def _add_session_pages(app: FastAPI, pages: Pages) -> None:
+def _add_notes(app: FastAPI, access: Access, viewers: Viewers, append: AppendNote) -> None:
+    @app.get("/form")
+    async def form(request: Request) -> dict[str, str]:
+        """The token of the browser's forms; empty where it may only read."""
+        holder = getattr(request.state, "holder", None)
+        may = holder is not None and await viewers.may_note(holder)
+        return {"token": access.form_token(request.cookies[access.cookie]) if may else ""}
+
+    @app.post(NOTES)
+    async def add_note(
+        request: Request, kind: NoteKind, name: Name = "", value: Text = "", session_id: str = "", call_id: str = ""
+    ) -> Response:
+        """The fields are the query's: a browser has no key, and the plane takes no body from who has none."""
+        if (holder := getattr(request.state, "holder", None)) is None:
+            raise Forbidden("with a key, add notes by `POST /read/notes`")
+        try:
+            note = NewNote(
+                kind,
+                name.strip(),
+                _number(value) if kind == "score" else value.strip() or None,
+                session_id=session_id or None,
+                call_id=call_id or None,
+                author=holder or "viewer",
+            )
+            await append(note)
+        except RolltapError as error:
+            return JSONResponse({"error": error.message}, error.status)
+        return JSONResponse({})
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidRequest(f"a score is a number, not {text[:40]!r}", param="value") from None
+
+
+def _add_session_pages(app: FastAPI, ask: AskRecord) -> None:
     @app.get("/", response_class=HTMLResponse)
-    async def sessions(q: str = "", where: str = "", sort: str = "created_at", offset: Position = 0) -> str:
-        return await pages.sessions(q, where, sort, offset)
+    async def sessions(q: str = "", where: str = "", sort: str = "created_at", offset: Position = 0) -> Response:
+        return (await ask(Pages.sessions, q, where, sort, offset)).response()
 
     @app.get("/sessions/{session_id}", response_class=HTMLResponse)
-    async def session(session_id: str, start: Start = 0) -> str:
-        return await pages.session(session_id, start)
+    async def session(session_id: str, start: Start = 0) -> Response:
+        return (await ask(Pages.session, session_id, start)).response()
 
     @app.get("/sessions/{session_id}/whole", response_class=HTMLResponse)
-    async def whole_session(session_id: str, start: Start = 0) -> str:
-        return await pages.whole_session(session_id, start)
+    async def whole_session(session_id: str, start: Start = 0) -> Response:
+        return (await ask(Pages.whole_session, session_id, start)).response()
 
     @app.get("/sessions/{session_id}/turns", response_class=HTMLResponse)
-    async def turns(session_id: str, start: Start = 0) -> str:
-        return await pages.turns(session_id, start)
+    async def turns(session_id: str, start: Start = 0) -> Response:
+        return (await ask(Pages.turns, session_id, start)).response()
 
     @app.get("/sessions/{session_id}/timeline", response_class=HTMLResponse)
-    async def timeline(session_id: str) -> str:
-        return await pages.timeline(session_id)
+    async def timeline(session_id: str) -> Response:
+        return (await ask(Pages.timeline, session_id)).response()
 
     @app.get("/sessions/{session_id}/tokens")
     async def session_tokens(session_id: str) -> Response:
-        return RedirectResponse(await pages.session_tokens(session_id), 303)
+        address = await ask(Pages.session_tokens, session_id)
+        return RedirectResponse((await address.read()).decode(), 303)
 
     @app.get("/calls/{call_id}", response_class=HTMLResponse)
-    async def call(call_id: str) -> str:
-        return await pages.call(call_id)
+    async def call(call_id: str) -> Response:
+        return (await ask(Pages.call, call_id)).response()
 
     @app.get("/calls/{call_id}/tokens")
-    async def tokens(call_id: str, start: Position = 0, end: Position = 0) -> JSONResponse:
-        return JSONResponse(await pages.tokens(call_id, start, end))
+    async def tokens(call_id: str, start: Position = 0, end: Position = 0) -> Response:
+        return (await ask(Pages.tokens, call_id, start, end)).response()
 
 
-def _add_files(app: FastAPI, pages: Pages) -> None:
+def _download(name: str) -> dict[str, str]:
+    return {"content-disposition": f'attachment; filename="{name}"'}
+
+
+def _add_files(app: FastAPI, ask: AskRecord) -> None:
     async def saved(what: str) -> Response:
-        headers = {"content-disposition": f'attachment; filename="{re.sub(r"[^A-Za-z0-9_-]", "_", what)}.html"'}
-        return HTMLResponse(await one_file(pages.reader, what), headers=headers)
+        response = (await ask(SavedPages.saved, what)).response()
+        response.headers.update(_download(f"{re.sub(r'[^A-Za-z0-9_-]', '_', what)}.html"))
+        return response
+
+    @app.get("/selection/sessions.txt")
+    async def selected_ids(q: str = "", where: str = "", sort: str = "created_at") -> Response:
+        text = await (await ask(Selections.ids, selection_query(q, where, sort), MOST_IDS)).read()
+        return Response(text, media_type="text/plain", headers=_download("sessions.txt"))
+
+    @app.get("/selection/dataset.zip")
+    async def selected_dataset(q: str = "", where: str = "", sort: str = "created_at", format: str = "sft") -> Response:
+        response = (await ask(Selections.dataset, selection_query(q, where, sort), format)).response()
+        response.headers.update(_download("dataset.zip"))
+        return response
 
     @app.get("/sessions/{what}/file")
     async def session_file(what: str) -> Response:
@@ -179,20 +265,28 @@ def _add_files(app: FastAPI, pages: Pages) -> None:
     async def group_file(what: str) -> Response:
         return await saved(what)
 
+    @app.get("/runs/{what}/file")
+    async def run_file(what: str) -> Response:
+        return await saved(what)
 
-def _add_group_pages(app: FastAPI, pages: Pages) -> None:
+
+def _add_group_pages(app: FastAPI, ask: AskRecord, engines: EnginesOf) -> None:
     @app.get("/groups", response_class=HTMLResponse)
-    async def groups(policy: str = "", before: str = "") -> str:
-        return await pages.groups(policy, before)
+    async def groups(policy: str = "", before: str = "") -> Response:
+        return (await ask(Pages.groups, policy, before)).response()
 
     @app.get("/groups/{group_id}", response_class=HTMLResponse)
-    async def group(group_id: str) -> str:
-        return await pages.group(group_id)
+    async def group(group_id: str) -> Response:
+        return (await ask(Pages.group, group_id)).response()
 
     @app.get("/runs", response_class=HTMLResponse)
-    async def runs() -> str:
-        return await pages.runs()
+    async def runs() -> Response:
+        return (await ask(Pages.runs)).response()
+
+    @app.get("/runs/{policy}/compare", response_class=HTMLResponse)
+    async def compare(policy: str, first: str = "", second: str = "", task: str = "") -> Response:
+        return (await ask(Pages.compare, policy, first, second, task)).response()
 
     @app.get("/runs/{policy}", response_class=HTMLResponse)
-    async def run(policy: str) -> str:
-        return await pages.run(policy)
+    async def run(policy: str) -> Response:
+        return (await ask(Pages.run, policy, list(engines(policy)))).response()

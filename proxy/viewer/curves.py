@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import ceil, floor, isfinite, log10
 
 WIDTH, HEIGHT = 560.0, 200.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 8.0, 10.0, 24.0
-POINTS = 1500
-"""More points than this are thinned out; the mean is of all."""
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 14.0, 10.0, 24.0
+POINTS = 700
+"""More points than this are thinned out: a curve is 560 wide. The mean is of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +41,33 @@ class Curve:
     last: float
 
 
-def curve_of(title: str, unit: str, samples: Sequence[Sample], *, x_label: str = "") -> Curve | None:
-    """None where there is nothing to draw."""
-    kept = [sample for sample in samples if isfinite(sample.y)]
-    if not kept:
+def curve_of(title: str, unit: str, samples: Sequence[Sample], *, x_label: str = "", window: int = 0) -> Curve | None:
+    """None where there is nothing to draw. The line is a mean of `window` values, by default of a twelfth of them."""
+    finite_samples = [sample for sample in samples if isfinite(sample.y)]
+    if not finite_samples:
         return None
-    x_low, x_high = _range([sample.x for sample in kept])
-    y_low, y_high = _range([sample.y for sample in kept])
+    x_low, x_high = _range([sample.x for sample in finite_samples])
+    y_low, y_high = _range([sample.y for sample in finite_samples])
 
     def place(x: float, y: float) -> tuple[float, float]:
         along = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
         return round(along, 1), round(HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM), 1)
 
-    step = ceil(len(kept) / POINTS)
-    line = "M" + " L".join(f"{x} {y}" for x, y in (place(*pair) for pair in _means(kept)))
+    step = ceil(len(finite_samples) / POINTS)
+    means = _means(finite_samples, window)
+    line = "M" + " L".join(f"{x} {y}" for x, y in (place(*pair) for pair in means))
     return Curve(
         title,
         unit,
-        [(*place(sample.x, sample.y), sample) for sample in kept[::step]],
+        [(*place(sample.x, sample.y), sample) for sample in finite_samples[::step]],
         line,
         [Tick(place(value, y_low)[0], f"{value:g}{x_label}") for value in _ticks(x_low, x_high, 6)],
         [Tick(place(x_low, value)[1], f"{value:g}") for value in _ticks(y_low, y_high, 4)],
-        _means(kept)[-1][1],
+        means[-1][1],
     )
 
 
-def _means(samples: Sequence[Sample], window: int = 0) -> list[tuple[float, float]]:
+def _means(samples: Sequence[Sample], window: int) -> list[tuple[float, float]]:
     """The mean of every value with those shortly before it."""
     window = window or max(1, min(32, len(samples) // 12))
     pairs, total = [], 0.0
@@ -81,8 +82,8 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return (low - 0.5, high + 0.5) if low == high else (low, high)
 
 
-def _ticks(low: float, high: float, wanted: int) -> list[float]:
-    rough = (high - low) / wanted
+def _ticks(low: float, high: float, most: int) -> list[float]:
+    rough = (high - low) / most
     size = 10 ** floor(log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
     first = ceil(low / step)

@@ -24,11 +24,11 @@ class RolloutLane:
 
 def lanes_of(group: GroupDetail, turns: Sequence[Sequence[ShownTurn]]) -> list[RolloutLane]:
     """The lanes in the group's order. The first turns' requests are the task, which all have in common."""
-    told = [members for members in turns if members]
+    sides = [members for members in turns if members]
     depth = 0
-    while told and all(depth < len(members) for members in told) and len({_said(m[depth]) for m in told}) == 1:
+    while sides and all(depth < len(members) for members in sides) and len({_said(m[depth]) for m in sides}) == 1:
         depth += 1
-    parts_at = depth if len(told) > 1 else -1
+    parts_at = depth if len(sides) > 1 else -1
     return [
         RolloutLane(detail, members[:SHOWN], parts_at, max(0, len(members) - SHOWN))
         for detail, members in zip(group.rollouts, turns, strict=True)
@@ -46,7 +46,7 @@ def _said(turn: ShownTurn) -> tuple[object, ...]:
 
 def spread(rewards: Sequence[float | None]) -> str:
     """A group's rewards as a row of marks, the best first: full, half and empty ones, a dash where there is none."""
-    known = sorted((reward for reward in rewards if reward is not None), reverse=True)
-    low, high = min([0.0, *known]), max([1.0, *known])
-    marks = ["○◔◑◕●"[round((reward - low) / (high - low) * 4)] for reward in known]
-    return "".join(marks) + "–" * (len(rewards) - len(known))
+    numbers = sorted((reward for reward in rewards if reward is not None), reverse=True)
+    low, high = min([0.0, *numbers]), max([1.0, *numbers])
+    marks = ["○◔◑◕●"[round((reward - low) / (high - low) * 4)] for reward in numbers]
+    return "".join(marks) + "–" * (len(rewards) - len(numbers))

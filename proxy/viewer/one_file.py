@@ -1,4 +1,4 @@
-"""A session or a group as one HTML file: transcript and tokens, styles and scripts inside, nothing fetched.
+"""A session, a group or a run as one HTML file: what its page shows, styles and scripts inside, nothing fetched.
 
 Its content policy names the hashes of its own style and scripts, so no recorded text can run there either.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -17,13 +18,23 @@ from rolltap.proxy.viewer.group import spread
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.session import BREAKS, entries_of, turns_of
 from rolltap.proxy.viewer.templating import ASSETS, render
-from rolltap.proxy.viewer.tokens import CHUNK, call_json, chunk_json
+from rolltap.proxy.viewer.tokens import CHUNK, FACTS, call_json, chunk_json
 from rolltap.reading import RecordReader
 from rolltap.reading.types import SessionDetail
 
 
+@dataclass(frozen=True)
+class SavedPages:
+    """Whole sessions, groups and runs."""
+
+    reader: RecordReader
+
+    async def saved(self, what: str) -> str:
+        return await one_file(self.reader, what)
+
+
 async def one_file(reader: RecordReader, what: str) -> str:
-    """The file of a session or a group, by its id; `NotFound`."""
+    """The file of a session or a group, by its id, or of a run, by its policy; `NotFound`."""
     pages = Pages(reader, reader.log.database.name)
     try:
         detail = await reader.session(what)
@@ -34,8 +45,8 @@ async def one_file(reader: RecordReader, what: str) -> str:
     return _file(
         f"Session {what}",
         pages.store,
+        "session",
         await _tokens(reader, [detail]),
-        g=None,
         s=detail.summary,
         detail=detail,
         tab="Transcript",
@@ -51,10 +62,18 @@ async def _group(pages: Pages, group_id: str) -> str:
     try:
         group = await pages.reader.group(group_id)
     except NotFound:
-        raise NotFound(f"no session and no group {group_id!r}") from None
+        return await _run(pages, group_id)
     details = [await pages.reader.session(each.session.id) for each in group.rollouts if each.session is not None]
     values = await pages.group_values(group)
-    return _file(f"Group {group_id}", pages.store, await _tokens(pages.reader, details), **values)
+    return _file(f"Group {group_id}", pages.store, "group", await _tokens(pages.reader, details), **values)
+
+
+async def _run(pages: Pages, policy: str) -> str:
+    try:
+        values = await pages.run_values(policy, ())
+    except NotFound:
+        raise NotFound(f"no session, no group and no policy {policy!r}") from None
+    return _file(f"Run of {policy}", pages.store, "run", None, **values)
 
 
 async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[str, Any]:
@@ -75,9 +94,9 @@ async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[st
     return {"chunk": CHUNK, "vocabulary": vocabulary, "first": None, "calls": calls, "chunks": chunks}
 
 
-def _file(heading: str, store: str, data: dict[str, Any], **values: Any) -> str:
+def _file(heading: str, store: str, shows: str, tokens: dict[str, Any] | None, **values: Any) -> str:
     style = ASSETS["viewer.css"].decode()
-    scripts = [ASSETS[name].decode() for name in ("viewer.js", "tokens.js")]
+    scripts = [ASSETS[name].decode() for name in ("viewer.js", "tokens.js")[: 1 if tokens is None else 2]]
     hashes = " ".join(map(_hash, scripts))
     return render(
         "file.html",
@@ -87,15 +106,22 @@ def _file(heading: str, store: str, data: dict[str, Any], **values: Any) -> str:
         policy_line=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {hashes}",
         style=Markup(style),
         scripts=[Markup(script) for script in scripts],
-        data=data,
-        vocabulary=data["vocabulary"],
-        policy="",
+        shows=shows,
         spread=spread,
         breaks=BREAKS,
         calls="#tokens-",
         offline=True,
+        **_token_values(tokens),
         **values,
     )
+
+
+def _token_values(tokens: dict[str, Any] | None) -> dict[str, Any]:
+    """What `token_panel.html` shows; nothing for a page without it."""
+    if tokens is None:
+        return {}
+    annotated = any(len(row) > FACTS for chunk in tokens["chunks"] for row in chunk["rows"])
+    return {"data": tokens, "vocabulary": tokens["vocabulary"], "annotated": annotated, "policy": ""}
 
 
 def _hash(text: str) -> str:

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import numpy as np
 from cachetools import LRUCache
 
-from rolltap.errors import NotFound, RolltapError
+from rolltap.errors import DatasetError, InvalidRequest, NotFound, RolltapError
+from rolltap.proxy.viewer.compare import first_and_last, reach_of, tone
 from rolltap.proxy.viewer.group import lanes_of, spread
 from rolltap.proxy.viewer.run import EngineLine, run_curves
+from rolltap.proxy.viewer.selection import MOST_SESSIONS, query_page, selection_query
 from rolltap.proxy.viewer.session import BREAKS, TURNS, OutlineEntry, ShownTurn, entries_of, timeline_of, turns_of
 from rolltap.proxy.viewer.templating import render
 from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
 from rolltap.reading import RecordReader
+from rolltap.reading.comparing import version_range
 from rolltap.reading.types import (
     CallTokens,
     CallTurn,
     GroupDetail,
     SessionDetail,
-    SessionOrder,
     SessionPage,
     SessionQuery,
 )
+from rolltap.reconstructor.exporters import EXPORTERS
+from rolltap.reconstructor.exporters.select import parse_where
 
 PAGE = 50
+IDS_FILE = "sessions.txt"
+DEFAULT_FORMAT = "sft"
 ORDERS = {
     "created_at": "Newest",
     "last_call_at": "Last active",
@@ -52,11 +59,10 @@ EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "policy=de
 
 @dataclass(eq=False)
 class Pages:
-    """`store` is shown in every page's head; `engines` says what a running server knows of a policy's engines."""
+    """`store` is shown in every page's head."""
 
     reader: RecordReader
     store: str
-    engines: Callable[[str], Sequence[EngineLine]] = lambda policy: ()
     _read: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(4))
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
@@ -65,10 +71,8 @@ class Pages:
         return render(template, section=section, **shared, **values)
 
     async def sessions(self, search: str, where: str, sort: str, offset: int) -> str:
-        order: SessionOrder = next((name for name in get_args(SessionOrder) if name == sort), "created_at")
-        conditions = tuple(part.strip() for part in where.split(" and ") if part.strip())
-        query = SessionQuery(search=search.strip(), where=conditions, sort=order, limit=PAGE, offset=max(0, offset))
-        narrowed = [word for part in conditions for word in ("--where", part)]
+        selected = selection_query(search, where, sort)
+        query = query_page(selected, max(0, offset), PAGE)
         problem = ""
         try:
             page = await self.reader.sessions(query)
@@ -76,8 +80,8 @@ class Pages:
             page, problem = SessionPage((), 0, 1.0), error.message
 
         def at(position: int) -> str:
-            asked = {"q": search, "where": where, "sort": sort, "offset": position}
-            return "/view/?" + urlencode({name: value for name, value in asked.items() if value})
+            query = {"q": search, "where": where, "sort": sort, "offset": position}
+            return "/view/?" + urlencode({name: value for name, value in query.items() if value})
 
         return self._render(
             "sessions.html",
@@ -85,14 +89,18 @@ class Pages:
             page=page,
             query=query,
             where=where,
-            sort=order,
+            sort=query.sort,
             orders=ORDERS.items(),
             examples=EXAMPLES,
             problem=problem,
-            filtered=bool(query.search or conditions),
+            filtered=bool(query.search or query.where),
             previous=at(max(0, query.offset - PAGE)) if query.offset else None,
             following=at(query.offset + PAGE) if query.offset + PAGE < page.total else None,
-            export=shlex.join(["rolltap", "export", "dataset", *narrowed]),
+            export=_export_command(selected),
+            selection=urlencode({"q": search, "where": where, "sort": query.sort}),
+            formats=EXPORTERS,
+            format=DEFAULT_FORMAT,
+            most=MOST_SESSIONS,
         )
 
     async def session(self, session_id: str, start: int) -> str:
@@ -112,7 +120,8 @@ class Pages:
     async def turns(self, session_id: str, start: int) -> str:
         """The turns from `start` on, as a fragment of the page."""
         detail = await self.reader.session(session_id)
-        return self._render("turns.html", "Sessions", s=detail.summary, **await self._turns(detail, start))
+        values = await self._turns(detail, start)
+        return self._render("turns.html", "Sessions", s=detail.summary, detail=detail, **values)
 
     async def _turns(self, detail: SessionDetail, start: int) -> dict[str, Any]:
         entries = entries_of(detail)
@@ -151,10 +160,10 @@ class Pages:
         return f"/view/calls/{quote(line.id, safe='')}" if line else f"/view/sessions/{quote(session_id, safe='')}"
 
     async def call(self, call_id: str) -> str:
-        session_id, asked = await self.reader.sampling(call_id)
+        session_id, requested = await self.reader.sampling(call_id)
         detail = await self.reader.session(session_id)
         values = await self._call_values(detail, call_id)
-        sampling = {name.replace("_", " "): value for name, value in asked.items() if value and name in SAMPLING}
+        sampling = {name.replace("_", " "): value for name, value in requested.items() if value and name in SAMPLING}
         return self._session_page("call.html", "Tokens", detail, sampling=sampling, **values)
 
     async def _call_values(self, detail: SessionDetail, call_id: str) -> dict[str, Any]:
@@ -182,6 +191,7 @@ class Pages:
             "sides": sides_of(view) if view else None,
             "figures": _figures(chunks),
             "vocabulary": all(chunk.vocabulary for chunk in chunks),
+            "annotated": any(each.trainer for each in detail.calls),
             "data": {
                 "chunk": CHUNK,
                 "vocabulary": all(chunk.vocabulary for chunk in chunks),
@@ -201,8 +211,8 @@ class Pages:
         groups = await self.reader.groups(policy=policy or None, limit=PAGE, before=before or None)
         following = ""
         if len(groups) == PAGE:
-            asked = {"policy": policy, "before": groups[-1].id}
-            following = "/view/groups?" + urlencode({name: value for name, value in asked.items() if value})
+            query = {"policy": policy, "before": groups[-1].id}
+            following = "/view/groups?" + urlencode({name: value for name, value in query.items() if value})
         return self._render("groups.html", "Groups", groups=groups, policy=policy, following=following)
 
     async def group(self, group_id: str) -> str:
@@ -226,20 +236,72 @@ class Pages:
     async def runs(self) -> str:
         return self._render("runs.html", "Runs", runs=await self.reader.runs())
 
-    async def run(self, policy: str) -> str:
-        states = {state.name: state for state in await self.reader.policies()}
-        points = await self.reader.run(policy)
+    async def run(self, policy: str, engines: Sequence[EngineLine]) -> str:
+        """`engines`: what a running server knows of those that serve the policy."""
+        return self._render("run.html", "Runs", **await self.run_values(policy, engines))
+
+    async def run_values(self, policy: str, engines: Sequence[EngineLine]) -> dict[str, Any]:
+        """What `run_body.html` shows; `NotFound` where nothing is known of the policy."""
+        read = self.reader
+        policies, points, now, mismatch, efforts = await asyncio.gather(  # the record and its index answer side by side
+            read.policies(), read.run(policy), read.run_state(policy), read.mismatch(policy), read.efforts(policy)
+        )
+        states = {state.name: state for state in policies}
+        first, second = first_and_last(points)
         if policy not in states and not points:
             raise NotFound(f"no policy {policy!r}", param="policy")
+        return {
+            "policy": policy,
+            "state": states.get(policy),
+            "engines": engines,
+            "now": now,
+            "mismatch": mismatch,
+            "first": first,
+            "second": second,
+            "curves": run_curves(points, efforts),
+        }
+
+    async def compare(self, policy: str, first: str, second: str, task: str) -> str:
+        """Two ranges of weight versions (`0-3`, `10`) on the same tasks; of one task its rollouts, too."""
+        problem, comparison, sides = "", None, []
+        if not (first and second):
+            first, second = first_and_last(await self.reader.run(policy))
+        try:
+            ranges = version_range(first, "first"), version_range(second, "second")
+            comparison = await self.reader.compare(policy, *ranges)
+            if task:
+                sides = [
+                    (f"{task} under versions {text}", await self.reader.rollouts_of(policy, versions, task))
+                    for text, versions in zip((first, second), ranges, strict=True)
+                ]
+        except InvalidRequest as error:
+            problem = error.message
+        query = urlencode({"first": first, "second": second})
         return self._render(
-            "run.html",
+            "compare.html",
             "Runs",
             policy=policy,
-            state=states.get(policy),
-            engines=self.engines(policy),
-            now=await self.reader.run_state(policy),
-            curves=run_curves(points, await self.reader.efforts(policy)),
+            first=first,
+            second=second,
+            problem=problem,
+            c=comparison,
+            sides=sides,
+            here=f"/view/runs/{quote(policy, safe='')}/compare?{query}",
+            reach=reach_of(comparison) if comparison else 1.0,
+            tone=tone,
         )
+
+
+def _export_command(query: SessionQuery) -> str:
+    """Exports the selection: by its conditions where `rolltap export` knows them all, else by its file of ids."""
+    command = ["rolltap", "export", "dataset"]
+    try:
+        parse_where(query.where)
+    except DatasetError:
+        return shlex.join([*command, "--sessions", IDS_FILE])
+    if query.search:
+        return shlex.join([*command, "--sessions", IDS_FILE])
+    return shlex.join([*command, *(word for part in query.where for word in ("--where", part))])
 
 
 def _turn_link(here: str, entry: OutlineEntry, start: int, shown: int) -> str:

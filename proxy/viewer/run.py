@@ -22,14 +22,15 @@ class EngineLine:
 def run_curves(points: Sequence[RunPoint], efforts: Mapping[str, GroupEffort]) -> list[Curve]:
     """A point is a group, in the order in which they completed; those without a reward are left out."""
     ended = [point for point in points if point.reward_mean is not None]
+    hrefs = [f"/view/groups/{quote(point.group_id, safe='')}" for point in ended]
 
-    def curve(title: str, unit: str, values: Sequence[float | None]) -> Curve | None:
+    def curve(title: str, unit: str, values: Sequence[float | None], window: int = 0) -> Curve | None:
         samples = [
-            Sample(index, value, f"/view/groups/{quote(point.group_id, safe='')}", f"group {point.group_id}: {value:g}")
-            for index, (point, value) in enumerate(zip(ended, values, strict=True), 1)
+            Sample(index, value, href, f"group {point.group_id}: {value:g}")
+            for index, (point, href, value) in enumerate(zip(ended, hrefs, values, strict=True), 1)
             if value is not None
         ]
-        return curve_of(title, unit, samples)
+        return curve_of(title, unit, samples, window=window)
 
     took = [efforts.get(point.group_id) for point in ended]
     curves = [
@@ -38,7 +39,8 @@ def run_curves(points: Sequence[RunPoint], efforts: Mapping[str, GroupEffort]) -
         curve("Calls", "a rollout", [each and each.calls / each.sessions for each in took]),
         curve("Speed", "sampled tokens a second", [each and _speed(each) for each in took]),
         curve("Staleness", "weight versions within a group", [_number(point.staleness) for point in ended]),
-        curve("Weight version", "newest of a group", [_number(point.newest_version) for point in ended]),
+        curve("Mismatch", "mean |log(trainer / engine)|", [point.mismatch for point in ended]),
+        curve("Weight version", "newest of a group", [_number(point.newest_version) for point in ended], window=1),
     ]
     return [each for each in curves if each is not None]
 

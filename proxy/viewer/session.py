@@ -98,8 +98,8 @@ def label_of(line: CallLine) -> str:
     if line.outcome not in (Outcome.COMPLETED, "open"):
         return line.outcome.replace("_", " ")
     tools = ", ".join(dict.fromkeys(line.tool_calls))
-    said = " ".join(line.preview.split())
-    return f"{tools}: {said}" if tools and said else tools or said or ("…" if line.outcome == "open" else "no text")
+    text = " ".join(line.preview.split())
+    return f"{tools}: {text}" if tools and text else tools or text or ("…" if line.outcome == "open" else "no text")
 
 
 def turns_of(

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from rolltap.counted import counted
 from rolltap.proxy.viewer.highlight import arguments_of, highlight_code, highlight_text
 
 HERE = Path(__file__).parent
@@ -84,6 +85,21 @@ def decimal(number: float | None, digits: int = 2) -> str:
     return "" if number is None else f"{number:.{digits}f}"
 
 
+def figure(number: float) -> str:
+    """A number with as many digits as it takes to tell small ones from 0."""
+    return f"{number:.3f}" if number == 0 or abs(number) >= 0.01 else f"{number:.2g}"
+
+
+def signed(number: float) -> str:
+    """A difference with its sign."""
+    return f"{number:+.2f}".replace("-", "\u2212")
+
+
+def place(number: float, reach: float) -> str:
+    """Where a value stands on an axis from -100 to 100 that is `reach` wide on each side."""
+    return f"{number / reach * 100:.1f}"
+
+
 def token_text(text: str) -> str:
     """A token's text in one line."""
     return visible(text).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
@@ -119,7 +135,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     filters = {"ago": ago, "moment": moment, "duration": duration, "count": count, "decimal": decimal}
+    filters |= {"figure": figure, "signed": signed, "place": place}
     env.filters.update(filters)
+    env.filters["counted"] = counted
     env.filters["arguments"] = lambda text: arguments_of(text)
     env.filters["json"] = json_block
     env.filters["path"] = lambda text: quote(text, safe="")

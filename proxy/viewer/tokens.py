@@ -23,6 +23,9 @@ SIDE = 72
 MEETING = 8
 """Equal tokens in a row after which the sides of a break have met again."""
 
+FACTS = 6
+"""What a token's row holds before the trainer's: id, text, flags, log-prob, version, candidates."""
+
 CHUNK = 2048
 """Tokens that a browser asks for at once."""
 
@@ -91,9 +94,18 @@ def _row(token: TokenView) -> list[Any]:
         None if token.logprob is None else round(token.logprob, 4),
         token.version,
     ]
-    if token.top:
+    of_trainer = _of_trainer(token)
+    if token.top or of_trainer:
         row.append([[top.id, visible(top.text), round(top.logprob, 3)] for top in token.top])
+    if of_trainer:
+        row.append(of_trainer)
     return row
+
+
+def _of_trainer(token: TokenView) -> list[Any] | None:
+    """The trainer's log-prob and entropy, and whether its clip took the token; None where it says nothing."""
+    numbers = [None if value is None else round(value, 4) for value in (token.trainer_logprob, token.trainer_entropy)]
+    return [*numbers, token.clipped] if (*numbers, token.clipped) != (None, None, None) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +128,10 @@ class BreakSides:
 
 def sides_of(view: BreakView) -> BreakSides:
     """Both sides as far as they differ, and a little on; at most `SIDE` tokens of each."""
-    expected, found = [token.id for token in view.expected], [token.id for token in view.found]
+    expected, actual = [token.id for token in view.expected], [token.id for token in view.found]
     blocks = [
         block
-        for block in SequenceMatcher(None, expected, found, autojunk=False).get_matching_blocks()
+        for block in SequenceMatcher(None, expected, actual, autojunk=False).get_matching_blocks()
         if block.size >= MEETING
     ]
     left, right = _covered((block.a, block.size) for block in blocks), _covered((b.b, b.size) for b in blocks)

@@ -7,7 +7,7 @@ const flow = $("#flow"), map = $("#map"), tip = $("#tip"), legend = $("#legend")
 const data = JSON.parse($("#token-data").textContent);
 const CHUNK = data.chunk;
 let call = data.calls[data.first] ?? null; // the one that is shown: total, break_at, runs
-const pieces = new Map(); // call → index → [id, text, flags, logprob, version, top]; a run is read from the call that made it
+const pieces = new Map(); // call → index → [id, text, flags, logprob, version, top, trainer]; a run is read from the call that made it
 const SAMPLED = 1, TRAINED = 2;
 const number = (value) => value.toLocaleString("en").replaceAll(",", "\u202f");
 
@@ -18,6 +18,11 @@ const percent = (logprob) => {
   const share = Math.exp(logprob) * 100;
   return share >= 10 ? share.toFixed(1) : share >= 0.001 ? share.toPrecision(2) : share.toExponential(1);
 };
+
+// How far a trainer's log-prob of a token is from the engine's, in steps of the ratio trainer / engine.
+const RATIOS = [[-0.7, "ratio ≤ 0.5"], [-0.2, "≤ 0.8"], [-0.05, "≤ 0.95"], [0.05, "about 1"], [0.2, "≤ 1.2"], [0.7, "≤ 2"], [Infinity, "more"]];
+const ratio = (row) => (row[6] && row[6][0] !== null && row[3] !== null ? row[6][0] - row[3] : null);
+const apart = (logratio) => RATIOS.findIndex(([most]) => logratio <= most);
 
 for (const chunk of data.chunks) take(chunk);
 
@@ -107,12 +112,15 @@ async function drawChunk(chunk) {
   scheduleMap();
 }
 
-function drawToken(index, [id, text, flags, logprob, version], run) {
+function drawToken(index, row, run) {
+  const [id, text, flags, logprob, version] = row;
   const token = document.createElement("span");
   const classes = ["tok", flags & SAMPLED ? "s" : "r", `c${run.number % 6}`];
   if (flags & SAMPLED) classes.push(flags & TRAINED ? "tr" : "mk");
   if (logprob !== null) classes.push(`l${level(logprob)}`);
   if (version !== null) classes.push(`v${((version % 8) + 8) % 8}`);
+  if (ratio(row) !== null) classes.push(`q${apart(ratio(row))}`);
+  if (row[6]?.[2]) classes.push("cl");
   if (index === call.break_at) classes.push("at");
   token.dataset.i = index;
   if (!data.vocabulary) token.textContent = `${id} `;
@@ -127,9 +135,16 @@ function drawToken(index, [id, text, flags, logprob, version], run) {
 // What a token was, beside it.
 function show(token) {
   const index = Number(token.dataset.i), run = token.closest(".chunk").run;
-  const [id, text, flags, logprob, version, top] = rowsOf(run.call).get(index);
+  const row = rowsOf(run.call).get(index);
+  const [id, text, flags, logprob, version, top, trainer] = row;
   const facts = [["id", String(id)], ["position", `${number(index)} of ${number(call.total)}`]];
   if (logprob !== null) facts.push(["log-prob", `${logprob.toFixed(4)} · ${percent(logprob)} %`]);
+  if (trainer) {
+    if (trainer[0] !== null) facts.push(["trainer", `${trainer[0].toFixed(4)} · ${percent(trainer[0])} %`]);
+    if (ratio(row) !== null) facts.push(["ratio", `${Math.exp(ratio(row)).toFixed(3)} trainer / engine`]);
+    if (trainer[1] !== null) facts.push(["entropy", `${trainer[1].toFixed(3)} nats`]);
+    if (trainer[2] !== null) facts.push(["gradient", trainer[2] ? "clipped" : "kept"]);
+  }
   if (version !== null) facts.push(["version", String(version)]);
   facts.push(["by", `${run.own ? "this call" : `call ${run.number}`}, ${flags & SAMPLED ? "sampled" : "rendered"}`]);
   if (flags & SAMPLED) facts.push(["loss", flags & TRAINED ? "trained" : `masked${run.mask ? `: ${run.mask.replaceAll("_", " ")}` : ""}`]);
@@ -196,9 +211,10 @@ const LEGENDS = {
   mask: () => [["tr", "carries loss"], ["mk", "sampled, masked"], ["rendered", "context"]],
   version: () => [...new Set([...pieces.values()].flatMap((rows) => [...rows.values()]).map((row) => row[4]).filter((version) => version !== null))].sort((a, b) => a - b)
     .slice(0, 12).map((version) => [`v${((version % 8) + 8) % 8}`, `version ${version}`]),
+  trainer: () => [...RATIOS.map(([, label], index) => [`q${index}`, label]), ["cl", "clipped"], ["blank", "no value"]],
   call: () => call.runs.filter((run) => run.sampled).slice(-6).map((run) => [`c${run.number % 6}`, run.own ? "this call" : `call ${run.number}`]),
 };
-const MODES = Object.keys(LEGENDS);
+const MODES = $$("[data-mode]").map((button) => button.dataset.mode);
 let mode = MODES.includes(localStorage.getItem("rolltap.mode")) ? localStorage.getItem("rolltap.mode") : "logprob";
 
 function colour(wanted) {

@@ -1,4 +1,4 @@
-// Keys, theme, live lists and lazily loaded turns. Pages work without it; nothing here writes to the server.
+// Keys, theme, live lists and lazily loaded turns. Pages work without it. Only notes write to the server.
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -38,6 +38,7 @@ async function load(place) {
     place.replaceWith(...page.body.childNodes);
     watchLazy();
     settleOutline();
+    offerNotes();
     if (location.hash.startsWith("#call-") && place.parentElement?.id !== "turns") $(location.hash)?.scrollIntoView();
   } catch (error) {
     place.textContent = `could not be loaded (${error.message}); click to try again`;
@@ -49,6 +50,34 @@ function watchLazy() {
   for (const place of $$("[data-lazy]")) lazy.observe(place);
 }
 watchLazy();
+
+// Labels, scores, comments and tags, where the browser's link may add them.
+let formToken = null;
+async function offerNotes() {
+  const forms = $$("form[data-note][hidden]");
+  if (!forms.length) return;
+  formToken ??= (await (await fetch("/view/form")).json()).token;
+  if (!formToken) return;
+  for (const form of forms) {
+    form.hidden = false;
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      addNote(form).catch((error) => { $("[role=status]", form).textContent = error.message; });
+    });
+  }
+}
+
+async function addNote(form) {
+  const fields = new URLSearchParams(new FormData(form));
+  fields.set(`${form.dataset.note}_id`, form.dataset.target);
+  const reply = await fetch(`${form.getAttribute("action")}?${fields}`, { method: "POST", headers: { "x-rolltap-form": formToken } });
+  if (!reply.ok) {
+    const said = await reply.json().catch(() => ({}));
+    throw new Error(said.error ?? `the server answers ${reply.status}`);
+  }
+  location.reload();
+}
+offerNotes().catch(() => {});
 
 // Parts of the page that follow the record.
 const EVERY_MS = 3000;
@@ -68,7 +97,11 @@ async function follow() {
     }
   }
 }
-if ($("[data-live]")) setInterval(() => follow().catch(() => {}), EVERY_MS);
+async function keepFollowing() {
+  await follow().catch(() => {});
+  setTimeout(keepFollowing, EVERY_MS); // after the answer: a slow server is not asked twice at once
+}
+if ($("[data-live]")) setTimeout(keepFollowing, EVERY_MS);
 
 // The outline marks the turn in view.
 function settleOutline() {
@@ -149,6 +182,7 @@ document.addEventListener("keydown", (event) => {
     u: () => $("a[rel=up]")?.click(),
     t: () => { const href = turnInView()?.dataset.tokens; if (href) location.href = href; },
     b: () => nextBreak(),
+    l: () => { const place = $("form[data-note]:not([hidden]) input[name=name]"); if (place) { event.preventDefault(); place.focus(); } },
     "/": () => $("input[type=search]")?.focus(),
     "?": () => keys?.showModal(),
     Enter: () => { const row = $("tr.current"); if (row && document.activeElement === document.body) location.href = row.dataset.href; },

@@ -12,9 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.proxy.viewer import pages
 from rolltap.proxy.viewer.access import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
+from rolltap.tampering import TamperingAct, TamperingKind
 
 from ..reading.conftest import QUESTION, SYSTEM
 from .conftest import HOSTILE, Viewed
@@ -43,7 +45,8 @@ class Elements(HTMLParser):
             self.problems.append(f"script {source}")
         if tag == "img" and not source.startswith("data:image/"):
             self.problems.append(f"img {source}")
-        if tag in ("iframe", "object", "embed", "base", "form") and values.get("action") != "/view/":
+        ours = (values.get("action") or "").startswith("/view/")
+        if tag in ("iframe", "object", "embed", "base") or (tag == "form" and not ours) or "formaction" in values:
             self.problems.append(tag)
 
     def handle_data(self, data: str) -> None:
@@ -92,6 +95,20 @@ async def test_a_session_is_shown_from_the_list_to_its_tokens(viewed: Viewed):
     own = [row for chunk in data["chunks"] for row in chunk["rows"]]
     assert sum(row[2] & 1 for row in own) == second.output_tokens
     assert len(own[-1][5]) == 3, "three candidates, as the policy asks for"
+
+
+async def test_a_session_that_is_not_to_be_trusted_is_marked(viewed: Viewed):
+    talk = await viewed.reading.talk()
+    await talk.two_turns()
+    for page in (f"/sessions/{talk.session_id}", "/"):
+        assert "tampering" not in await viewed.get(page)
+    app = viewed.reading.home.app
+    await app.ledger.tampering.append(talk.session_id, TamperingAct(TamperingKind.PATH, HOSTILE))
+    await viewed.reading.home.client.close_session(talk.session_id)
+    await app.call_log.set_log_check(talk.session_id, LogCheck(LogVerdict.MISMATCH, HOSTILE))
+    shown = await viewed.get(f"/sessions/{talk.session_id}")
+    assert "tampering 1<" in shown
+    assert "log differs<" in shown
 
 
 async def test_a_chunk_of_tokens_is_what_the_reader_says(viewed: Viewed):
@@ -225,10 +242,12 @@ async def test_a_long_session_is_announced_before_it_is_read(viewed: Viewed, mon
     monkeypatch.setattr(pages, "LONG", 1)
     talk = await viewed.reading.talk()
     await talk.two_turns()
-    first = await viewed.get(f"/sessions/{talk.session_id}?from=1")
+    shown = pages.Pages(viewed.reading.reader, "store")
+    first = await shown.session(talk.session_id, 1)
     assert "Reading 2 calls" in first
     assert QUESTION["content"] not in first
     whole = re.search(r'data-lazy="([^"]+)"', first)
     assert whole is not None
     assert "stripes.txt" in await viewed.get(whole[1].removeprefix("/view"))
-    assert "stripes.txt" in await viewed.get(f"/sessions/{talk.session_id}"), "it is kept for the next page"
+    assert "stripes.txt" in await shown.whole_session(talk.session_id, 1)
+    assert "stripes.txt" in await shown.session(talk.session_id, 1), "it is kept for the next page"

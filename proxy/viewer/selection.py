@@ -1,0 +1,83 @@
+"""A selection of the list of sessions as files: its ids, and a dataset of them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from rolltap.calllog.sql import SqlCallLog
+from rolltap.datasets.record import Reading, chosen_groups
+from rolltap.errors import InvalidRequest
+from rolltap.reading import RecordReader
+from rolltap.reading.types import SessionOrder, SessionQuery
+from rolltap.reconstructor.exporters import exporter_named
+from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
+from rolltap.reconstructor.exporters.grouping import Grouping
+
+MOST_SESSIONS = 2000
+"""Sessions of a dataset that is made for a browser; the command has no bound."""
+
+PAGE = 1000
+
+
+@dataclass(eq=False)
+class Selections:
+    """What a browser downloads of what it lists."""
+
+    reader: RecordReader
+
+    async def ids(self, query: SessionQuery, most: int) -> str:
+        """The ids of all sessions that the query finds, `most` of them at most, a line each."""
+        return "".join(f"{id}\n" for id in await self._ids(query, most))
+
+    async def dataset(self, query: SessionQuery, format: str) -> bytes:
+        """A zip of the dataset with its manifest; `InvalidRequest` for more than `MOST_SESSIONS`."""
+        ids = await self._ids(query, MOST_SESSIONS + 1)
+        if not ids:
+            raise InvalidRequest("no session matches: there is nothing to export")
+        if len(ids) > MOST_SESSIONS:
+            raise InvalidRequest(f"a browser gets up to {MOST_SESSIONS} sessions; run the command for more")
+        log = self.reader.log
+        assert isinstance(log, SqlCallLog)
+        with tempfile.TemporaryDirectory(prefix="rolltap-") as folder:
+            out = Path(folder) / "dataset"
+            with DatasetWriter(out, exporter_named(format, {}), Query()) as writer:
+                reading = Reading("tree", self.reader.rules, lambda session: (), Grouping())
+                async for group in chosen_groups(log, reading, ids):
+                    await asyncio.to_thread(writer.add, group)
+                await asyncio.to_thread(writer.finish)
+            return await asyncio.to_thread(_zipped, out)
+
+    async def _ids(self, query: SessionQuery, most: int) -> list[str]:
+        await self.reader.settle(texts=bool(query.search))
+        ids: list[str] = []
+        while len(ids) < most:
+            page = await self.reader.sessions(query_page(query, len(ids), min(PAGE, most - len(ids))))
+            ids += [session.id for session in page.sessions]
+            if not page.sessions:
+                break
+        return ids
+
+
+def selection_query(search: str, where: str, sort: str) -> SessionQuery:
+    """What a page of the list was asked for."""
+    order: SessionOrder = next((name for name in get_args(SessionOrder) if name == sort), "created_at")
+    conditions = tuple(part.strip() for part in where.split(" and ") if part.strip())
+    return SessionQuery(search=search.strip(), where=conditions, sort=order)
+
+
+def query_page(query: SessionQuery, offset: int, limit: int) -> SessionQuery:
+    return SessionQuery(query.search, query.where, query.sort, query.descending, limit, offset)
+
+
+def _zipped(folder: Path) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.write(path, str(path.relative_to(folder.parent)))
+    return out.getvalue()
