@@ -17,7 +17,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from rolltap.contract.keys import Caller, Role
 from rolltap.errors import Forbidden, Unauthenticated
 from rolltap.ledger.audit import Audit
+from rolltap.proxy.front.connections import admit
+from rolltap.proxy.front.tampering import CountTampering
 from rolltap.proxy.sessions.keys import Keyring
+from rolltap.tampering import TamperingKind
+from rolltap.tenants import act_for
 
 Roles = tuple[Role, ...]
 Table = Mapping[str, Roles]
@@ -34,6 +38,7 @@ ADMIN_PLANE: Table = {
     "GET /sessions/{session_id}": READ,
     "GET /sessions/{session_id}/trajectory": READ,
     "POST /sessions/{session_id}/close": RUN,
+    "POST /sessions/{session_id}/log": RUN,
     "POST /tasks": ADMIN,
     "GET /tasks": READ,
     "GET /tasks/{id}": READ,
@@ -70,6 +75,8 @@ ADMIN_PLANE: Table = {
     "GET /read/policies": READ,
     "GET /read/runs": READ,
     "GET /read/runs/{policy}": READ,
+    "GET /read/runs/{policy}/mismatch": READ,
+    "GET /read/runs/{policy}/compare": READ,
     "POST /read/notes": ADMIN,
     "GET /audit": ADMIN,
     "GET /keys": ADMIN,
@@ -84,6 +91,7 @@ TRAINER_PLANE: Table = {
     "POST /leases/{lease_id}/ack": TRAIN,
     "POST /leases/{lease_id}/nack": TRAIN,
     "POST /leases/{lease_id}/release": TRAIN,
+    "POST /leases/{lease_id}/annotations": TRAIN,
     "POST /trainers/{name}/rewind": TRAIN,
     "GET /dead-letters": LOOK_AT_TRAINING,
     "POST /dead-letters/{group_id}/revive": TRAIN,
@@ -92,14 +100,19 @@ TRAINER_PLANE: Table = {
     "POST /policies/{name}/push": TRAIN,
     "POST /policies/{name}/finish_update": TRAIN,
     "POST /policies/{name}/turns": TRAIN,
+    "POST /policies/{name}/score": TRAIN,
     "GET /policies/{name}/ranks": LOOK_AT_TRAINING,
     "POST /policies/{name}/receive": TRAIN,
 }
+
+OF_DEPLOYMENT = frozenset({"GET /metrics"})
+"""Routes that show all tenants: for keys of the default one only."""
 
 AUDITED = frozenset(
     {
         "POST /sessions",
         "POST /sessions/{session_id}/close",
+        "POST /sessions/{session_id}/log",
         "POST /tasks",
         "POST /tasks/{id}/cancel",
         "POST /groups",
@@ -124,9 +137,9 @@ AUDITED_BODY = 2048
 _bearer = HTTPBearer(auto_error=False, description="a key whose role may call the route")
 
 
-def guard(keyring: Keyring, audit: Audit, table: Table) -> Callable[..., Awaitable[None]]:
+def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) -> Callable[..., Awaitable[None]]:
     """A FastAPI dependency: lets the roles of the route's row pass, keeps the caller for the route, and has `AUDITED`
-    routes and refusals in the audit log before they are served."""
+    routes and refusals in the audit log before they are served. `note` counts an agent that comes with its key."""
 
     async def dependency(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -135,12 +148,19 @@ def guard(keyring: Keyring, audit: Audit, table: Table) -> Callable[..., Awaitab
             raise Unauthenticated("send the plane's key as `Authorization: Bearer KEY`")
         caller = await keyring.caller(credentials.credentials.strip())
         if caller is None:
+            where = f"{request.method} {request.scope['path']}"
+            await note(credentials.credentials.strip(), TamperingKind.OTHER_PLANE, where)
             raise Unauthenticated("the key is not known, or it is over")
+        admit(request.scope)
+        act_for(caller.tenant)
         row = f"{request.method} {request.scope['route'].path}"
         roles = table.get(row, ())
         if caller.role not in roles:
             await audit.append(caller.id, caller.role, f"refused {row}", dict(request.path_params))
             raise Forbidden(f"this needs a key of role {' or '.join(roles) or 'none'}, not {caller.role}")
+        if row in OF_DEPLOYMENT and not caller.of_deployment:
+            await audit.append(caller.id, caller.role, f"refused {row}", dict(request.path_params))
+            raise Forbidden(f"this shows all tenants, and the key is of tenant {caller.tenant!r}")
         request.state.caller = caller
         if row in AUDITED:
             await audit.append(caller.id, caller.role, row, await _asked(request))
@@ -151,10 +171,10 @@ def guard(keyring: Keyring, audit: Audit, table: Table) -> Callable[..., Awaitab
 async def _asked(request: Request) -> dict[str, Any]:
     """What an entry has of the request: its path's parameters and its body. Keys are in neither."""
     body = await request.body()
-    asked: dict[str, Any] = dict(request.path_params)
+    details: dict[str, Any] = dict(request.path_params)
     if len(body) > AUDITED_BODY:
-        return {**asked, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
-    return {**asked, "body": body.decode("utf-8", "replace").replace("\0", "")} if body else asked
+        return {**details, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    return {**details, "body": body.decode("utf-8", "replace").replace("\0", "")} if body else details
 
 
 async def _caller(request: Request) -> Caller:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from fastapi import FastAPI
 from rolltap.addresses import is_loopback
 from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog
+from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
+from rolltap.calllog.separation import check_separation
 from rolltap.errors import ConfigError, EngineError, RateLimited
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
+from rolltap.proxy.cache_space import SHARED
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
@@ -27,31 +31,33 @@ from rolltap.proxy.call.policies import Policies, Policy
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import OwnVersions, SharedVersions
-from rolltap.proxy.call.vocabularies import Vocabularies
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
+from rolltap.proxy.engines.base import missing_model
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
+from rolltap.proxy.front.tampering import CountTampering, TamperingCounter
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.loop_lag import watch_loop
+from rolltap.proxy.metrics.spans import CallSpans, otlp
 from rolltap.proxy.planes import admin_app, trainer_app
+from rolltap.proxy.reading_process.process import ReadingProcess
+from rolltap.proxy.reading_process.remote_rebuilder import RemoteRebuilder
 from rolltap.proxy.routes.model import AgentPlane
 from rolltap.proxy.routes.services import CheckTask, Services
 from rolltap.proxy.sessions.capture import Capture
+from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.proxy.viewer.access import Access, Viewers
-from rolltap.proxy.viewer.app import mount
+from rolltap.proxy.viewer.app import mount, viewer_app
 from rolltap.proxy.viewer.engines import engines_of
-from rolltap.proxy.viewer.pages import Pages
-from rolltap.reading import reader_on
-from rolltap.reconstructor.reconstruct import reconstruct
-from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import LimitSettings, Settings, with_keys
-from rolltap.types import Session, Trajectory
+from rolltap.tampering import TamperingKind
+from rolltap.tenants import DEFAULT_TENANT, act_for, acting_for
 
 log = logging.getLogger("rolltap.app")
 
@@ -70,6 +76,8 @@ class Rolltap:
     services: Services
     planes: dict[str, Any]
     view_access: Access
+    reading: ReadingProcess
+    accounts: KeyAccounts
     base_url: str = ""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -85,18 +93,23 @@ class Rolltap:
         *,
         check_task: CheckTask = lambda task, policies: None,
         spool: Path | None = None,
+        spools_beside: Sequence[Path] = (),
     ) -> AsyncIterator[Rolltap]:
         """Everything started; everything closed, in order, at exit.
 
-        `check_task` looks at what is submitted; `spool` is a file of this process's own (`<data>/spool`).
+        `check_task` looks at what is submitted; `spool` is a file of this process's own (`<data>/spool`),
+        `spools_beside` are those of other workers.
         """
+        act_for(DEFAULT_TENANT)
         check_exposure(settings)
         settings = with_keys(settings)
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(_http())
-            call_log = await _started_log(settings, spool or settings.data / "spool", stack)
-            app = _build(settings, call_log, http)
+            call_log = await _started_log(settings, (spool or settings.data / "spool", *spools_beside), stack)
+            app = _build(settings, call_log, http, _started_spans(settings, stack))
+            if len(app.policies.tenants) > 1:
+                await call_log.database.query(check_separation)
             app.services.check_task = check_task
             await stack.enter_async_context(app.ledger.sweeping())
             await app._prepare()
@@ -107,11 +120,13 @@ class Rolltap:
         """Closes what a former process left open, and learns what the engines can do."""
         recorder = self.services.recorder
         self._start(watch_loop(recorder.metrics.loop_lag))
+        self._start(self.accounts.saving())
         aborted = await self.call_log.abort_orphans([recorder.process], at=recorder.now())
         if aborted:
             log.warning("%d calls that a former process left open are recorded as aborted", aborted)
-        for runtime in self.policies:
-            state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.source.vocabulary)
+        for runtime in self.policies.all:
+            with acting_for(runtime.settings.tenant):
+                state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.source.vocabulary)
             runtime.version = state.version
             if not await self._probe(runtime):
                 self._start(self._probe_until_up(runtime))
@@ -129,6 +144,9 @@ class Rolltap:
             log.warning("engine %s is not up: %s", runtime.engine.name, error.message)
             return False
         runtime.learn(facts)
+        model = runtime.settings.model or runtime.name
+        if advice := missing_model(model, facts.models):
+            log.warning("policy %s: engine %s serves no model %r: %s", runtime.name, runtime.engine.name, model, advice)
         return True
 
     async def _probe_until_up(self, runtime: Policy) -> None:
@@ -138,9 +156,10 @@ class Rolltap:
     async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await self.services.reader.close()
+        await self.reading.close()
         await self.services.recorder.drain()
-        for engine in {id(runtime.engine): runtime.engine for runtime in self.policies}.values():
+        await self.accounts.save()
+        for engine in {id(runtime.engine): runtime.engine for runtime in self.policies.all}.values():
             await engine.close()
 
 
@@ -157,14 +176,16 @@ async def _http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def _started_log(settings: Settings, spool: Path, stack: AsyncExitStack) -> LogWithDatabase:
+async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncExitStack) -> LogWithDatabase:
+    """`spools`: this process's own first."""
     store = settings.store
     url = settings.store_url
     call_log = open_call_log(
         url,
-        spool=spool if store.spool_mb else None,
+        spool=spools[0] if store.spool_mb else None,
         spool_bytes=int(store.spool_mb * 1_000_000),
         ingest=store.ingest or None,
+        spools_beside=spools[1:],
     )
     if not isinstance(call_log, LogWithDatabase):
         raise ConfigError(
@@ -175,37 +196,43 @@ async def _started_log(settings: Settings, spool: Path, stack: AsyncExitStack) -
     return call_log
 
 
-def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSession) -> Rolltap:
+def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallSpans | None:
+    if not settings.tracing.otlp:
+        return None
+    spans = otlp(settings.tracing.otlp)
+    stack.push_async_callback(asyncio.to_thread, spans.close)
+    return spans
+
+
+def _build(
+    settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSession, spans: CallSpans | None
+) -> Rolltap:
+    SHARED.limit = int(settings.limits.cache_mb * 1_000_000)
     handles = Handles(settings.keys.secret.encode())
     policies, vendors = open_policies(settings, handles, http)
     alone = call_log.database.dialect_name == "sqlite"  # which takes one writing process
     digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
     live = SessionCache(call_log, digests, alone=alone)
-    recorder = Recorder(call_log)
-    sessions = SessionService(call_log, policies.names, settings.limits, closed=live.forget)
+    recorder = Recorder(call_log, spans)
+    sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget)
 
-    async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
-        found = await call_log.calls(session_ids)
-
-        def rebuild(session_id: str) -> Trajectory:
-            session, calls = found.get(session_id, (None, ()))
-            return reconstruct(calls, rules=_rules(session, settings))
-
-        return await asyncio.to_thread(lambda: [rebuild(session_id) for session_id in session_ids])
-
+    reading = ReadingProcess(settings, call_log.settled)
     ledger = Ledger(
         call_log.database,
-        trajectories=trajectories,
+        rebuilder=RemoteRebuilder(reading),
         close_session=sessions.close,
         settings=LedgerSettings(trainer_silence=settings.queue.trainer_silence_s),
+        tenants=policies.tenants,
     )
     keyring = Keyring(settings.keys, ledger.keys, alone=alone)
-    capture = Capture(settings.keys.project, call_log, live, policies, settings.limits.session_ttl_s)
+    ttl = settings.limits.session_ttl_s
+    capture = Capture(settings.keys.project, call_log, live, policies, ttl, keyring.accounts)
     responses = ResponseStore(call_log, handles, policies)
     passthrough = Vendors(vendors, unnamed=is_loopback(settings.listen.host_of("agent")))
     admission = Admission(live, capture, policies, responses, keyring, passthrough)
     versions = OwnVersions() if alone else SharedVersions(policies, ledger.policies.list)
     path = CallPath(admission, live, recorder, handles, versions, settings.limits)
+    tampering_counter = TamperingCounter(call_log, ledger.tampering.append)
     services = Services(
         ledger=ledger,
         call_log=call_log,
@@ -213,39 +240,38 @@ def _build(settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSe
         policies=policies,
         recorder=recorder,
         handles=handles,
-        trajectories=trajectories,
-        reader=reader_on(
-            call_log, rules=lambda session: _rules(session, settings), vocabulary=Vocabularies(policies).of_policy
-        ),
+        ask=reading,
+        count_tampering=tampering_counter.note,
     )
-    counted, gated = recorder.metrics.counted, _gates(keyring, settings.limits, recorder.metrics)
+    counted, gated = (
+        recorder.metrics.counted,
+        _gates(keyring, settings.limits, recorder.metrics, tampering_counter.note),
+    )
     view_access = Access("\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer)))
-    pages = Pages(services.reader, call_log.database.name, engines_of(policies))
+    append = partial(append_note, call_log.database)
+    viewer = viewer_app(reading, view_access, Viewers(keyring), append, engines_of(policies))
+    admin = mount(admin_app(services, keyring), viewer)
+    queries = Queries(admission, policies, responses)
     planes = {
-        "agent": AgentPlane(
-            known_dialects(), path, Queries(admission, policies, responses), settings.limits, counted("agent")
-        ),
+        "agent": AgentPlane(known_dialects(), path, queries, settings.limits, counted("agent"), tampering_counter.note),
         "trainer": gated("trainer", trainer_app(services, keyring)),
-        "admin": gated("admin", mount(admin_app(services, keyring), pages, view_access, Viewers(keyring))),
+        "admin": gated("admin", admin),
     }
-    return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access)
+    return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access, reading, keyring.accounts)
 
 
-def _gates(keyring: Keyring, limits: LimitSettings, metrics: Metrics) -> Callable[[str, FastAPI], Gate]:
+def _gates(
+    keyring: Keyring, limits: LimitSettings, metrics: Metrics, note: CountTampering
+) -> Callable[[str, FastAPI], Gate]:
     """What puts a gate before a plane's application."""
 
-    async def knows(key: str) -> bool:
-        return await keyring.caller(key) is not None
-
     def gated(plane: str, app: FastAPI) -> Gate:
+        async def knows(key: str) -> bool:
+            if await keyring.caller(key) is not None:
+                return True
+            await note(key, TamperingKind.OTHER_PLANE, f"a request to the {plane} plane")
+            return False
+
         return Gate(app, knows, int(limits.request_mb * 1_000_000), limits.receipt_s, metrics.counted(plane))
 
     return gated
-
-
-def _rules(session: Session | None, settings: Settings) -> Rules:
-    """Which calls of a session carry loss: those of its policy, as that policy's settings say."""
-    if session is None:
-        return Rules()
-    policy = settings.policies.get(session.policy)
-    return session_rules(session, policy.train if policy else ())

@@ -25,21 +25,26 @@ from rolltap.proxy.routes import (
     policies,
     reading,
     rollouts,
+    scores,
     sessions,
     tasks,
     transfers,
 )
+from rolltap.proxy.routes.answers import ErrorAnswer
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import check_values
 from rolltap.proxy.sessions.keys import Keyring
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "what went wrong"}}
 
 
 def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
     """Leases, trajectories and weights."""
     app = _app("trainer plane")
     own = Depends(limit_to_policies(services))
-    guards = [Depends(guard(keyring, services.ledger.audit, access.TRAINER_PLANE)), own, Depends(check_values)]
-    for routes in (leases.router(services), policies.trainer_router(services), transfers.router(services)):
+    guards = [Depends(_guard(services, keyring, access.TRAINER_PLANE)), own, Depends(check_values)]
+    own_routes = (leases.router, policies.trainer_router, scores.router, transfers.router)
+    for routes in (router(services) for router in own_routes):
         app.include_router(routes, dependencies=guards)
     app.include_router(health.router(services))
     return app
@@ -48,7 +53,7 @@ def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
 def admin_app(services: Services, keyring: Keyring) -> FastAPI:
     """Sessions, tasks, rollouts, rewards and keys."""
     app = _app("admin plane")
-    guards = [Depends(guard(keyring, services.ledger.audit, access.ADMIN_PLANE)), Depends(check_values)]
+    guards = [Depends(_guard(services, keyring, access.ADMIN_PLANE)), Depends(check_values)]
     for part in (audit, sessions, tasks, rollouts, nodes, events, metrics, reading):
         app.include_router(part.router(services), dependencies=guards)
     app.include_router(policies.admin_router(services), dependencies=guards)
@@ -57,8 +62,12 @@ def admin_app(services: Services, keyring: Keyring) -> FastAPI:
     return app
 
 
+def _guard(services: Services, keyring: Keyring, table: access.Table) -> Any:
+    return guard(keyring, services.ledger.audit, table, services.count_tampering)
+
+
 def _app(title: str) -> FastAPI:
-    app = FastAPI(title=f"rolltap {title}", version=__version__, openapi_url=None)
+    app = FastAPI(title=f"rolltap {title}", version=__version__, openapi_url=None, responses=PROBLEMS)
     app.router.redirect_slashes = False  # a redirect would name whatever host the client sent
     app.add_exception_handler(RolltapError, _rolltap_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -27,11 +27,16 @@ GRACE_S = 10
 """How long calls in flight may go on after the order to stop, in seconds."""
 
 
-class _QuietBrokenReplies(logging.Filter):
-    """A reply that is cut on purpose is already recorded with its call; the server need not print its trace."""
+WEBSOCKET_ADVICE = ("Unsupported upgrade request.", "No supported WebSocket library")
+
+
+class _QuietServer(logging.Filter):
+    """What the server need not print: the trace of a reply that is cut on purpose, which is recorded with its call, and
+    advice about WebSockets, which Codex asks for and is told in the reply (426) that there are none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], BrokenReply))
+        cut = record.exc_info and isinstance(record.exc_info[1], BrokenReply)
+        return not (cut or record.getMessage().startswith(WEBSOCKET_ADVICE))
 
 
 class _Server(uvicorn.Server):
@@ -78,9 +83,9 @@ def settle_memory() -> None:
 def allow_connections(count: int) -> None:
     """Lets this process have so many open files, as far as the system does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,9 @@ class Front:
     def server(self, app: Any, listener: socket.socket) -> _Server:
         """A plane's server. A plane that listens on loopback answers this machine's own programs only."""
         hosts = Hosts.of(self.listen, listener.getsockname()[0])
-        limits = ConnectionLimits(self.limits.connections, self.limits.receipt_s, hosts)
+        limits = ConnectionLimits(
+            self.limits.connections, self.limits.receipt_s, hosts, self.limits.connections_per_key
+        )
         return _Server(
             uvicorn.Config(
                 app,
@@ -120,7 +127,7 @@ async def serve(
     front = front or Front(LimitSettings(), ListenSettings())
     settle_memory()
     allow_connections(len(planes) * front.limits.connections + 256)
-    logging.getLogger("uvicorn.error").addFilter(_QuietBrokenReplies())
+    logging.getLogger("uvicorn.error").addFilter(_QuietServer())
     servers = [front.server(app, listener) for app, listener in planes.values()]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -25,6 +25,7 @@ from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.roles import in_role
 from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
+from rolltap.tenants import DEFAULT_TENANT, act_for
 
 OUR_PREFIX = "rt-"
 """Every key that rolltap makes begins with this."""
@@ -112,6 +113,8 @@ class Admission:
     async def _project(self, key: str | None) -> str | None:
         """The project of a project's key, "" for that of the settings; None for any other key."""
         caller = await self._keyring.project(key)
+        if caller is not None:
+            act_for(caller.tenant)
         return None if caller is None else "" if caller.is_root else caller.id
 
     async def _captured(self, request: ChatRequest, project: str) -> LiveSession:
@@ -131,14 +134,18 @@ class Admission:
         if named is not None:  # the session's own key: its id is no secret
             session = await self._sessions.enter(named, None)
             return self._to(session.session.policy, protocol, session, keyed=False)
-        return self._first(protocol, keyed=False) if self._unnamed else None
+        if not self._unnamed:
+            return None
+        act_for(DEFAULT_TENANT)  # a user of this machine
+        return self._first(protocol, keyed=False)
 
     async def _under_our_key(self, key: str, named: str | None, protocol: str) -> VendorRoute | None:
         """Under a project's key vendors are reached where nothing else is served."""
         if (project := await self._project(key)) is not None:
-            if len(self._vendors) < len(self._policies.names):
+            own = [policy for policy in self._vendors if policy in self._policies]
+            if not own or len(own) < len(self._policies.names):
                 return None
-            policy, relay = next(iter(self._vendors)), self._first(protocol, keyed=True)
+            policy, relay = own[0], self._first(protocol, keyed=True)
             relay = None if relay is None else replace(relay, project=project)
         else:
             session = await self._sessions.enter(key, named)
@@ -153,7 +160,7 @@ class Admission:
         return next((relay for relay in relays if relay is not None), None)
 
     def _to(self, policy: str, protocol: str, session: LiveSession | None, *, keyed: bool) -> VendorRoute | None:
-        vendor = self._vendors.get(policy)
+        vendor = self._vendors.get(policy) if policy in self._policies else None
         if vendor is None or vendor.engine.keyed is not keyed or protocol not in vendor.engine.dialects:
             return None
         return VendorRoute(policy, vendor, session)

@@ -1,52 +1,71 @@
-"""What one session may use in all: calls, tokens, bytes, and calls a minute. (How long it lives: `session_ttl_s`.)
+"""What a session, and a project's key with all its sessions, may use: calls, tokens, bytes, and calls a minute.
 
-A session that has used its budget is told so politely (400, in the dialect's own shape: harnesses end on it, with what
-they have), `POLITE` times; after that it is refused as if it were closed. One that is only too fast is asked to wait
-(429). Calls and tokens are counted from the record, so they outlast this process; bytes and the rate are its own.
+A session that has used its budget, or whose key has, is told so politely (400, in the dialect's own shape: harnesses
+end on it, with what they have), `POLITE` times; after that it is refused as if it were closed. One that is only too
+fast is asked to wait (429). A session's calls and tokens are counted from the record, so they outlast this process; its
+bytes and the rate are the process's own. A key's are counted in `rolltap.proxy.sessions.key_accounts`.
 """
 
 from __future__ import annotations
 
 import time
+from typing import NoReturn
 
+from rolltap.counted import counted
 from rolltap.errors import InvalidRequest, RateLimited, SessionClosed
 from rolltap.proxy.call.turn_cap import POLITE
+from rolltap.proxy.sessions.key_accounts import USED, KeyAccount
 from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.settings import LimitSettings
 
-USED = "budget used"
 
-
-def charge(live: LiveSession, limits: LimitSettings, body_bytes: int) -> None:
-    """Takes a new call into account; raises where the session has no budget for it."""
+def charge(live: LiveSession, limits: LimitSettings, body_bytes: int, calls: int = 1) -> None:
+    """Takes the calls of a request into account; raises where the session or its key has no budget for them."""
     live.received_bytes += body_bytes
     if used := _used_up(live, limits):
-        live.refused_turns += 1
-        if live.refused_turns > POLITE:
-            raise SessionClosed(f"{USED}: the session is over")
-        raise InvalidRequest(f"{USED}: this session has {used}; end with what you have")
-    if limits.calls_per_minute:
-        _wait_for_turn(live, limits.calls_per_minute)
+        _end(live, f"this session has {used}")
+    account = live.account
+    if account is None:
+        _take_turns(("session", live, limits.calls_per_minute))
+        return
+    account.count(body_bytes=body_bytes)
+    if used := account.used_up(calls):
+        _end(live, f"this key has {used}")
+    _take_turns(("session", live, limits.calls_per_minute), ("key", account, account.budget.per_minute or 0))
+    account.count(calls=calls)
+
+
+def _end(live: LiveSession, why: str) -> NoReturn:
+    live.refused_turns += 1
+    if live.refused_turns > POLITE:
+        raise SessionClosed(f"{USED}: the session is over")
+    raise InvalidRequest(f"{USED}: {why}; end with what you have")
 
 
 def _used_up(live: LiveSession, limits: LimitSettings) -> str:
     """The budget that is used up, in words; empty if none is."""
     nodes = live.forest.nodes
     if limits.session_calls and len(nodes) >= limits.session_calls:
-        return f"{limits.session_calls:,} calls"
+        return counted(limits.session_calls, "call")
     if limits.session_tokens:
         tokens = sum(node.prompt_length + len(node.output_ids) for node in nodes.values())
         if tokens >= limits.session_tokens:
-            return f"{limits.session_tokens:,} tokens"
+            return counted(limits.session_tokens, "token")
     if limits.session_mb and live.received_bytes > limits.session_mb * 1_000_000:
         return f"{limits.session_mb:g} MB of requests"
     return ""
 
 
-def _wait_for_turn(live: LiveSession, per_minute: int) -> None:
-    """A bucket that holds a minute's calls and fills as the minute goes."""
-    now, every = time.monotonic(), 60 / per_minute
-    full_at = max(live.bucket_full_at, now)
-    if full_at - now > 60 - every:
-        raise RateLimited(f"this session makes {per_minute} calls a minute", retry_after=full_at - now - 60 + every)
-    live.bucket_full_at = full_at + every
+def _take_turns(*rates: tuple[str, LiveSession | KeyAccount, int]) -> None:
+    """A request's turn of each rate, or of none: buckets that hold a minute's calls and fill as the minute goes."""
+    now, turns = time.monotonic(), []
+    for name, holder, per_minute in rates:
+        if not per_minute:
+            continue
+        every, full_at = 60 / per_minute, max(holder.bucket_full_at, now)
+        if full_at - now > 60 - every:
+            wait = full_at - now - 60 + every
+            raise RateLimited(f"this {name} makes {per_minute} calls a minute", retry_after=wait)
+        turns.append((holder, full_at + every))
+    for holder, full_at in turns:
+        holder.bucket_full_at = full_at

@@ -96,11 +96,11 @@ class HttpExchange:
         length = {"content-length": str(len(reply.body)), "connection": "close"}
         await self.start(reply.status, {**reply.headers, **length})
         await self.write(reply.body)
-        left = DISCARDED_BYTES
+        budget = DISCARDED_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARDED_S):
-                while left > 0 and (message := await self._receive()).get("more_body"):
-                    left -= len(message["body"])
+                while budget > 0 and (message := await self._receive()).get("more_body"):
+                    budget -= len(message["body"])
         await self.end(b"")
 
     async def start_stream(self, content_type: str) -> None:

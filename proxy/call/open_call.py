@@ -106,7 +106,7 @@ class OpenCall:
     sent: SampleRequest | ChatCall
     prompt: Sequence[int]  # what the engine sees; empty while an upstream has not told
     started_at: float = field(default_factory=time.time)
-    version: int = 0  # of the policy, when the call began
+    version: int | None = None  # of the policy, when the call began; None: not known
     intended: bool = False  # the intent was given to the store
     begun: bool = False  # the store has the intent
     whole: bool = False  # the reply has ended: nothing of it is missing
@@ -128,6 +128,12 @@ class OpenCall:
         if isinstance(self.sent, ChatCall):
             return {"model": self.sent.model, **msgspec.to_builtins(self.sent.sampling)}
         return {name: getattr(self.sent, name) for name in SENT} | dict(self.sent.extra)
+
+    def tokens(self) -> int:
+        """Of prompt and output; as the upstream counts where rolltap sees no tokens."""
+        if self.usage is not None and not self.sampled.ids:
+            return self.usage.prompt + self.usage.output
+        return len(self.prompt) + len(self.sampled.ids)
 
     def counts(self) -> CallCounts:
         """What the metrics count of the call."""

@@ -65,4 +65,9 @@ def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Contin
     renderer: TokenRenderer = (
         FamilyRenderer(policy.family, tokenizer) if policy.family else TemplateRenderer(tokenizer, policy.tool_format)
     )
+    levels = renderer.efforts.levels
+    if policy.pin.effort is not None and policy.pin.effort not in levels:
+        known = ", ".join(levels) or "none"
+        why = f"the model's prompt has no level {policy.pin.effort!r}; it has: {known}"
+        raise ConfigError(f"settings: policies.{name}.pin.effort: {why}")
     return Continuation(name, renderer, handles, policy.history_thinking)

@@ -102,7 +102,7 @@ class CallPath:
             if source.may_lack_parent(plan, session.forest, request) and await self._sessions.refresh(session):
                 plan = await source.plan(call_ids[0], session.forest, request)
             check_turn(session, plan.parent)
-            charge(session, self._limits, len(arrival.wire.body))
+            charge(session, self._limits, len(arrival.wire.body), len(call_ids))
             calls = source.open(arrival, plan, call_ids)
             for call in calls:
                 session.forest.add(call.node)
@@ -117,11 +117,11 @@ class CallPath:
     async def _run(self, flight: InFlightRequest, arrival: Arrival) -> None:
         """Takes the calls from their intents to their completions. Their record is durable when this returns."""
         error: RolltapError | None = None
-        outcome, problem, left = Outcome.COMPLETED, "", False
+        outcome, problem, client_left = Outcome.COMPLETED, "", False
         try:
             await self._sample(flight, arrival)
         except asyncio.CancelledError:
-            left = True
+            client_left = True
             if not all(call.whole for call in flight.calls):
                 error = EngineError("the call was cancelled: its client went away")
                 outcome, problem = Outcome.ABORTED, "the client went away"
@@ -141,7 +141,7 @@ class CallPath:
             flight.finish(RolltapError("the call could not be recorded"))
             raise
         flight.finish(error)
-        if left:
+        if client_left:
             self._recorder.delivered(flight.call_ids, False)
 
     async def _sample(self, flight: InFlightRequest, arrival: Arrival) -> None:
@@ -159,7 +159,7 @@ class CallPath:
             raise errors.exceptions[0] from None
 
     async def _run_source(self, flight: InFlightRequest, arrival: Arrival, call: OpenCall) -> None:
-        call.version = flight.policy.version
+        call.version = await self._versions.at_begin(flight.policy)
 
         async def begin() -> None:
             await self._record_intent(flight, call)
@@ -173,6 +173,7 @@ class CallPath:
         if tokens.versions:
             flight.policy.stated_version = tokens.versions[-1].version
         elif tokens.ids and tokens.versions is None and await self._versions.behind(flight.policy, call.version):
+            assert call.version is not None
             tokens.of_version(call.version)
 
     async def _record_intent(self, flight: InFlightRequest, call: OpenCall) -> None:
@@ -200,6 +201,8 @@ class CallPath:
             ids = completion.output_ids if recorded else completion.output_ids[:0]
             reply = call.choice.message if call.choice is not None else None
             flight.session.forest.complete(call.node, ids, reply, outcome if recorded else Outcome.ABORTED)
+            if flight.session.account is not None:
+                flight.session.account.count(tokens=call.tokens())
 
     async def _answer(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> None:
         """Sends the reply as it grows; its end only when the call is durable."""

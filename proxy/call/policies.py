@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rolltap.errors import NotFound
+from rolltap.errors import InvalidRequest, NotFound
 from rolltap.proxy.call.sources.base import Source
 from rolltap.proxy.engines.base import EngineFacts, ServedEngine
 from rolltap.proxy.sessions.capture import CAPTURED
 from rolltap.proxy.sessions.roles import roles_of
 from rolltap.settings import PolicySettings
+from rolltap.tenants import DEFAULT_TENANT, current_tenant
 from rolltap.types import Session
 
 ANY_MODEL = "*"
@@ -28,6 +29,7 @@ class Policy:
     version: int = 0
     logprobs_mode: str = "unknown"
     weight_versions: bool = False  # the engine says every token's version
+    states_weights: bool = False  # the engine says which version it serves, when asked
     stated_version: int | None = None  # that the engine said last
     up: bool = False  # the engine has answered a probe
 
@@ -35,28 +37,54 @@ class Policy:
         """Takes over what the engine said of itself."""
         self.logprobs_mode = facts.logprobs_mode
         self.weight_versions = facts.weight_versions
+        self.states_weights = facts.states_weights
         self.source.learn(facts)
         self.up = True
 
 
 class Policies:
-    """The served policies by name, and the model names that lead to them."""
+    """The served policies by name, and the model names that lead to them.
+
+    A task sees those of the tenant that it acts for; only `all` are every tenant's.
+    """
 
     def __init__(self, policies: Mapping[str, Policy]) -> None:
-        self._policies = dict(policies)
+        self.all = tuple(policies.values())
+        self._of_tenant: dict[str, dict[str, Policy]] = {DEFAULT_TENANT: {}}
+        for name, policy in policies.items():
+            self._of_tenant.setdefault(policy.settings.tenant, {})[name] = policy
+
+    @property
+    def _own(self) -> Mapping[str, Policy]:
+        return self._of_tenant.get(current_tenant(), {})
+
+    @property
+    def tenants(self) -> list[str]:
+        """The tenants that have policies, and the default one."""
+        return sorted(self._of_tenant)
+
+    def check_tenant(self, tenant: str) -> None:
+        """`InvalidRequest` for a tenant that has no policy: nothing could be done with a key of it."""
+        if tenant not in self._of_tenant:
+            known = ", ".join(self.tenants)
+            message = f"no policy of the settings is of tenant {tenant[:80]!r}; known: {known} (policies.NAME.tenant)"
+            raise InvalidRequest(f"tenant: {message}", param="tenant")
 
     def __getitem__(self, name: str) -> Policy:
         try:
-            return self._policies[name]
+            return self._own[name]
         except KeyError:
-            raise NotFound(f"no policy {name!r}; served: {', '.join(self._policies)}", param="policy") from None
+            raise NotFound(f"no policy {name!r}; served: {', '.join(self._own)}", param="policy") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own
 
     def __iter__(self) -> Iterator[Policy]:
-        return iter(self._policies.values())
+        return iter(self._own.values())
 
     @property
     def names(self) -> list[str]:
-        return list(self._policies)
+        return list(self._own)
 
     def of_session(self, session: Session, model: str) -> Policy:
         """The policy for a request of `session` that asks for `model`, which may be the name of a role."""
@@ -81,7 +109,9 @@ class Policies:
     def for_model(self, model: str) -> str:
         """The policy that a captured session for `model` is bound to: the one of that name or alias, else the first."""
         policy = named(model, list(self))
-        return policy.name if policy is not None else next(iter(self._policies))
+        if policy is None and not self._own:
+            raise NotFound("this tenant has no policy", param="model")
+        return policy.name if policy is not None else next(iter(self._own))
 
     def served(self, bound: str) -> list[str]:
         """The model names that a session of policy `bound` may ask for."""

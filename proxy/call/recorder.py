@@ -18,6 +18,7 @@ from rolltap.crash import crash_point
 from rolltap.errors import RolltapError
 from rolltap.ids import new_id
 from rolltap.proxy.metrics.calls import CallCounts, Metrics
+from rolltap.proxy.metrics.spans import CallSpans
 from rolltap.types import CallKind, Finish, Outcome, Session
 
 log = logging.getLogger("rolltap.recorder")
@@ -30,8 +31,9 @@ SESSIONS_ANNOUNCED = 4096
 class Recorder:
     """The one writer of calls in a proxy process."""
 
-    def __init__(self, call_log: CallLog) -> None:
+    def __init__(self, call_log: CallLog, spans: CallSpans | None = None) -> None:
         self._log = call_log
+        self._spans = spans
         self.process = new_id()
         self.metrics = Metrics()
         self._announced: LRUCache[str, None] = LRUCache(SESSIONS_ANNOUNCED)
@@ -47,6 +49,8 @@ class Recorder:
         await self._log.append_intent(intent)
         self.metrics.stage("intent", started)
         self.metrics.began(intent.policy, intent.break_.reason if intent.break_ else None)
+        if self._spans is not None:
+            self._spans.begin(intent)
         crash_point("intent.written")
 
     async def complete(self, completion: CallCompletion, policy: str, counts: CallCounts) -> None:
@@ -60,6 +64,8 @@ class Recorder:
             self.metrics.stage("completion", started)
         finally:
             self.metrics.ended(policy, outcome, completion.flaw, counts)
+            if self._spans is not None:
+                self._spans.end(completion, outcome)
             if completion.outcome is Outcome.ENGINE_ERROR:
                 log.warning("call %s of policy %s failed: %s", completion.call_id, policy, completion.error)
         crash_point("completion.written")

@@ -8,10 +8,11 @@ import msgspec
 
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.conversation.chat import ChatRequest, ToolChoice
+from rolltap.proxy.conversation.effort import asked_effort
 from rolltap.types import CallKind, CallShape
 
 DIGEST_BYTES = 8
-NOTHING_ASKED = ToolChoice(), None, None
+NOTHING_ASKED = ToolChoice(), None, "", None
 
 
 def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) -> CallShape:
@@ -42,7 +43,7 @@ def _asked(chat: ChatRequest) -> str:
 
     Seeds, temperatures and token limits don't count: clients change them from try to try.
     """
-    asked = chat.tool_choice, chat.sampling.effort, chat.sampling.json_schema
-    if asked == NOTHING_ASKED:
+    demands = chat.tool_choice, chat.sampling.thinking, asked_effort(chat.sampling), chat.sampling.json_schema
+    if demands == NOTHING_ASKED:
         return ""
-    return blake2b(msgspec.json.encode(asked, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
+    return blake2b(msgspec.json.encode(demands, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()

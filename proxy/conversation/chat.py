@@ -114,6 +114,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     top_logprobs: int = 0
     thinking: bool | None = None
     effort: str | None = None
+    thinking_budget: int | None = None  # tokens of thinking
     json_schema: dict[str, Any] | None = None  # structured output; {} asks for any JSON object
 
 

@@ -16,6 +16,7 @@ from rolltap.errors import RolltapError, Unauthenticated
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.dialects.base import WireReply
 from rolltap.proxy.metrics.calls import CountedSend, uncounted
+from rolltap.tenants import NOBODY, acting_for
 
 KnowsKey = Callable[[str], Awaitable[bool]]
 """Whether a key is one of any role."""
@@ -34,6 +35,10 @@ class Gate:
         self._counted = counted
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with acting_for(NOBODY):  # until the key is known
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         send = self._counted(send)
         http = HttpExchange(scope, receive, send)
         if not http.announced():

@@ -8,11 +8,13 @@ scrapes them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from rolltap.calllog.annotations import AnnotationLine
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the buckets that calls' durations fall into."""
@@ -59,6 +61,19 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._calls = self._counter("rolltap_calls_total", "Model calls that ended.", "policy", "outcome")
         self._tokens = self._counter("rolltap_tokens_total", "Tokens of calls that ended.", "policy", "kind")
+        self._scored = self._counter("rolltap_scored_tokens_total", "Tokens of sequences that were scored.", "policy")
+        self._fresh = self._counter(
+            "rolltap_trainer_tokens_total",
+            "Sampled tokens whose log-prob a trainer gave by the weights that sampled them.",
+            "policy",
+            "harness",
+        )
+        self._mismatch = self._counter(
+            "rolltap_trainer_mismatch_total", "Sum of |log(trainer / engine)| over them.", "policy", "harness"
+        )
+        self._clipped = self._counter(
+            "rolltap_trainer_clipped_total", "Tokens whose gradient the trainer's clip took.", "policy", "harness"
+        )
         self._breaks = self._counter("rolltap_breaks_total", "Calls that do not extend a parent.", "policy", "reason")
         self._flaws = self._counter("rolltap_flaws_total", "Calls whose tokens can't be trained.", "policy", "flaw")
         self._responses = self._counter("rolltap_http_responses_total", "Replies by plane.", "plane", "status")
@@ -111,6 +126,17 @@ class Metrics:
         self._tokens[policy, "cached"].inc(counts.cached)
         self._tokens[policy, "output"].inc(counts.output)
         self._seconds.observe(time.time() - counts.started_at)
+
+    def scored(self, policy: str, tokens: int) -> None:
+        """Given ids were read for their log-probs; they are in no call."""
+        self._scored[(policy,)].inc(tokens)
+
+    def annotated(self, policy: str, added: Sequence[AnnotationLine]) -> None:
+        """A trainer's annotations came on record."""
+        for line in added:
+            self._fresh[policy, line.harness].inc(line.fresh)
+            self._mismatch[policy, line.harness].inc(line.fresh_sum)
+            self._clipped[policy, line.harness].inc(line.clipped)
 
     def undelivered(self, calls: int) -> None:
         self._undelivered.inc(calls)

@@ -22,6 +22,7 @@ from rolltap.ledger.standing import LedgerStanding
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.engines.pool import EnginePool
 from rolltap.proxy.routes.services import Services
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 KEPT_S = 10.0
 ANSWERS_WITHIN_S = 5.0
@@ -78,7 +79,7 @@ class StandingWatch:
 
     async def look(self) -> Standing:
         services = self._services
-        policies = list(services.policies)
+        policies = services.policies.all
         async with self._asking:
             asked_at, ledger = self._kept
             if time.monotonic() > asked_at + KEPT_S:
@@ -97,8 +98,12 @@ class StandingWatch:
         ledger = self._services.ledger
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
-                counts = {policy.name: await ledger.policies.stats(policy.name) for policy in policies}
-                return FromLedger(counts, await ledger.standing())
+                counts: dict[str, PolicyStats] = {}
+                for policy in policies:  # a former tenant's rows of the same name are not this policy's
+                    with acting_for(policy.settings.tenant):
+                        counts[policy.name] = await ledger.policies.stats(policy.name)
+                with acting_for(EVERY_TENANT):
+                    return FromLedger(counts, await ledger.standing())
         except (RolltapError, TimeoutError):
             return None
 
@@ -110,16 +115,16 @@ def engines_up(policy: Policy) -> list[tuple[str, bool]]:
     return [(policy.engine.name, policy.up)]
 
 
-def _of_ledger(found: FromLedger) -> Iterator[Family]:
-    yield _gauge("rolltap_tasks_queued", "Submitted tasks that wait for a node.", found.standing.queued)
-    yield _gauge("rolltap_nodes", "Nodes that asked for work within the last minute.", found.standing.nodes)
-    yield _by("rolltap_leases_open", "Leases that trainers hold.", "policy", found.standing.leases)
+def _of_ledger(ledger_state: FromLedger) -> Iterator[Family]:
+    yield _gauge("rolltap_tasks_queued", "Submitted tasks that wait for a node.", ledger_state.standing.queued)
+    yield _gauge("rolltap_nodes", "Nodes that asked for work within the last minute.", ledger_state.standing.nodes)
+    yield _by("rolltap_leases_open", "Leases that trainers hold.", "policy", ledger_state.standing.leases)
     groups = GaugeMetricFamily("rolltap_groups", "Groups by status.", labels=["policy", "status"])
     rollouts = GaugeMetricFamily("rolltap_rollouts", "Rollouts by status.", labels=["policy", "status"])
     ready = GaugeMetricFamily(
         "rolltap_ready_groups", "Complete groups by how many updates they are behind.", labels=["policy", "staleness"]
     )
-    for name, counts in found.policies.items():
+    for name, counts in ledger_state.policies.items():
         for status, count in counts.groups.items():
             groups.add_metric([name, status], count)
         for status, count in counts.rollouts.items():
@@ -127,9 +132,9 @@ def _of_ledger(found: FromLedger) -> Iterator[Family]:
         for staleness, count in counts.staleness.items():
             ready.add_metric([name, str(staleness)], count)
     yield from (groups, rollouts, ready)
-    rooms = {name: counts.room for name, counts in found.policies.items() if counts.room is not None}
+    rooms = {name: counts.room for name, counts in ledger_state.policies.items() if counts.room is not None}
     yield _by("rolltap_group_room", "Groups that may still be opened before trainers catch up.", "policy", rooms)
-    equal = {name: counts.zero_variance for name, counts in found.policies.items()}
+    equal = {name: counts.zero_variance for name, counts in ledger_state.policies.items()}
     yield _by("rolltap_zero_variance_groups", "Groups whose rewards are all equal.", "policy", equal)
 
 

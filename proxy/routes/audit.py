@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from rolltap.proxy.routes.answers import AuditPage
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
 
@@ -17,9 +17,9 @@ def router(services: Services) -> APIRouter:
     @routes.get("/audit")
     async def read_audit(
         key_id: str | None = None, before: Annotated[int | None, Query(ge=1, lt=2**63)] = None, limit: Limit = 100
-    ) -> dict[str, Any]:
+    ) -> AuditPage:
         """The newest entries first, of one key if given; `before` is the last `seq` of the former page."""
         page = await services.ledger.audit.newest(key_id=key_id, before=before, limit=min(limit, 1000))
-        return {"entries": [asdict(entry) for entry in page]}
+        return AuditPage(page)
 
     return routes

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
+from rolltap.proxy.routes import answers
 from rolltap.proxy.routes.services import Services
 
 
@@ -23,7 +24,7 @@ def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["events"])
     ledger = services.ledger
 
-    @routes.get("/events")
+    @routes.get("/events", response_class=StreamingResponse, responses=answers.events("what happens, as `Event`"))
     async def events(after: Annotated[int | None, Query(ge=0, lt=2**63)] = None) -> StreamingResponse:
         """Everything from now on; with `after`, the last number seen, everything since."""
         start = await ledger.events.last() if after is None else after

@@ -7,32 +7,35 @@ proxies of one Postgres would be taken out of service at once although each coul
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter, Response
 
 from rolltap.proxy.metrics.standing import engines_up
+from rolltap.proxy.routes.answers import Alive, Readiness
 from rolltap.proxy.routes.services import Services
 
-SPOOL = {None: "none", True: "ok", False: "full"}
+SPOOL: dict[bool | None, Literal["ok", "full", "none"]] = {None: "none", True: "ok", False: "full"}
 
 
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health() -> Alive:
+        return Alive()
 
-    @routes.get("/ready")
-    async def ready(response: Response) -> dict[str, str]:
+    @routes.get("/ready", responses={503: {"model": Readiness, "description": "no new call could be taken"}})
+    async def ready(response: Response) -> Readiness:
         condition = await services.call_log.condition()
-        engines = all(any(up for _, up in engines_up(policy)) for policy in services.policies)
+        engines = all(any(up for _, up in engines_up(policy)) for policy in services.policies.all)
         takes_calls = condition.takes_calls and engines
         response.status_code = 200 if takes_calls else 503
-        return {
-            "status": "ready" if takes_calls else "not ready",
-            "store": "ok" if condition.store else "away",
-            "spool": SPOOL[condition.spool],
-            "engines": "up" if engines else "down",
-        }
+        return Readiness(
+            status="ready" if takes_calls else "not ready",
+            store="ok" if condition.store else "away",
+            spool=SPOOL[condition.spool],
+            engines="up" if engines else "down",
+        )
 
     return routes

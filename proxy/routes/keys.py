@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from fastapi import APIRouter
 
 from rolltap.contract.keys import MintKey, RotateKey
 from rolltap.proxy.access import By
+from rolltap.proxy.routes.answers import KeyList, KeyWithSecret, RevokedKeys, fields_of
 from rolltap.proxy.routes.policies import policy_of
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.slices import sliced
 from rolltap.proxy.sessions.keys import Keyring
+from rolltap.tenants import acting_for
 
 
 def router(services: Services, keyring: Keyring) -> APIRouter:
-    routes = APIRouter(tags=["keys"])
+    routes = APIRouter(tags=["keys"], route_class=sliced({}))
     keys = services.ledger.keys
 
     @routes.get("/keys")
-    async def list_keys() -> dict[str, Any]:
+    async def list_keys(by: By) -> KeyList:
         """The minted keys, the newest first, without their secrets. Those of the settings are not among them."""
-        return {"keys": [asdict(record) for record in await keys.list()]}
+        return KeyList(await keys.list(by))
 
     @routes.post("/keys")
-    async def mint(body: MintKey, by: By) -> dict[str, Any]:
-        """A new key. `key` is in this answer and nowhere else; it ends no later than the one that mints it."""
-        for policy in body.policies or ():
-            policy_of(services, policy)
+    async def mint(body: MintKey, by: By) -> KeyWithSecret:
+        """A new key. `key` is in this answer and nowhere else; it ends no later than the one that mints it.
+
+        `tenant`: of another one, which a policy of the settings names; for admin keys of the default tenant.
+        """
+        if body.tenant is not None:
+            by.check_grants(body.tenant)  # first: the other check names the tenants
+            services.policies.check_tenant(body.tenant)
+        with acting_for(body.tenant or by.tenant):
+            for policy in body.policies or ():
+                policy_of(services, policy)
         minted = await keys.mint(body, by)
         await keyring.changed()
-        return {**asdict(minted.record), "key": minted.key}
+        return KeyWithSecret(**fields_of(minted.record), key=minted.key)
 
     @routes.post("/keys/{key_id}/rotate")
-    async def rotate(key_id: str, body: RotateKey, by: By) -> dict[str, Any]:
+    async def rotate(key_id: str, body: RotateKey, by: By) -> KeyWithSecret:
         """Another secret for the key; the former ones work for `overlap` seconds more."""
         minted = await keys.rotate(key_id, body, by)
         await keyring.changed()
-        return {**asdict(minted.record), "key": minted.key}
+        return KeyWithSecret(**fields_of(minted.record), key=minted.key)
 
     @routes.post("/keys/{key_id}/revoke")
-    async def revoke(key_id: str, by: By) -> dict[str, Any]:
+    async def revoke(key_id: str, by: By) -> RevokedKeys:
         """Ends the key, and every key that was minted with it, at once here and within a second at other proxies."""
         revoked = await keys.revoke(key_id, by)
         await keyring.changed()
-        return {"revoked": list(revoked)}
+        return RevokedKeys(revoked)
 
     return routes

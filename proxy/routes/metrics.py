@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rolltap.proxy.metrics.standing import StandingWatch, registry_of
+from rolltap.proxy.routes.answers import content_of
 from rolltap.proxy.routes.services import Services
 
 
@@ -13,7 +14,7 @@ def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["metrics"])
     watch = StandingWatch(services)
 
-    @routes.get("/metrics", response_class=Response)
+    @routes.get("/metrics", response_class=Response, responses=content_of("text/plain", "Prometheus' text format"))
     async def metrics() -> Response:
         """Each process of `--workers` counts for itself; the ledger's series are the same from all of them."""
         now = generate_latest(registry_of(await watch.look()))

@@ -16,14 +16,18 @@ from urllib.parse import parse_qsl
 
 from starlette.routing import compile_path
 
-from rolltap.errors import MethodNotAllowed, NotFound, RequestError, RolltapError
+from rolltap.errors import MethodNotAllowed, NotFound, RequestError, RolltapError, Unauthenticated
 from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, HttpExchange
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.dialects.base import Action, Dialect, WireReply, WireRequest
 from rolltap.proxy.dialects.probes import PROBES
+from rolltap.proxy.front.connections import admit
+from rolltap.proxy.front.tampering import CountTampering, presented_key, suspicion, uncounted_acts
 from rolltap.proxy.metrics.calls import CountedSend, uncounted
 from rolltap.settings import LimitSettings
+from rolltap.tampering import TamperingKind
+from rolltap.tenants import NOBODY, acting_for
 
 log = logging.getLogger("rolltap.agent_plane")
 
@@ -59,9 +63,11 @@ class AgentPlane:
         queries: Queries,
         limits: LimitSettings,
         counted: CountedSend = uncounted,
+        note: CountTampering = uncounted_acts,
     ) -> None:
-        """`counted` wraps a request's `send`, so that its reply's status is counted."""
+        """`counted` wraps a request's `send`, so that its reply's status is counted; `note` counts tampering."""
         self._counted = counted
+        self._note = note
         self._path = path
         self._limits = limits
         self._fallback = next(iter(dialects.values()))
@@ -85,6 +91,8 @@ class AgentPlane:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         http = HttpExchange(scope, receive, self._counted(send))
         path, session = scope["path"], None
+        if (kind := suspicion(scope)) is not None:
+            await self._note(presented_key(scope["headers"]), kind, f"{scope['method']} {path}")
         if path.startswith("/s/") and (match := SESSION_PREFIX.fullmatch(path)):
             session, path = match[1], match[2]
         try:
@@ -97,13 +105,15 @@ class AgentPlane:
             return
         if session is not None:
             params = {**params, "session": session}
-        await self._serve(target, params, http)
+        with acting_for(NOBODY):  # until the key is known
+            await self._serve(target, params, http)
 
     async def _serve(self, route: DialectRoute, params: Mapping[str, str], http: HttpExchange) -> None:
         dialect = route.dialect
         try:
             wire = wire_request(http.scope, params, await self._body(route, params, http), route.pattern)
             await route.answer(dialect, wire, http)
+            admit(http.scope)
         except ClientGone:
             return
         except BrokenReply:
@@ -111,6 +121,9 @@ class AgentPlane:
         except RolltapError as error:
             if http.started:
                 raise BrokenReply(str(error)) from error
+            if isinstance(error, Unauthenticated) and "session" in params:
+                key = presented_key(http.scope["headers"])
+                await self._note(key, TamperingKind.OTHER_SESSION, f"session {params['session']}")
             await http.refuse(dialect.error(error))
         except Exception as error:
             log.exception("%s %s failed inside rolltap", http.scope["method"], http.scope["path"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from fastapi import APIRouter
 
@@ -13,21 +11,31 @@ from rolltap.contract.admin import CapTurns
 from rolltap.contract.trainer import LOST, BeginUpdate, FinishUpdate, PushWeights
 from rolltap.errors import InvalidRequest, UnknownPolicy, WeightsLost
 from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.routes.answers import (
+    PolicyList,
+    PolicyPaused,
+    PolicyResumed,
+    PolicyStanding,
+    ServedVersion,
+    TurnsCap,
+    fields_of,
+)
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.slices import sliced
 
 SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 
 
 def admin_router(services: Services) -> APIRouter:
     """The policies with their versions and counts."""
-    routes = APIRouter(tags=["policies"])
+    routes = APIRouter(tags=["policies"], route_class=sliced({}))
 
     @routes.get("/policies")
-    async def list_policies() -> dict[str, Any]:
-        return {"policies": [await _state(services, runtime) for runtime in services.policies]}
+    async def list_policies() -> PolicyList:
+        return PolicyList([await _state(services, runtime) for runtime in services.policies])
 
     @routes.get("/policies/{name}")
-    async def show_policy(name: str) -> dict[str, Any]:
+    async def show_policy(name: str) -> PolicyStanding:
         return await _state(services, policy_of(services, name))
 
     return routes
@@ -39,48 +47,48 @@ def trainer_router(services: Services) -> APIRouter:
     A failed push leaves the old weights and the old version. After a transfer that broke off in the middle the policy
     serves nothing (`paused` is `lost`) until a whole push.
     """
-    routes = APIRouter(tags=["policies"])
+    routes = APIRouter(tags=["policies"], route_class=sliced({}))
     policies = services.ledger.policies
 
     @routes.get("/policies/{name}")
-    async def show_policy(name: str) -> dict[str, Any]:
+    async def show_policy(name: str) -> PolicyStanding:
         return await _state(services, policy_of(services, name))
 
     @routes.post("/policies/{name}/begin_update")
-    async def begin_update(name: str, body: BeginUpdate) -> dict[str, str]:
+    async def begin_update(name: str, body: BeginUpdate) -> PolicyPaused:
         runtime = policy_of(services, name)
         await policies.check_weights_owner(name, body)
         await runtime.engine.pause(body.mode)
         if (await policies.get(name)).paused != LOST:
             await policies.set_paused(name, body.mode)
-        return {"policy": name, "paused": body.mode}
+        return PolicyPaused(name, body.mode)
 
     @routes.post("/policies/{name}/push")
-    async def push(name: str, body: PushWeights) -> dict[str, Any]:
+    async def push(name: str, body: PushWeights) -> ServedVersion:
         runtime = policy_of(services, name)
         check_weights_path(body.path, runtime.settings.weights_roots)
         if body.adapter and (await policies.get(name)).paused == LOST:
-            raise _still_lost(name)
+            raise still_lost(name)
         await policies.give_version(name, body.version, body.digest, body)
         adapter = (runtime.settings.model or name) if body.adapter else ""
         await runtime.engine.load_weights(body.path, body.version, adapter)
         return await serve_version(services, runtime, body.version)
 
     @routes.post("/policies/{name}/turns")
-    async def cap_turns(name: str, body: CapTurns) -> dict[str, Any]:
+    async def cap_turns(name: str, body: CapTurns) -> TurnsCap:
         """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap. The admin plane has it, too."""
         await services.ledger.turn_caps.set(policy_of(services, name).name, body.turns)
-        return {"policy": name, "turns": body.turns}
+        return TurnsCap(name, body.turns)
 
     @routes.post("/policies/{name}/finish_update")
-    async def finish_update(name: str, body: FinishUpdate) -> dict[str, str]:
+    async def finish_update(name: str, body: FinishUpdate) -> PolicyResumed:
         runtime = policy_of(services, name)
         await policies.check_weights_owner(name, body)
         if (await policies.get(name)).paused == LOST:
-            raise _still_lost(name)
+            raise still_lost(name)
         await runtime.engine.resume()
         await policies.set_paused(name, None)
-        return {"policy": name}
+        return PolicyResumed(name)
 
     return routes
 
@@ -109,21 +117,22 @@ def policy_of(services: Services, name: str) -> Policy:
     return services.policies[name]
 
 
-async def serve_version(services: Services, runtime: Policy, version: int) -> dict[str, Any]:
+async def serve_version(services: Services, runtime: Policy, version: int) -> ServedVersion:
     """Records that the engines hold all of `version`."""
     policies = services.ledger.policies
     state = await policies.set_version(runtime.name, version)
     runtime.version = state.version
     if state.paused == LOST:
         await policies.set_paused(runtime.name, "keep")
-    return {"policy": runtime.name, "version": state.version}
+    return ServedVersion(runtime.name, state.version)
 
 
-def _still_lost(name: str) -> WeightsLost:
+def still_lost(name: str) -> WeightsLost:
     return WeightsLost(f"policy {name!r}: its last transfer of weights broke off; push whole weights to continue")
 
 
-async def _state(services: Services, runtime: Policy) -> dict[str, Any]:
+async def _state(services: Services, runtime: Policy) -> PolicyStanding:
     state = await services.ledger.policies.get(runtime.name)
     stats = await services.ledger.policies.stats(runtime.name)
-    return {**asdict(state), "engine": runtime.engine.name, "trainable": runtime.settings.trainable, **asdict(stats)}
+    values = fields_of(state) | fields_of(stats)
+    return PolicyStanding(**values, engine=runtime.engine.name, trainable=runtime.settings.trainable)

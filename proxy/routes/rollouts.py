@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from fastapi import APIRouter
 
 from rolltap.contract.admin import CapTurns, FinishRollout, NewReward, OpenGroup, StartRollout
@@ -12,29 +9,31 @@ from rolltap.contract.keys import Caller
 from rolltap.errors import Forbidden, LedgerError
 from rolltap.ledger.groups import GroupSpec
 from rolltap.proxy.access import By
+from rolltap.proxy.routes.answers import AttemptKey, GroupList, RolloutWithEvidence, TurnsCap, fields_of
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.slices import sliced
 from rolltap.proxy.routes.values import Limit
 from rolltap.proxy.sessions.roles import main_role, role_tags
 from rolltap.proxy.sessions.tags import TURNS
-from rolltap.types import EVALUATION, PURPOSE_TAG, GroupStatus
+from rolltap.types import EVALUATION, PURPOSE_TAG, Group, GroupStatus, Reward, Rollout
 
 
 def router(services: Services) -> APIRouter:
     """Groups, rollouts and rewards."""
-    routes = APIRouter(tags=["rollouts"])
+    routes = APIRouter(tags=["rollouts"], route_class=sliced({}))
     _serve_groups(routes, services)
     _serve_rollouts(routes, services)
 
     @routes.post("/policies/{name}/turns")
-    async def cap_turns(name: str, body: CapTurns) -> dict[str, Any]:
+    async def cap_turns(name: str, body: CapTurns) -> TurnsCap:
         """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
         await services.ledger.turn_caps.set(name, body.turns)
-        return {"policy": name, "turns": body.turns}
+        return TurnsCap(name, body.turns)
 
     @routes.post("/rewards")
-    async def append_reward(body: NewReward, by: By) -> dict[str, Any]:
+    async def append_reward(body: NewReward, by: By) -> Reward:
         """Appends a reward; the same `id` with the same content again changes nothing."""
-        return asdict(await services.ledger.rewards.append(body, by))
+        return await services.ledger.rewards.append(body, by)
 
     return routes
 
@@ -43,11 +42,11 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
     groups = services.ledger.groups
 
     @routes.post("/groups")
-    async def open_group(body: OpenGroup) -> dict[str, Any]:
+    async def open_group(body: OpenGroup) -> Group:
         """Opens a group of `n` rollouts of a task; idempotent by `id`. 429 while too many groups are outstanding."""
         policy, roles = services.resolve_roles(body.policy)
         spec = GroupSpec(policy, body.n, body.task, tuple(body.tags), body.rule, body.priority, roles)
-        return asdict(await groups.open(spec, group_id=body.id))
+        return await groups.open(spec, group_id=body.id)
 
     @routes.get("/groups")
     async def list_groups(
@@ -55,32 +54,34 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
         status: GroupStatus | None = None,
         limit: Limit = 100,
         before: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> GroupList:
         """The newest groups first, at most 1,000; `before` is the last id of the former page."""
         page = await groups.list(policy=policy, status=status, limit=min(limit, 1000), before=before)
-        return {"groups": [asdict(group) for group in page]}
+        return GroupList(page)
 
     @routes.get("/groups/{group_id}")
-    async def show_group(group_id: str) -> dict[str, Any]:
-        return asdict(await groups.get(group_id))
+    async def show_group(group_id: str) -> Group:
+        return await groups.get(group_id)
 
     @routes.post("/groups/{group_id}/cancel")
-    async def cancel_group(group_id: str) -> dict[str, Any]:
-        return asdict(await groups.cancel(group_id))
+    async def cancel_group(group_id: str) -> Group:
+        return await groups.cancel(group_id)
 
 
 def _serve_rollouts(routes: APIRouter, services: Services) -> None:
     rollouts = services.ledger.rollouts
 
     @routes.get("/rollouts/{rollout_id}")
-    async def show_rollout(rollout_id: str, by: By) -> dict[str, Any]:
-        """The rollout with its rewards, and what its evaluator saw."""
+    async def show_rollout(rollout_id: str, by: By) -> RolloutWithEvidence:
+        """The rollout with its rewards, what its evaluator saw, and each of its attempts to tamper."""
         await rollouts.check_own(rollout_id, by)
-        rollout = asdict(await rollouts.get(rollout_id))
-        return {**rollout, "evaluation": await rollouts.evaluation(rollout_id)}
+        rollout = await rollouts.get(rollout_id)
+        acts = await services.ledger.tampering.of(rollout.session_id or "")
+        evaluation = await rollouts.evaluation(rollout_id)
+        return RolloutWithEvidence(**fields_of(rollout), evaluation=evaluation, tampering_acts=acts)
 
     @routes.post("/rollouts/{rollout_id}/start")
-    async def start_rollout(rollout_id: str, body: StartRollout, by: By) -> dict[str, Any]:
+    async def start_rollout(rollout_id: str, body: StartRollout, by: By) -> AttemptKey:
         """A new attempt with a session and a key of its own; the key of the attempt before it dies.
 
         `turns` is the task's cap (0: none); the answer's is the lower of that and the policy's, and the proxy holds
@@ -89,14 +90,14 @@ def _serve_rollouts(routes: APIRouter, services: Services) -> None:
         return await _start(services, rollout_id, body, by)
 
     @routes.post("/rollouts/{rollout_id}/finish")
-    async def finish_rollout(rollout_id: str, body: FinishRollout, by: By) -> dict[str, Any]:
-        """The one terminal state; closes the session."""
-        return asdict(await rollouts.finish(rollout_id, body, by))
+    async def finish_rollout(rollout_id: str, body: FinishRollout, by: By) -> Rollout:
+        """The one terminal state; closes the session. Pending again where the infrastructure failed, some times."""
+        return await rollouts.finish(rollout_id, body, by)
 
 
-async def _start(services: Services, rollout_id: str, body: StartRollout, by: Caller) -> dict[str, Any]:
+async def _start(services: Services, rollout_id: str, body: StartRollout, by: Caller) -> AttemptKey:
     ledger = services.ledger
-    await ledger.rollouts.check_own(rollout_id, by)
+    await ledger.rollouts.check_own(rollout_id, by, body.node_token)
     group = await ledger.rollouts.group_of(rollout_id)
     policy, roles = group.policy, group.roles
     turns = await ledger.turn_caps.of(policy, body.turns)
@@ -111,14 +112,14 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
     except (LedgerError, Forbidden):
         await services.sessions.close(session.id)
         raise
-    return {
-        "session_id": session.id,
-        "key": key,
-        "base_url": services.session_url(session.id),
-        "expires_at": session.expires_at,
-        "attempt": started.rollout.attempt,
-        "policy": policy,
-        "model": main_role(roles, policy) if roles else policy,
-        "roles": roles,
-        "turns": turns,
-    }
+    return AttemptKey(
+        session_id=session.id,
+        key=key,
+        base_url=services.session_url(session.id),
+        expires_at=session.expires_at,
+        policy=policy,
+        attempt=started.rollout.attempt,
+        model=main_role(roles, policy) if roles else policy,
+        roles=roles,
+        turns=turns,
+    )

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.open import LogWithDatabase
 from rolltap.contract.admin import PolicyOrRoles
 from rolltap.ledger.ledger import Ledger
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.front.tampering import CountTampering, uncounted_acts
+from rolltap.proxy.reading_process.asking import AskRecord
 from rolltap.proxy.sessions.roles import trained_policy
 from rolltap.proxy.sessions.service import SessionService
-from rolltap.reading import RecordReader
-from rolltap.types import Task, Trajectory
+from rolltap.types import Task
 
 CheckTask = Callable[[Task, Collection[str]], None]
 
 
 @dataclass(eq=False)
 class Services:
-    """`trajectories` maps ids of sessions to their trajectories; `base_url` is the agent plane as harnesses reach it.
+    """`ask` answers questions about the record; `base_url` is the agent plane as harnesses reach it.
 
     `check_task` raises `TaskInvalid` for a task that no node could run where these policies are served: the proxy
     doesn't know the harnesses itself.
     """
 
     ledger: Ledger
-    call_log: CallLog
+    call_log: LogWithDatabase
     sessions: SessionService
     policies: Policies
     recorder: Recorder
     handles: Handles
-    trajectories: Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
-    reader: RecordReader
+    ask: AskRecord
     check_task: CheckTask = lambda task, policies: None
     base_url: str = ""
+    count_tampering: CountTampering = uncounted_acts
 
     def resolve_roles(self, policy: PolicyOrRoles) -> tuple[str, Mapping[str, str]]:
         """The policy that is trained, and the policy of each role (empty where one policy plays alone)."""

@@ -5,58 +5,68 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 
-from rolltap.calllog.base import CallRow
 from rolltap.contract.admin import OpenSession
-from rolltap.errors import NotFound
+from rolltap.contract.harness_log import HarnessLog, LogEntry
+from rolltap.errors import InvalidRequest, LedgerError, NotFound
+from rolltap.log_check import UNCHECKED, LogCheck
 from rolltap.proxy.access import By
-from rolltap.proxy.call.turn_cap import REACHED, cap_of
+from rolltap.proxy.call.turn_cap import cap_of
+from rolltap.proxy.reading_process.asking import P, Question
+from rolltap.proxy.reading_process.session_views import SessionViews
+from rolltap.proxy.routes.answers import (
+    ClosedSession,
+    RecordedSessionLine,
+    SessionForest,
+    SessionKey,
+    SessionList,
+    TrajectoryReport,
+    fields_of,
+)
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.slices import sliced
 from rolltap.proxy.routes.values import Limit
-from rolltap.reconstructor.report import report_of
-from rolltap.types import Outcome, Session
+from rolltap.tampering import count_by_kind
+from rolltap.types import Session
 
 
 def router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["sessions"])
+    routes = APIRouter(tags=["sessions"], route_class=sliced({"entries": LogEntry}))
 
     @routes.post("/sessions")
-    async def open_session(body: OpenSession) -> dict[str, Any]:
+    async def open_session(body: OpenSession) -> SessionKey:
         """Opens a session. Its key is in this answer and nowhere else."""
         session, key = await services.sessions.open(
             body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags
         )
-        return {
-            "session_id": session.id,
-            "key": key,
-            "base_url": services.session_url(session.id),
-            "expires_at": session.expires_at,
-            "policy": session.policy,
-        }
+        base_url = services.session_url(session.id)
+        return SessionKey(session.id, key, base_url, session.expires_at, session.policy)
 
     @routes.get("/sessions")
-    async def list_sessions(limit: Limit = 100, before: str | None = None) -> dict[str, Any]:
-        """The newest sessions first; `before` is the last id of the former page."""
+    async def list_sessions(limit: Limit = 100, before: str | None = None) -> SessionList:
+        """The newest sessions first; `before` is the last id of the former page. `tampering` counts their acts."""
         page = await services.call_log.sessions(limit=min(limit, 1000), before=before)
-        return {"sessions": [_session(session) for session in page]}
+        counts = await services.ledger.tampering.counts([session.id for session in page])
+        lines = [RecordedSessionLine(**_session(session), tampering=counts.get(session.id, 0)) for session in page]
+        return SessionList(lines)
 
-    @routes.get("/sessions/{session_id}")
+    @routes.get("/sessions/{session_id}", response_model=SessionForest)
     async def show_session(session_id: str) -> dict[str, Any]:
         """The session and its forest: each call's parent, break, tokens and outcome; and what is odd about it."""
         session = await _found(services, session_id)
-        rows = await services.call_log.rows(session_id)
-        found = await _findings(services, session_id)
-        return {**_session(session), "findings": found, "calls": [_call(row) for row in rows]}
+        tried = count_by_kind(await services.ledger.tampering.of(session_id))
+        view = await _asked(services, SessionViews.shown, session_id)
+        return {**_session(session), "tampering": tried, **view}
 
-    @routes.get("/sessions/{session_id}/trajectory")
+    @routes.get("/sessions/{session_id}/trajectory", response_model=TrajectoryReport)
     async def show_trajectory(session_id: str) -> dict[str, Any]:
         """The reconstruction report, with the session's findings whole."""
         await _found(services, session_id)
-        (trajectory,) = await services.trajectories([session_id])
-        return {**report_of(trajectory).to_dict(), "findings": [asdict(found) for found in trajectory.findings]}
+        return await _asked(services, SessionViews.trajectory_report, session_id)
 
-    @routes.post("/sessions/{session_id}/close")
+    @routes.post("/sessions/{session_id}/close", response_model=ClosedSession)
     async def close_session(session_id: str, by: By) -> dict[str, Any]:
         """Later calls are refused. `capped` says whether some were before, for the session's cap of turns.
 
@@ -65,11 +75,29 @@ def router(services: Services) -> APIRouter:
         session = await _found(services, session_id)
         await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
         await services.sessions.close(session_id)
-        rows = await services.call_log.rows(session_id) if cap_of(session) else ()
-        capped = any(REACHED in row.completion.error for row in rows if row.completion)
-        return {"session_id": session_id, "capped": capped, "findings": await _findings(services, session_id)}
+        ended = await _asked(services, SessionViews.ended, session_id, cap_of(session) > 0)
+        return {"session_id": session_id, **ended}
+
+    @routes.post("/sessions/{session_id}/log")
+    async def check_log(session_id: str, body: HarnessLog, by: By) -> LogCheck:
+        """Compares the harness's own log with the record. The session is closed; the first comparison stands."""
+        session = await _found(services, session_id)
+        await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
+        return await _checked(services, session, body)
 
     return routes
+
+
+async def _checked(services: Services, session: Session, log: HarnessLog) -> LogCheck:
+    if session.log_check != UNCHECKED:
+        return session.log_check
+    if session.closed_at is None:
+        raise InvalidRequest(f"session {session.id} is open; close it, so that its calls are complete", param="log")
+    if session.rollout_id is not None and (await services.ledger.rollouts.get(session.rollout_id)).status.terminal:
+        # What is trained was settled when the rollout ended.
+        raise LedgerError(f"rollout {session.rollout_id} has ended; its harness's log is compared before")
+    check = await _asked(services, SessionViews.compared, session.id, asdict(log))
+    return await services.call_log.set_log_check(session.id, msgspec.convert(check, LogCheck))
 
 
 async def _found(services: Services, session_id: str) -> Session:
@@ -79,33 +107,9 @@ async def _found(services: Services, session_id: str) -> Session:
     return session
 
 
-async def _findings(services: Services, session_id: str) -> list[dict[str, Any]]:
-    """What is wrong or odd about a session, the worst first."""
-    (trajectory,) = await services.trajectories([session_id])
-    return [asdict(found) for found in trajectory.findings]
+async def _asked(services: Services, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+    return msgspec.json.decode(await (await services.ask(question, *args, **kwargs)).read())
 
 
 def _session(session: Session) -> dict[str, Any]:
-    return {name: value for name, value in asdict(session).items() if name != "key_hash"}
-
-
-def _call(row: CallRow) -> dict[str, Any]:
-    intent, done = row.intent, row.completion
-    return {
-        "id": intent.id,
-        "parent_id": intent.parent_id,
-        "created_at": intent.created_at,
-        "dialect": intent.dialect,
-        "kind": intent.kind.value,
-        "agent": intent.agent,
-        "prompt_tokens": len(row.prompt_ids),
-        "output_tokens": len(done.output_ids) if done else 0,
-        "shared": intent.shared,
-        "break": asdict(intent.break_) if intent.break_ else None,
-        "outcome": done.outcome.value if done else Outcome.ABORTED.value if row.delivered is False else "open",
-        "finish": done.finish.value if done else None,
-        "flaw": done.flaw.value if done and done.flaw else None,
-        "error": done.error if done else "",
-        "versions": [asdict(span) for span in done.versions] if done else [],
-        "delivered": row.delivered,
-    }
+    return {name: value for name, value in fields_of(session).items() if name != "key_hash"}

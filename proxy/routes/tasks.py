@@ -4,56 +4,60 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from rolltap.contract.admin import SubmitTasks
+from rolltap.contract.admin import NewTask, SubmitTasks
 from rolltap.ledger.base import Event
 from rolltap.ledger.submissions import Submission, SubmissionSpec
+from rolltap.proxy.routes import answers
+from rolltap.proxy.routes.answers import GroupList, SubmissionList
 from rolltap.proxy.routes.events import frame
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.slices import pausing, sliced
 from rolltap.proxy.routes.values import Limit
 
 PAGE = 100
 
 
 def router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["tasks"])
+    routes = APIRouter(tags=["tasks"], route_class=sliced({"tasks": NewTask}))
     ledger = services.ledger
 
     @routes.post("/tasks")
-    async def submit(body: SubmitTasks) -> dict[str, Any]:
+    async def submit(body: SubmitTasks) -> Submission:
         """Queues `n` rollouts of each task; idempotent by `id`. A task that no node could run is refused here."""
         policy, roles = services.resolve_roles(body.policy)
-        for task in body.tasks:
-            services.check_task(task, services.policies.names)
+        await pausing(body.tasks, lambda task: services.check_task(task, services.policies.names))
         spec = SubmissionSpec(policy, body.n, tuple(body.tasks), tuple(body.tags), body.rule, body.priority, roles)
-        return _summary(await ledger.submissions.submit(spec, submission_id=body.id))
+        return await ledger.submissions.submit(spec, submission_id=body.id)
 
     @routes.get("/tasks")
-    async def list_submissions(limit: Limit = 50) -> dict[str, Any]:
+    async def list_submissions(limit: Limit = 50) -> SubmissionList:
         """The newest submissions first."""
-        page = await ledger.submissions.list(limit=min(limit, 1000))
-        return {"submissions": [_summary(submission) for submission in page]}
+        return SubmissionList(await ledger.submissions.list(limit=min(limit, 1000)))
 
     @routes.get("/tasks/{id}")
-    async def show(id: str) -> dict[str, Any]:
-        return _summary(await ledger.submissions.get(id))
+    async def show(id: str) -> Submission:
+        return await ledger.submissions.get(id)
 
     @routes.get("/tasks/{id}/groups")
-    async def groups(id: str, after: str = "") -> dict[str, Any]:
+    async def groups(id: str, after: str = "") -> GroupList:
         """Its groups by id, a page at a time; `after` is the last id of the former page."""
         await ledger.submissions.get(id)
-        return {"groups": [asdict(group) for group in await ledger.submissions.groups(id, after=after, limit=PAGE)]}
+        return GroupList(await ledger.submissions.groups(id, after=after, limit=PAGE))
 
     @routes.post("/tasks/{id}/cancel")
-    async def cancel(id: str) -> dict[str, Any]:
+    async def cancel(id: str) -> Submission:
         """Cancels what is queued and under way; complete groups stay."""
-        return _summary(await ledger.submissions.cancel(id))
+        return await ledger.submissions.cancel(id)
 
-    @routes.get("/tasks/{id}/events")
+    @routes.get(
+        "/tasks/{id}/events",
+        response_class=StreamingResponse,
+        responses=answers.events("`progress`, what happens as `Event`, `ended`"),
+    )
     async def events(id: str) -> StreamingResponse:
         """Server-sent events: `progress` first, what happens to its groups and rollouts, and `ended` last."""
         start = await ledger.events.last()
@@ -65,9 +69,9 @@ def router(services: Services) -> APIRouter:
 
 async def _frames(services: Services, first: Submission, start: int) -> AsyncIterator[bytes]:
     ledger = services.ledger
-    yield frame("progress", _summary(first), start)
+    yield frame("progress", asdict(first), start)
     if first.ended:
-        yield frame("ended", _summary(first))
+        yield frame("ended", asdict(first))
         return
     known: dict[str, bool] = {}
     async for event in ledger.events.follow(start):
@@ -82,16 +86,12 @@ async def _frames(services: Services, first: Submission, start: int) -> AsyncIte
         yield frame(event.kind, asdict(event), event.seq)
         if event.kind in ("group_complete", "group_dropped", "submission_cancelled"):
             now = await ledger.submissions.get(first.id)
-            yield frame("progress", _summary(now), event.seq)
+            yield frame("progress", asdict(now), event.seq)
             if now.ended:
-                yield frame("ended", _summary(now))
+                yield frame("ended", asdict(now))
                 return
 
 
 def _group_of(event: Event) -> str | None:
     """The group that the event is about."""
     return event.subject if event.kind.startswith("group_") else event.data.get("group_id")
-
-
-def _summary(submission: Submission) -> dict[str, Any]:
-    return {**asdict(submission), "ended": submission.ended}

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 
 from rolltap.contract.trainer import LOST, Transfer
 from rolltap.errors import EngineError, EngineRefused, LedgerError, WeightsLost
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.engines.receivers import Receiver
+from rolltap.proxy.routes.answers import EngineRanks, ServedVersion
 from rolltap.proxy.routes.policies import policy_of, serve_version
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.slices import sliced
 
 
 def router(services: Services) -> APIRouter:
     """Takes the place of a push between `begin_update` and `finish_update`."""
-    routes = APIRouter(tags=["policies"])
+    routes = APIRouter(tags=["policies"], route_class=sliced({}))
     policies = services.ledger.policies
 
     @routes.get("/policies/{name}/ranks")
-    async def ranks(name: str) -> dict[str, Any]:
-        return {"policy": name, "ranks": await _receiver(policy_of(services, name)).ranks()}
+    async def ranks(name: str) -> EngineRanks:
+        return EngineRanks(name, await _receiver(policy_of(services, name)).ranks())
 
     @routes.post("/policies/{name}/receive")
-    async def receive(name: str, body: Transfer) -> dict[str, Any]:
+    async def receive(name: str, body: Transfer) -> ServedVersion:
         runtime = policy_of(services, name)
         receiver = _receiver(runtime)
         await policies.give_version(name, body.version, body.digest, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any
 
 from fastapi import Query, Request
@@ -12,7 +13,15 @@ from rolltap.errors import InvalidRequest
 MAX_DEPTH = 64
 """How deep a body may be nested: later readers recurse."""
 
+SUSPECT_TEXT = (b"\\u0000", b"\\ud", b"\\uD", b"\xed", b"\0", b"NaN", b"Infinity")
+SUSPECT_NUMBER = re.compile(rb"[0-9](?:[0-9]{18}|[eE]\+?[0-9]{3})")
+"""One of these is in every body with a value to refuse, and in few others: NUL, surrogates, encodings that have NUL
+bytes, long integers, infinities."""
+
 INTEGERS = range(-(2**63), 2**63)
+
+VALUES_CHECKED = "values_checked"
+"""In the state of a request whose body was looked at as it was read (`rolltap.proxy.routes.slices`)."""
 
 Limit = Annotated[int, Query(ge=1)]
 """How many rows a page has at most."""
@@ -23,12 +32,52 @@ async def check_values(request: Request) -> None:
     nested deeper than `MAX_DEPTH`. Whether a body is JSON at all is the route's to say."""
     for name, text in [*request.path_params.items(), *request.query_params.items()]:
         _check(text, name)
+    if getattr(request.state, VALUES_CHECKED, False):
+        return
+    raw = await request.body()
     try:
         body = await request.json()
     except RecursionError:
         raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError:
         return
+    check_body(raw, body)
+
+
+def check_body(raw: bytes, body: Any) -> None:
+    if is_suspect(raw):
+        _check_inside(body)
+    else:
+        _check_depth(body)
+
+
+def check_item(raw: bytes, item: Any, name: str) -> None:
+    """The same for a part of a body: field `name`, or an item of the list that it is."""
+    check_body(raw, {name: [item]})
+
+
+def is_suspect(body: bytes) -> bool:
+    """Whether every value of a JSON body has to be looked at."""
+    return any(text in body for text in SUSPECT_TEXT) or SUSPECT_NUMBER.search(body) is not None
+
+
+def _check_depth(body: Any) -> None:
+    """Only looks at objects and lists, not at every value: agents' calls wait meanwhile."""
+    level = [body]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer if type(outer) is list else ())
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return
+    raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _check_inside(body: Any) -> None:
+    """Looks at every value, and at the names of objects."""
     level = [("", body)]
     for _ in range(MAX_DEPTH):
         level = [inner for name, value in level for inner in _inside(name, value)]

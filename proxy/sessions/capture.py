@@ -19,10 +19,12 @@ from rolltap.contract.keys import key_hash
 from rolltap.ids import new_id
 from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
+from rolltap.tenants import tenant_tags
 from rolltap.types import Session
 
 if TYPE_CHECKING:
     from rolltap.proxy.call.policies import Policies
+    from rolltap.proxy.sessions.key_accounts import KeyAccounts
 
 RECENT = 64
 CAPTURED = "captured"
@@ -34,12 +36,21 @@ PROJECT = "project"
 class Capture:
     """The sessions of the projects: each key's are its own. `secret` keeps their conversations' hashes unknown."""
 
-    def __init__(self, secret: str, call_log: CallLog, live: SessionCache, policies: Policies, ttl: float) -> None:
+    def __init__(
+        self,
+        secret: str,
+        call_log: CallLog,
+        live: SessionCache,
+        policies: Policies,
+        ttl: float,
+        accounts: KeyAccounts,
+    ) -> None:
         self._secret = secret
         self._log = call_log
         self._live = live
         self._policies = policies
         self._ttl = ttl
+        self._accounts = accounts
         self._recent: defaultdict[str, OrderedDict[str, LiveSession]] = defaultdict(OrderedDict)  # by project
 
     async def session(self, chat: ChatRequest, project: str = "", policy: str | None = None) -> LiveSession:
@@ -56,6 +67,7 @@ class Capture:
             session = self._new(chat, key_hash(f"{self._secret}\0{secrets.token_hex(16)}"), project, policy)
             await self._log.open_session(session)
             live = await self._live.adopt(session)
+        live.account = self._accounts.of(project)
         recent = self._recent[project]
         recent[live.session.id] = live
         recent.move_to_end(live.session.id)
@@ -70,7 +82,9 @@ class Capture:
             return None
         if session.tags.get(PROJECT, "") != project:
             return None
-        return await self._live.adopt(session)
+        live = await self._live.adopt(session)
+        live.account = self._accounts.of(project)
+        return live
 
     async def _named(self, chat: ChatRequest, conversation: str, project: str, policy: str | None) -> LiveSession:
         """The session of a conversation that the harness names; a new one where the former has ended."""
@@ -84,11 +98,11 @@ class Capture:
                 str(turn),
             )
             hashed = hashlib.sha256("\0".join(identity).encode()).hexdigest()
-            known = await self._log.session_by_key(hashed)
-            if known is None:  # a harness's first calls come together, perhaps to several proxies
-                known = await self._log.claim_session(self._new(chat, hashed, project, policy))
-            if _is_open(known):
-                return await self._live.adopt(known)
+            session = await self._log.session_by_key(hashed)
+            if session is None:  # a harness's first calls come together, perhaps to several proxies
+                session = await self._log.claim_session(self._new(chat, hashed, project, policy))
+            if _is_open(session):
+                return await self._live.adopt(session)
         raise AssertionError("unreachable")
 
     def _continued(self, chat: ChatRequest, project: str, policy: str | None) -> LiveSession | None:
@@ -97,15 +111,17 @@ class Capture:
         for live in reversed(self._recent[project].values()):
             if not _is_open(live.session) or (policy is not None and live.session.policy != policy):
                 continue
-            outline = live.forest.outline(live.session.policy, chat)
+            bound = live.session.policy
+            outline = live.forest.outline(bound, chat, self._policies[bound].source.effort(chat))
             match = live.forest.find(outline, chat, [])
             if match.context is not None and (best is None or match.covered > best[0]):
                 best = (match.covered, live)
         return best[1] if best else None
 
     def _new(self, chat: ChatRequest, hashed: str, project: str, policy: str | None) -> Session:
+        self._accounts.check_opens(project)
         now = time.time()
-        tags = {CAPTURED: chat.dialect, "model": chat.model} | ({PROJECT: project} if project else {})
+        tags = {CAPTURED: chat.dialect, "model": chat.model} | ({PROJECT: project} if project else {}) | tenant_tags()
         bound = policy or self._policies.for_model(chat.model)
         return Session(new_id(), bound, hashed, now, now + self._ttl, tags=tags)
 

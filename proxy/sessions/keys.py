@@ -13,9 +13,10 @@ import hmac
 import math
 import time
 
-from rolltap.contract.keys import MINTED, ROLES, Caller, key_hash
+from rolltap.contract.keys import MINTED, ROLES, Caller, Role, key_hash
 from rolltap.errors import StoreUnavailable
 from rolltap.ledger.keys import Keys
+from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, TRUST_S
 from rolltap.settings import KeySettings
 
@@ -27,11 +28,15 @@ Working = dict[str, tuple[Caller, float]]
 
 
 class Keyring:
-    """The keys of the settings and the minted ones. `alone`: no other process mints or revokes keys."""
+    """The keys of the settings and the minted ones. `alone`: no other process mints or revokes keys.
+
+    `accounts` has what the minted projects' keys have used.
+    """
 
     def __init__(self, settings: KeySettings, minted: Keys | None = None, *, alone: bool = False) -> None:
         self._roots = [(Caller(role, role), getattr(settings, role).encode()) for role in ROLES]
         self._minted = minted
+        self.accounts = KeyAccounts(minted)
         self._alone = alone
         self._working: Working = {}
         self._asked_at = self._trusted_until = -math.inf
@@ -39,11 +44,11 @@ class Keyring:
 
     def root(self, key: str) -> Caller | None:
         """The holder of a key of the settings; every one is compared, so the time taken tells nothing."""
-        found: Caller | None = None
+        match: Caller | None = None
         for caller, known in self._roots:
             if known and hmac.compare_digest(known, key.encode()):
-                found = caller
-        return found
+                match = caller
+        return match
 
     async def caller(self, key: str) -> Caller | None:
         """Who holds `key`; None if it is not known, or not any more."""
@@ -60,10 +65,20 @@ class Keyring:
             await self._read(now)
         return self._has(key_id)
 
+    async def role(self, key_id: str) -> Role | None:
+        """The role of the key of this id; None if it does not go on."""
+        if not await self.works(key_id):
+            return None
+        callers = [*(caller for caller, _ in self._roots), *(caller for caller, _ in self._working.values())]
+        return next((caller.role for caller in callers if caller.id == key_id), None)
+
     async def project(self, key: str | None) -> Caller | None:
-        """The project whose key it is, if it is one's."""
-        found = await self.caller(key) if key else None
-        return found if found is not None and found.role == "project" else None
+        """The project whose key it is, if it is one's; its account is open then."""
+        caller = await self.caller(key) if key else None
+        if caller is None or caller.role != "project":
+            return None
+        await self.accounts.open(caller)
+        return caller
 
     async def changed(self) -> None:
         """The minted keys were changed through this process: they are read again."""
@@ -90,7 +105,7 @@ class Keyring:
             self._asked_at = asked_at = time.monotonic()
             try:
                 async with asyncio.timeout(ANSWERS_WITHIN_S if self._working else None):
-                    found = await self._minted.working()
+                    working = await self._minted.working()
             except (StoreUnavailable, TimeoutError):
                 if not self._working:
                     raise
@@ -100,6 +115,6 @@ class Keyring:
                 return  # they were changed meanwhile: what was read may be older
             self._working = {
                 hashed: (caller, math.inf if left is None else asked_at + left)
-                for hashed, (caller, left) in found.items()
+                for hashed, (caller, left) in working.items()
             }
             self._trusted_until = math.inf if self._alone else asked_at + TRUST_S

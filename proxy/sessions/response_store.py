@@ -78,5 +78,5 @@ class ResponseStore:
 
     async def _request(self, dialect: Dialect, call_id: str) -> ChatRequest:
         """The call's request, parsed again."""
-        kept = await self._log.request(call_id)
-        return dialect.parse_recorded(kept.head, kept.items, kept.fixed)
+        parts = await self._log.request(call_id)
+        return dialect.parse_recorded(parts.head, parts.items, parts.fixed)

@@ -12,19 +12,25 @@ from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ids import new_id
 from rolltap.proxy.sessions.tags import check_tags
 from rolltap.settings import LimitSettings
+from rolltap.tenants import tenant_tags
 from rolltap.types import Session
 
 KEY_BYTES = 32
 
 
 class SessionService:
-    """`closed` is told of every session closed here, so that this process refuses its key at once."""
+    """`policies` are the names that the tenant of the moment may use; `closed` is told of every session closed here, so
+    that this process refuses its key at once."""
 
     def __init__(
-        self, call_log: CallLog, policies: Sequence[str], limits: LimitSettings, closed: Callable[[Session], None]
+        self,
+        call_log: CallLog,
+        policies: Callable[[], Sequence[str]],
+        limits: LimitSettings,
+        closed: Callable[[Session], None],
     ) -> None:
         self._log = call_log
-        self._policies = tuple(policies)
+        self._policies = policies
         self._limits = limits
         self._closed = closed
 
@@ -40,7 +46,7 @@ class SessionService:
         name = self._policy(policy)
         if ttl is not None and not 0 < ttl <= self._limits.session_ttl_s:
             raise InvalidRequest(f"ttl is a number of seconds up to {self._limits.session_ttl_s:g}", param="ttl")
-        check_tags(tags or {}, name, self._policies)
+        check_tags(tags or {}, name, self._policies())
         key = f"rt-{secrets.token_urlsafe(KEY_BYTES)}"
         now = time.time()
         session = Session(
@@ -50,7 +56,7 @@ class SessionService:
             created_at=now,
             expires_at=now + (ttl or self._limits.session_ttl_s),
             rollout_id=rollout_id,
-            tags=dict(tags or {}),
+            tags=dict(tags or {}) | tenant_tags(),
         )
         await self._log.open_session(session)
         return session, key
@@ -65,11 +71,12 @@ class SessionService:
         self._closed(session)
 
     def _policy(self, policy: str | None) -> str:
-        known = ", ".join(self._policies)
+        served = self._policies()
+        known = ", ".join(served)
         if policy is None:
-            if len(self._policies) != 1:
+            if len(served) != 1:
                 raise InvalidRequest(f"name a policy; served: {known}", param="policy")
-            return self._policies[0]
-        if policy not in self._policies:
+            return served[0]
+        if policy not in served:
             raise InvalidRequest(f"no policy {policy!r}; served: {known}", param="policy")
         return policy

@@ -18,15 +18,20 @@ from itertools import islice
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from cachetools import LRUCache
+
 from rolltap.calllog.base import CallLog
 from rolltap.contract.keys import key_hash
+from rolltap.counted import counted
 from rolltap.errors import RateLimited, SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
+from rolltap.tenants import act_for, tenant_of
 from rolltap.types import Session
 
 if TYPE_CHECKING:
     from rolltap.proxy.call.in_flight import InFlightRequest
+    from rolltap.proxy.sessions.key_accounts import KeyAccount
 
 UNDELIVERED_KEPT = 8
 TRUST_S = 1.0
@@ -46,12 +51,13 @@ class LiveSession:
     bucket_full_at: float = 0.0  # on the monotonic clock: when the calls of this minute are forgotten
     requests: dict[str, InFlightRequest] = field(default_factory=dict)  # by the hash of the body
     trusted_until: float = 0.0  # on the monotonic clock
+    account: KeyAccount | None = None  # of the minted project key that its calls come with
 
     @contextmanager
     def slot(self, limit: int) -> Iterator[None]:
         """Counts a call while it lasts; `RateLimited` if the key has too many in flight."""
         if self.in_flight >= limit:
-            raise RateLimited(f"this key has {limit} calls in flight", retry_after=1)
+            raise RateLimited(f"this key has {counted(limit, 'call')} in flight", retry_after=1)
         self.in_flight += 1
         try:
             yield
@@ -88,6 +94,7 @@ class SessionCache:
         self._digests = digests or DigestCache()
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
         self._held: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also let go ones that are in use
+        self._ended: LRUCache[str, Session] = LRUCache(capacity)  # closed here: refused without the store
         self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key, while one is held
 
     async def enter(self, key: str | None, named: str | None) -> LiveSession:
@@ -95,17 +102,19 @@ class SessionCache:
         if not key:
             raise Unauthenticated("no API key was sent; use the session's key as the API key")
         hashed = key_hash(key)
+        if (ended := self._ended.get(hashed)) is not None:
+            self._by_hash.pop(hashed, None)
+            _check(ended, named)
         live = self._held.get(hashed)
         if live is None or live.trusted_until < time.monotonic():
-            live = await self._look_up(hashed, live)
+            live = await self._look_up(hashed, live, named)
+        _check(live.session, named)
+        act_for(tenant_of(live.session.tags))
         live = self._by_hash.setdefault(hashed, live)  # it may have been let go while it was looked up
         self._by_hash.move_to_end(hashed)
-        if named is not None and named != live.session.id:
-            raise Unauthenticated(f"the key is not of session {named!r}, which the URL names")
-        _check_open(live.session)
         return live
 
-    async def _look_up(self, hashed: str, known: LiveSession | None) -> LiveSession:
+    async def _look_up(self, hashed: str, known: LiveSession | None, named: str | None) -> LiveSession:
         closed, now = self._closed, time.monotonic()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S if known is not None else None):
@@ -116,6 +125,10 @@ class SessionCache:
             return known
         if session is None:
             raise Unauthenticated("the API key is not known; open a session and use its key")
+        if session.closed_at is not None:
+            self._let_end(session)
+        _check(session, named)  # before its forest is loaded
+        act_for(tenant_of(session.tags))
         live = known or await self.adopt(session)
         if live.session.closed_at is None:  # no session opens again
             live.session = session
@@ -156,12 +169,20 @@ class SessionCache:
     def forget(self, session: Session) -> None:
         """The session was closed through this process."""
         self._closed += 1
+        self._let_end(replace(session, closed_at=session.closed_at or time.time()))
+
+    def _let_end(self, session: Session) -> None:
+        """Lets the forest of a closed session go once its calls under way have ended: nobody continues it."""
+        self._ended[session.key_hash] = session
+        self._by_hash.pop(session.key_hash, None)
         live = self._held.get(session.key_hash)
         if live is not None:
-            live.session = replace(session, closed_at=session.closed_at or time.time())
+            live.session = session
 
 
-def _check_open(session: Session) -> None:
+def _check(session: Session, named: str | None) -> None:
+    if named is not None and named != session.id:
+        raise Unauthenticated(f"the key is not of session {named!r}, which the URL names")
     if session.closed_at is not None:
         raise SessionClosed(f"session {session.id} is closed; open a new one")
     if session.expires_at <= time.time():

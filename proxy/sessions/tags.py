@@ -10,6 +10,7 @@ from rolltap.errors import InvalidRequest
 from rolltap.proxy.sessions.capture import CAPTURED, PROJECT
 from rolltap.proxy.sessions.roles import MAX_ROLES, NAME
 from rolltap.proxy.sessions.roles import TAG as ROLES
+from rolltap.tenants import TENANT_TAG
 
 TURNS = "turns"
 """The tag of a cap on turns (`rolltap.proxy.call.turn_cap`)."""
@@ -27,7 +28,7 @@ def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) 
         if not 1 <= len(name) <= NAME_CHARS or len(value) > VALUE_CHARS:
             message = f"a tag's name has 1 to {NAME_CHARS} characters, its value at most {VALUE_CHARS}"
             raise InvalidRequest(message, param="tags")
-        if name in (CAPTURED, PROJECT):
+        if name in (CAPTURED, PROJECT, TENANT_TAG):
             raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
     if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):
         raise InvalidRequest(f"tags.{TURNS}: a number of turns; 0: no cap", param=f"tags.{TURNS}")

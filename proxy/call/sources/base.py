@@ -45,6 +45,10 @@ class Source(Protocol):
         """The fields of `request`, as `openai_chat` names them, that are taken and change nothing: findings say so."""
         ...
 
+    def effort(self, request: ChatRequest) -> str:
+        """The level that the prompt of `request` says; "" for that of no level, or where prompts are not made here."""
+        ...
+
     @property
     def vocabulary(self) -> str:
         """The hash of the tokenizer that the tokens are of; empty where it is the upstream's own."""

@@ -52,8 +52,16 @@ class ChatSource:
         if request.tool_choice.names and request.tool_choice.mode != "named":
             raise refused(request, "tool_choice", "this policy can't allow some tools only")
 
+    def effort(self, request: ChatRequest) -> str:
+        return ""
+
     def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
-        return ()
+        sampling = request.sampling
+        lets_be = {
+            "reasoning_effort": sampling.effort is None and sampling.thinking_budget is not None,
+            "thinking": sampling.thinking is False and sampling.effort != "none" and not self.engine.switches_thinking,
+        }
+        return tuple(field for field, is_asked in lets_be.items() if is_asked)
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
         return self.lineages.observe(call_id, forest, request)

@@ -58,6 +58,9 @@ class PassthroughSource:
     def check(self, request: ChatRequest) -> None:
         """Nothing: what the vendor takes is the vendor's to say."""
 
+    def effort(self, request: ChatRequest) -> str:
+        return ""
+
     def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
         return ()
 

@@ -91,7 +91,7 @@ class RelayedReplyReader:
         """The assistant's turn so far; None if it could not be read or says nothing."""
         try:
             choice = self._reader.choice()
-        except (msgspec.MsgspecError, InvalidRequest):
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest):
             return None
         return choice if choice.message.parts or choice.message.tool_calls else None
 
@@ -108,5 +108,5 @@ class RelayedReplyReader:
     def _quietly(self, read: Callable[[bytes], None], data: bytes) -> None:
         try:
             read(data)
-        except (msgspec.MsgspecError, InvalidRequest):
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest):
             self._unreadable = True

@@ -21,6 +21,7 @@ from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
 from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob, ToolChoice
+from rolltap.proxy.conversation.effort import asked_effort
 from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.settings import PolicySettings
@@ -77,23 +78,41 @@ class TokenSource:
             raise refused(request, "top_logprobs", "this policy gives the sampled token's log-prob only")
 
     def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
-        asked = {
+        asked, efforts = asked_effort(request.sampling), self.continuation.renderer.efforts
+        pinned_otherwise = self.settings.pin.effort not in (None, asked)
+        requested_fields = {
             "tool_choice": request.tool_choice.mode == "required",
-            "reasoning_effort": request.sampling.effort not in (None, "none"),
+            "reasoning_effort": asked not in ("", "none") and (pinned_otherwise or asked not in efforts.levels),
+            "thinking": request.sampling.thinking not in (None, self._prompted_thinking(request.sampling)),
         }
-        taken = [field for field, is_asked in asked.items() if is_asked]
+        unapplied_fields = [field for field, is_asked in requested_fields.items() if is_asked]
         sent = self._sampling(request.sampling)
         for name, neutral in (NEUTRAL | PENALTIES).items():
-            wanted = getattr(request.sampling, name)
-            if wanted is not None and wanted != sent.get(name, neutral):
-                taken.append(name)
-        return tuple(taken)
+            requested = getattr(request.sampling, name)
+            if requested is not None and requested != sent.get(name, neutral):
+                unapplied_fields.append(name)
+        return tuple(unapplied_fields)
+
+    def _prompted_thinking(self, asked: Sampling) -> bool | None:
+        """Whether the prompt asks the model to think; None where it can't say: the model does as it always does."""
+        renderer = self.continuation.renderer
+        if renderer.switches_thinking:
+            return thinks(self.settings, asked)
+        return True if renderer.efforts.levels else None
+
+    def effort(self, request: ChatRequest) -> str:
+        level = self.settings.pin.effort or asked_effort(request.sampling)
+        renderer = self.continuation.renderer
+        if not thinks(self.settings, request.sampling) and not renderer.switches_thinking:
+            return renderer.efforts.level("none")
+        return renderer.efforts.level("" if level == "none" else level)
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
         """The prompt, and where the call belongs. Long text is encoded in a thread: other calls go on meanwhile."""
         if weight(request) > SAMPLE * self.max_context:
             await asyncio.to_thread(self._check_length, request)
-        steps = self.continuation.steps(call_id, forest, request, thinking=thinks(self.settings, request.sampling))
+        thinking, effort = thinks(self.settings, request.sampling), self.effort(request)
+        steps = self.continuation.steps(call_id, forest, request, thinking=thinking, effort=effort)
         result: Any = None
         try:
             while True:
@@ -168,28 +187,29 @@ class TokenSource:
         room = self.max_context - len(prompt_ids)
         if room < 1:
             raise self._overflow(len(prompt_ids))
-        asked, pin = arrival.request.sampling, self.settings.pin
-        sampling = self._sampling(asked)
+        requested, pin = arrival.request.sampling, self.settings.pin
+        sampling = self._sampling(requested)
         extra: dict[str, Any] = {name: sampling[name] for name in PENALTIES if name in sampling}
-        if asked.json_schema is not None:
-            extra["json_schema"] = asked.json_schema
+        if requested.json_schema is not None:
+            extra["json_schema"] = requested.json_schema
         return SampleRequest(
             id=call_id,
             model=self.settings.model or self.name,
             prompt_ids=prompt_ids,
-            max_tokens=min(room, _first(pin.max_tokens, asked.max_tokens, room)),
+            max_tokens=min(room, _first(pin.max_tokens, requested.max_tokens, room)),
             **{name: sampling[name] for name in NEUTRAL},
-            seed=asked.seed,
+            seed=requested.seed,
             stop_token_ids=self.continuation.renderer.stop_token_ids,
             top_logprobs=self.settings.top_logprobs,
             routed_experts=self.settings.routed_experts,
+            sampling_mask=self.settings.sampling_mask,
             session_id=arrival.session.session.id,
             extra=extra,
             # Stop strings and a call too many are found here: the engine is to end where one is met.
-            stream=arrival.request.stream or bool(asked.stop) or not arrival.request.tool_choice.parallel,
+            stream=arrival.request.stream or bool(requested.stop) or not arrival.request.tool_choice.parallel,
         )
 
-    def _sampling(self, asked: Sampling) -> dict[str, Any]:
+    def _sampling(self, requested: Sampling) -> dict[str, Any]:
         """What the engine is asked: the policy's pins, else neutral sampling, or what the harness asked.
 
         Penalties are there only where one was asked for and is applied.
@@ -198,8 +218,8 @@ class TokenSource:
         pins = self.settings.pin.model_dump(include=set(NEUTRAL), exclude_none=True)
         if neutral:
             return NEUTRAL | pins
-        wanted = {name: value for name in (*NEUTRAL, *PENALTIES) if (value := getattr(asked, name)) is not None}
-        return NEUTRAL | wanted | pins
+        own_values = {name: value for name in (*NEUTRAL, *PENALTIES) if (value := getattr(requested, name)) is not None}
+        return NEUTRAL | own_values | pins
 
     def _check_length(self, request: ChatRequest) -> None:
         """Refuses a prompt that is far too long by the beginning of its longest text.
@@ -228,11 +248,11 @@ def max_calls(choice: ToolChoice) -> int | None:
     return None if choice.parallel else 1
 
 
-def thinks(settings: PolicySettings, asked: Sampling) -> bool:
+def thinks(settings: PolicySettings, requested: Sampling) -> bool:
     """Whether a call thinks: the policy's pin, else what the harness asked, else yes."""
     if settings.pin.thinking is not None:
         return settings.pin.thinking
-    return asked.thinking if asked.thinking is not None else True
+    return requested.thinking if requested.thinking is not None else True
 
 
 def _check_prompt(chunk: SampleChunk, prompt: Sequence[int]) -> None:

@@ -29,6 +29,7 @@ from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, Samp
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.routes.model import AgentPlane
 from rolltap.proxy.sessions.capture import Capture
+from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.session_cache import SessionCache, key_hash
@@ -190,6 +191,7 @@ class Plane:
     session: Session
     limits: LimitSettings
     policy: Any
+    accounts: KeyAccounts
 
     async def rows(self, session_id: str | None = None) -> list[Any]:
         return list(await self.log.rows(session_id or self.session.id))
@@ -220,22 +222,27 @@ async def make_plane(tokenizer: HubTokenizer, limits: LimitSettings) -> Plane:
 
 
 def serve(
-    log: GatedLog, engine: ToldEngine, session: Session, limits: LimitSettings, ledger: ReadPolicies | None = None
+    log: GatedLog,
+    engine: ToldEngine,
+    session: Session,
+    limits: LimitSettings,
+    ledger: ReadPolicies | None = None,
+    keys: Any = None,
 ) -> Plane:
-    """A proxy process on `log`; several may share it, and ask `ledger` which weights are served."""
+    """A proxy process on `log`; several may share it, and ask `ledger` which weights are served. `keys` are minted."""
     handles = Handles(SECRET)
     continuation = Continuation("tiny", FamilyRenderer("qwen3", engine.tokenizer), handles, "tool_cycle")
     settings = PolicySettings(engine="told")
     policy = Policy("tiny", settings, engine, TokenSource("tiny", settings, engine, continuation, max_context=2048))
     policies, live, recorder = Policies({"tiny": policy}), SessionCache(log), Recorder(log)
-    capture = Capture("project-key", log, live, policies, 3600)
     versions = SharedVersions(policies, ledger) if ledger is not None else OwnVersions()
     responses = ResponseStore(log, handles, policies)
-    keyring = Keyring(KeySettings(project="project-key"))
+    keyring = Keyring(KeySettings(project="project-key"), keys)
+    capture = Capture("project-key", log, live, policies, 3600, keyring.accounts)
     admission = Admission(live, capture, policies, responses, keyring, Vendors({}, unnamed=True))
     path = CallPath(admission, live, recorder, handles, versions, limits)
     app = AgentPlane(DIALECTS, path, Queries(admission, policies, responses), limits)
-    return Plane(Client(app), engine, log, recorder, session, limits, policy)
+    return Plane(Client(app), engine, log, recorder, session, limits, policy, keyring.accounts)
 
 
 def text_sent(answer: Any) -> str:

@@ -6,8 +6,9 @@ Made by hand after what the harnesses send. Every call has the kind that it is e
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -26,7 +27,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a session, the reply that is sampled, and what the call is expected to be: kind, mask and agent."""
+    """A call of a session, the reply that is sampled, and what the call is expected to be: kind, mask and agent.
+
+    Later lines whose `call` is `minted` hold the id that the client was given for the reply's tool call.
+    """
 
     lines: tuple[Line, ...]
     reply: str
@@ -36,6 +40,7 @@ class Step:
     tools: tuple[str, ...] = ("bash",)
     headers: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
+    minted: str = ""
 
 
 SYSTEM, USER = Line("system", "You are an agent."), Line("user", "Show me the files.")
@@ -66,9 +71,36 @@ def together(*agents: list[Step]) -> list[Step]:
     return [step for steps in zip(*agents, strict=True) for step in steps]
 
 
+def kept_beside(summary: str, call: str) -> tuple[Line, ...]:
+    """A history whose beginning is a summary, and whose last turn was kept as it was."""
+    return (
+        SYSTEM,
+        Line("user", f"Summary: {summary}"),
+        Line("assistant", f"I go on: {call}.", call),
+        Line("tool", "b", call),
+    )
+
+
+def kept_turn(lines: tuple[Line, ...], call: str) -> Step:
+    return Step(lines, f"I go on: {call}.{CALL}", minted=call)
+
+
+def summarised(lines: tuple[Line, ...], reply: str) -> Step:
+    return Step(later(*lines, text="Summarise."), reply, "summary", "summary")
+
+
 TURNS = [Step(START, CALL), Step(SECOND, ANSWER)]
 AFTER_SUMMARY = later(*START, text=f"Summary: {SUMMARY} Go on.")
 CODEX_COMPACTION = {"x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}
+PASTED = (Line("system", "You summarise."), Line("user", "[User]: Show me the files. [Assistant]: a tool call"))
+RESUMED = (SYSTEM, Line("user", "What did we do so far?"))
+COMPRESSED = (
+    SYSTEM,
+    Line("user", f"<state_snapshot>{SUMMARY}</state_snapshot>"),
+    Line("assistant", "Got it."),
+    Line("assistant", "I go on.", "c1"),
+    RESULT,
+)
 STREAMED = {"stream": True}
 
 RECORDINGS: dict[str, tuple[str, list[Step]]] = {
@@ -98,6 +130,28 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
             Step(AFTER_SUMMARY, CALL),
         ],
     ),
+    "claude code, which keeps its last turn beside the summary, twice": (
+        "anthropic",
+        [
+            Step(START, CALL),
+            kept_turn(SECOND, "x"),
+            summarised(SECOND, f"<analysis>Long.</analysis>\n<summary>{SUMMARY}</summary>"),
+            kept_turn(kept_beside(SUMMARY, "x"), "y"),
+            summarised(kept_beside(SUMMARY, "x"), f"<summary>Then: {SUMMARY}</summary>"),
+            Step(kept_beside(f"Then: {SUMMARY}", "y"), "I stop.", mask="abandoned"),
+            Step(kept_beside(f"Then: {SUMMARY}", "y"), ANSWER),
+        ],
+    ),
+    "claude code, whose first summary had no tags": (
+        "anthropic",
+        [
+            Step(START, CALL),
+            kept_turn(SECOND, "x"),
+            summarised(SECOND, "What was done: files were listed, nothing more."),
+            summarised((*SECOND, Line("user", "In tags.")), f"<summary>{SUMMARY}</summary>"),
+            Step(kept_beside(SUMMARY, "x"), ANSWER),
+        ],
+    ),
     "claude code, two subagents at once": (
         "anthropic",
         [
@@ -113,6 +167,16 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
             Step(START, CALL),
             *sub("two", **{"x-parent-session-id": "one", "x-session-id": "two"}),
             Step(SECOND, ANSWER),
+        ],
+    ),
+    "opencode, whose summary comes back as its own answer, twice": (
+        "openai_chat",
+        [
+            *TURNS[:1],
+            Step(PASTED, SUMMARY, "summary", "summary", tools=()),
+            Step(later(*RESUMED, Line("assistant", SUMMARY)), CALL),
+            Step(later(*PASTED), f"Then: {SUMMARY}", "summary", "summary", tools=()),
+            Step(later(*RESUMED, Line("assistant", f"Then: {SUMMARY}")), ANSWER),
         ],
     ),
     "copilot, compacted in the background": (
@@ -139,6 +203,21 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
                 fields={"generationConfig": {"responseMimeType": "application/json"}},
             ),
             *TURNS,
+        ],
+    ),
+    "gemini, compressed early, its last turn kept behind a word that nobody sampled": (
+        "gemini",
+        [
+            Step(START, CALL),
+            Step(SECOND, f"I go on.{CALL}"),
+            Step(
+                (Line("system", "Compress."), *later(*SECOND[1:], text="Write the snapshot.")),
+                f"<state_snapshot>{SUMMARY}</state_snapshot>",
+                "summary",
+                "summary",
+                tools=(),
+            ),
+            Step(COMPRESSED, ANSWER),
         ],
     ),
     "qwen code, compacted without a header": (
@@ -228,7 +307,8 @@ def messages(step: Step) -> Any:
             out.append({"role": "user", "content": [block]})
         elif line.call:
             use = {"type": "tool_use", "id": line.call, "name": "bash", "input": {"command": "ls"}}
-            out.append({"role": "assistant", "content": [use]})
+            text = [{"type": "text", "text": line.text}] if line.text else []
+            out.append({"role": "assistant", "content": [*text, use]})
         else:
             out.append({"role": line.role, "content": line.text})
     body = {"model": "tiny", "max_tokens": 99, "system": step.lines[0].text, "messages": out}
@@ -239,11 +319,12 @@ def contents(step: Step) -> Any:
     out: list[Any] = []
     for line in step.lines[1:]:
         part: dict[str, Any] = {"text": line.text}
+        text = [part] if line.call and line.role == "assistant" and line.text else []
         if line.role == "tool":
             part = {"functionResponse": {"name": "bash", "response": {"output": line.text}}}
         elif line.call:
             part = {"functionCall": {"name": "bash", "args": {"command": "ls"}}}
-        out.append({"role": "model" if line.role == "assistant" else "user", "parts": [part]})
+        out.append({"role": "model" if line.role == "assistant" else "user", "parts": [*text, part]})
     body = {"systemInstruction": {"parts": [{"text": step.lines[0].text}]}, "contents": out}
     tools = [{"functionDeclarations": _tools(step, "parametersJsonSchema")}]
     return body | ({"tools": tools} if step.tools else {})
@@ -264,7 +345,11 @@ WIRES: dict[str, tuple[str, Callable[[Step], Any]]] = {
 async def replay(plane: Any, dialect: str, steps: Sequence[Step]) -> None:
     """Sends a session's calls; each gets the step's reply."""
     path, body_of = WIRES[dialect]
+    ids: dict[str, str] = {}
     for step in steps:
+        step = replace(step, lines=tuple(replace(line, call=ids.get(line.call, line.call)) for line in step.lines))
         plane.engine.replies = [f"{step.reply}<|im_end|>"]
         answer = await plane.client.post(path, {**body_of(step), **step.fields}, headers=dict(step.headers))
         assert answer.status == 200, answer.body
+        if step.minted:
+            ids[step.minted] = re.findall(r'"(?:call_)?id": ?"(call_\w+|toolu_\w+)"', answer.body.decode())[-1]

@@ -18,6 +18,7 @@ from rolltap.contract.trainer import FinishUpdate, Rewind
 from rolltap.engine.scripted import say
 from rolltap.proxy import access
 from rolltap.proxy.dialects.base import WireReply
+from rolltap.proxy.routes.slices import PIECE_VALUES
 from rolltap.types import Task
 
 from ...harnesses.house import POLICY, House, house
@@ -35,6 +36,7 @@ RUNNERS = {
     "POST /rollouts/{rollout_id}/start",
     "POST /rollouts/{rollout_id}/finish",
     "POST /sessions/{session_id}/close",
+    "POST /sessions/{session_id}/log",
     "POST /rewards",
 }
 HIDDEN_FROM_VIEWERS = {"GET /keys", "GET /audit"}
@@ -289,3 +291,16 @@ async def test_a_reward_names_its_key(home: House, wall: Wall) -> None:
     appended = await wall.send("admin", "POST /rewards", wall.keys["minted evaluator"], json=reward)
     assert appended.json()["key_id"] == wall.ids["minted evaluator"]
     assert (await wall.send("admin", "POST /rewards", wall.keys["evaluator"], json=reward)).status_code == 409
+
+
+@pytest.mark.parametrize("plane", TABLES)
+async def test_no_route_reads_much_in_one_piece_for_a_known_key(plane: str, wall: Wall) -> None:
+    """Agents' calls would wait meanwhile."""
+    large = b'{"surprise": [' + b"{}," * PIECE_VALUES + b"{}]}"
+    headers = {"authorization": f"Bearer {wall.keys['viewer']}", "content-type": "application/json"}
+    transport = httpx.ASGITransport(wall.planes[plane])
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy", headers=headers) as client:
+        for row in sorted(TABLES[plane]):
+            method, path = row.split(" ", 1)
+            if method == "POST":
+                assert (await client.post(path, content=large)).status_code == 413, row

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rolltap.engine.scripted import ScriptedEngine, say
+from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineUnavailable
+from rolltap.proxy.app import Rolltap
+from rolltap.settings import Settings
 
 USER = {"role": "user", "content": "hi"}
 
@@ -39,3 +44,20 @@ async def test_an_engine_in_trouble_is_a_warning(plane: Any, events: pytest.LogC
     (record,) = [record for record in events.records if record.levelno == logging.WARNING]
     assert "engine main can't be reached" in record.getMessage()
     assert "policy tiny" in record.getMessage()
+
+
+async def test_a_model_that_the_engine_lacks_is_said_at_the_start(
+    tmp_path: Path, events: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedEngine(say("Hello."), FOLDER) as engine:
+        for model, warnings in (("scripted", 0), ("no-such-model", 1)):
+            policy = {"engine": "main", "model": model, "tokenizer": str(FOLDER), "family": "qwen3"}
+            engines = {"main": {"url": engine.url}}
+            values = {"data": tmp_path / model, "engines": engines, "policies": {"mine": policy}}
+            async with Rolltap.running(Settings.model_validate(values)):
+                pass
+            lacking = [record for record in events.records if "serves no model" in record.getMessage()]
+            assert len(lacking) == warnings
+    assert lacking[0].levelno == logging.WARNING
+    assert "policy mine: engine main serves no model 'no-such-model'" in lacking[0].getMessage()
+    assert "one of scripted" in lacking[0].getMessage()

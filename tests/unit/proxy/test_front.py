@@ -171,16 +171,112 @@ async def test_a_head_has_a_largest_size_and_number_of_lines(tmp_path: Path, pla
         assert (await there.exchange(plane, head(plane, *lines, method="GET")))[0] == 431
 
 
+KEYED = {"agent": "/v1/models", "trainer": "/policies/p", "admin": "/policies"}
+
+
+async def keyed(there: Served, plane: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that rests after a request with a known key."""
+    keys = {**there.app.settings.keys.model_dump(), "agent": (await there.app.services.sessions.open())[1]}
+    connection = await there.open(plane)
+    await ask(connection, f"GET {KEYED[plane]}", 200, f"Authorization: Bearer {keys[plane]}")
+    return connection
+
+
+async def ask(
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], line: str, status: int, *more: str
+) -> None:
+    """Sends a request without a body and reads its whole answer."""
+    reader, writer = connection
+    writer.write("\r\n".join([f"{line} HTTP/1.1", "Host: 127.0.0.1", *more, "", ""]).encode())
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 3)
+    assert int(answer.split(b" ", 2)[1]) == status, answer
+    length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
+    await reader.readexactly(int(length.partition(b":")[2]))
+
+
 @every_plane
 async def test_connections_beyond_the_limit_are_refused(tmp_path: Path, plane: str) -> None:
     async with served(tmp_path, connections=3, receipt_s=30) as there:
-        held = [await there.open(plane) for _ in range(3)]
+        held = [await keyed(there, plane) for _ in range(3)]
         assert (await there.exchange(plane, head(plane, method="GET")))[0] == 503
         held[0][1].close()
         async with asyncio.timeout(5):
             while (await there.exchange(plane, head(plane, "Connection: close", method="GET")))[0] == 503:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         for _, writer in held[1:]:
+            writer.close()
+
+
+@every_plane
+async def test_who_has_no_key_fills_no_plane(tmp_path: Path, plane: str) -> None:
+    """Neither by silence, nor by half a head, nor by resting after answers: the longest resting one makes room."""
+    async with served(tmp_path, connections=4, receipt_s=30) as there:
+        own = await keyed(there, plane)
+        strangers = [await there.open(plane) for _ in range(3)]
+        strangers[1][1].write(b"GET /none HT")
+        await ask(strangers[2], "GET /none", 404, "Authorization: Bearer rt-junk")
+        others = [await keyed(there, plane) for _ in range(3)]
+        for reader, _ in strangers:
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 3) == b""
+        for connection in (own, *others):
+            await ask(connection, "GET /none", 404)
+            connection[1].close()
+        for _, writer in strangers:
+            writer.close()
+
+
+@every_plane
+async def test_a_stranger_rests_a_short_time(tmp_path: Path, plane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STRANGER_S", 0.2)
+    async with served(tmp_path, receipt_s=30) as there:
+        own, silent, refused = await keyed(there, plane), await there.open(plane), await there.open(plane)
+        await ask(refused, f"GET {KEYED[plane]}", 401, "Authorization: Bearer rt-junk")
+        for reader, writer in (silent, refused):
+            assert await asyncio.wait_for(reader.read(), 3) == b""
+            writer.close()
+        await ask(own, "GET /none", 404)
+        own[1].close()
+
+
+SENT = [
+    ("Authorization: Bearer rt-k", "", True),
+    ("authorization:   bearer   rt-k ", "", True),
+    ("x-api-key: rt-k", "", True),
+    ("x-goog-api-key: rt-k", "", True),
+    ("x-api-key: junk\nAuthorization: Bearer rt-k", "", True),
+    ("x: y", "?%6bey=rt-k", True),
+    ("x: y", "?alt=%ff&key=rt-k", True),
+    ("x: y", "", False),
+    ("Authorization: Bearer rt-other", "", False),
+]
+
+
+async def test_connections_are_counted_per_key(tmp_path: Path) -> None:
+    """Wherever a head puts the key. Another key's connection gets in, and one that goes makes room."""
+    async with served(tmp_path, connections_per_key=2, receipt_s=30) as there:
+
+        async def rests(*lines: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await there.open("agent")
+            await ask(writer, *lines)
+            assert (await asyncio.wait_for(reader.readline(), 3)).split()[1] == b"404"
+            return reader, writer
+
+        async def ask(writer: asyncio.StreamWriter, *lines: str) -> None:
+            writer.write("\r\n".join(["GET /none HTTP/1.1", "Host: 127.0.0.1", *lines, "", ""]).encode())
+            await writer.drain()
+
+        held = [await rests("Authorization: Bearer rt-k"), await rests("x-api-key: rt-k")]
+        for lines, query, same in SENT:
+            request = f"GET /none{query} HTTP/1.1\nHost: 127.0.0.1\n{lines}\nConnection: close\n\n"
+            assert (await there.exchange("agent", request))[0] == (429 if same else 404), (lines, query)
+        await ask(held[0][1], "x-api-key: rt-other")  # it comes with another key from now on
+        async with asyncio.timeout(3):
+            while b"HTTP/1.1 404" not in await held[0][0].readline():
+                pass
+        request = "GET /none HTTP/1.1\nHost: 127.0.0.1\nx-api-key: rt-k\nConnection: close\n\n"
+        assert (await there.exchange("agent", request))[0] == 404
+        for _, writer in held:
             writer.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -13,7 +14,7 @@ from rolltap.calllog.base import CallRow
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.errors import SessionClosed, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
+from rolltap.proxy.sessions.session_cache import TRUST_S, LiveSession, SessionCache, key_hash
 from rolltap.types import Session
 
 
@@ -149,6 +150,31 @@ async def test_a_session_closed_here_is_refused_also_while_the_store_is_slow(mon
     for _ in range(2):
         with pytest.raises(SessionClosed):
             await live.enter("key", None)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_closed_sessions_forest_is_let_go_when_its_last_call_ends(alone: bool) -> None:
+    log = CountingLog()
+    session = await opened(log, "key")
+    live = SessionCache(log, alone=alone)
+    in_use: list[LiveSession] = [await live.enter("key", None)]
+    forest = weakref.ref(in_use[0])
+    await log.close_through(live, session)
+    assert in_use[0].session.closed_at is not None  # a call under way keeps it
+    in_use.clear()
+    assert forest() is None
+
+
+async def test_a_closed_sessions_forest_is_not_loaded_to_refuse_its_key() -> None:
+    log = SlowLog()
+    log.gate.set()
+    session = await opened(log, "key")
+    await log.close_session(session.id, time.time())
+    live = SessionCache(log)
+    for _ in range(2):
+        with pytest.raises(SessionClosed):
+            await live.enter("key", None)
+    assert log.reading == {}
 
 
 async def test_a_proxy_alone_has_one_forest_of_a_session_whoever_holds_it() -> None:

@@ -24,7 +24,9 @@ class Log:
 
 
 async def probe(path: str, condition: Condition, *ups: bool) -> tuple[int, dict[str, Any]]:
-    policies = [SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}")) for at, up in enumerate(ups)]
+    policies = SimpleNamespace(
+        all=[SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}")) for at, up in enumerate(ups)]
+    )
     app = FastAPI()
     app.include_router(health.router(SimpleNamespace(call_log=Log(condition), policies=policies)))  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy") as client:

@@ -9,6 +9,9 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from rolltap.errors import InvalidRequest
+from rolltap.proxy.engines.passthrough import vendor_path
+
 from .test_vendors import Stage, staged
 
 OURS = {"api_key": "CANARY-OF-THE-SETTINGS"}
@@ -52,6 +55,16 @@ async def test_no_other_part_of_a_vendors_api_is_reached(tmp_path: Path, method:
     async with staged(tmp_path, "openai_chat", engine=OURS) as stage:
         assert await asked(stage, method, target) in (400, 401, 404, 405)
     assert [seen.path_qs for seen, _ in stage.vendor.seen] == []
+
+
+@pytest.mark.parametrize(
+    "value", ["", ".", "..", "a..b", "a/b", "a\\b", "m?x=y", "m#x", "m%2f", "m\n", "m x", "é", "m" * 201]
+)
+def test_only_a_plain_name_takes_a_place_in_a_path(value: str) -> None:
+    route = "/v1/models/{model:path}"
+    assert vendor_path(route, {"model": "ft:gpt-4.1@eu"}) == "/v1/models/ft:gpt-4.1@eu"
+    with pytest.raises(InvalidRequest, match="no name that a vendor gives"):
+        vendor_path(route, {"model": value})
 
 
 async def test_a_plain_name_reaches_the_vendor(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Requests that a session's key has no business with are counted on the session.
+
+The key says whose they are: a junk key is nobody's. A request is refused as it would be without the count, also while
+the store is away. Of one session a process counts `MOST_COUNTED` of each kind: a flood costs no more than its refusals.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rolltap.calllog.base import CallLog
+from rolltap.contract.keys import MINTED, key_hash
+from rolltap.errors import StoreError
+from rolltap.tampering import TamperingAct, TamperingKind
+from rolltap.tenants import acting_for, tenant_of
+
+log = logging.getLogger("rolltap.tampering")
+
+SESSIONS = 4096
+"""Sessions whose counts are in memory; beyond, the longest unseen ones begin anew."""
+MOST_COUNTED = 100
+AT_ONCE = 4
+SESSION_KEY = re.compile(r"rt-[\w-]{43}")
+ENCODED = re.compile(rb"%(25)?(2e|5c|23|3f|00)|/\.\.?(/|$)", re.IGNORECASE)
+"""Dots, a backslash, `#`, `?` and NUL, encoded once or twice; segments of dots. Clients encode the slash of a model's
+name honestly."""
+OTHER_PLANES = re.compile(
+    r"/(leases|trainers|dead-letters|sessions|tasks|groups|rollouts|rewards|nodes|audit|keys|read)(/|$)"
+)
+
+CountTampering = Callable[[str, TamperingKind, str], Awaitable[None]]
+"""Counts an attempt of the session whose key this is: key, kind, detail."""
+
+
+async def uncounted_acts(key: str, kind: TamperingKind, detail: str) -> None:
+    """Where nothing is counted."""
+
+
+class TamperingCounter:
+    """Finds the session of a key and appends the act to it."""
+
+    def __init__(self, call_log: CallLog, append: Callable[[str, TamperingAct], Awaitable[None]]) -> None:
+        self._log = call_log
+        self._append = append
+        self._noted: OrderedDict[str, Counter[TamperingKind]] = OrderedDict()
+        self._under_way = 0
+
+    async def note(self, key: str, kind: TamperingKind, detail: str) -> None:
+        if key.startswith(MINTED) or not SESSION_KEY.fullmatch(key) or self._under_way >= AT_ONCE:
+            return
+        hashed = key_hash(key)
+        if self._noted.get(hashed, Counter())[kind] >= MOST_COUNTED:
+            return
+        self._under_way += 1
+        try:
+            session = await self._log.session_by_key(hashed)
+            if session is None or session.closed_at is not None:
+                return
+            self._count(hashed, kind)
+            with acting_for(tenant_of(session.tags)):
+                await self._append(session.id, TamperingAct.at(kind, detail))
+        except StoreError as error:
+            log.warning("an act of tampering (%s) could not be counted: %s", kind.value, error.message)
+        finally:
+            self._under_way -= 1
+
+    def _count(self, hashed: str, kind: TamperingKind) -> None:
+        self._noted.setdefault(hashed, Counter())[kind] += 1
+        self._noted.move_to_end(hashed)
+        while len(self._noted) > SESSIONS:
+            self._noted.popitem(last=False)
+
+
+def presented_key(headers: Any) -> str:
+    """The key of a request, wherever a dialect would look for it; empty if it has none."""
+    for name, value in headers:
+        if name == b"authorization":
+            return value.decode("latin-1").partition(" ")[2].strip()
+        if name in (b"x-api-key", b"x-goog-api-key"):
+            return value.decode("latin-1").strip()
+    return ""
+
+
+def suspicion(scope: Any) -> TamperingKind | None:
+    """What the path of a request to the agent plane tells by itself."""
+    if ENCODED.search(scope.get("raw_path") or b""):
+        return TamperingKind.PATH
+    path = re.sub(r"^/s/[^/]+", "", scope["path"])
+    return TamperingKind.OTHER_PLANE if OTHER_PLANES.match(path) else None

@@ -1,0 +1,106 @@
+"""OpenTelemetry spans of calls, named by the semantic conventions for generative AI. Needs `rolltap[otel]`.
+
+A call is one span, from its intent to its completion. Where the client sends `traceparent`, it is a child of the
+client's span. Spans leave in batches from a thread of their own; what a collector does not take is dropped, since the
+record has every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rolltap import __version__
+from rolltap.calllog.base import CallCompletion, CallIntent
+from rolltap.errors import ConfigError
+from rolltap.extras import install_line
+from rolltap.types import Outcome
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+REQUESTED = ("temperature", "top_p", "top_k", "max_tokens", "seed")
+"""Sampling parameters, which are recorded under the names that the conventions have for them."""
+
+
+class CallSpans:
+    """Makes a span of every call that ends. `exporter` is where they go."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        modules = ("resources", "trace", "trace.export")
+        resources, sdk, export = (import_module(f"opentelemetry.sdk.{name}") for name in modules)
+        self._api = import_module("opentelemetry.trace")
+        self._context = import_module("opentelemetry.trace.propagation.tracecontext").TraceContextTextMapPropagator()
+        self._provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": "rolltap"}))
+        self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("rolltap", __version__)
+        self._begun: dict[str, CallIntent] = {}
+
+    def begin(self, intent: CallIntent) -> None:
+        self._begun[intent.id] = intent
+
+    def end(self, completion: CallCompletion, outcome: str) -> None:
+        """`outcome` is the completion's, or "unrecorded" where the store did not take it."""
+        intent = self._begun.pop(completion.call_id, None)
+        if intent is None:
+            return
+        model = str(intent.sampling_sent.get("model") or intent.policy)
+        span = self._tracer.start_span(
+            f"chat {model}",
+            context=self._context.extract(intent.hints),
+            kind=self._api.SpanKind.CLIENT,
+            attributes={"gen_ai.request.model": model, **dict(attributes(intent, completion, outcome))},
+            start_time=int(intent.created_at * 1e9),
+        )
+        if outcome != Outcome.COMPLETED:
+            span.set_status(self._api.StatusCode.ERROR, completion.error)
+        span.end(int(completion.finished_at * 1e9))
+
+    def close(self) -> None:
+        """Sends what is left; waits some seconds for the collector."""
+        self._provider.shutdown()
+
+
+def attributes(intent: CallIntent, completion: CallCompletion, outcome: str) -> Iterator[tuple[str, Any]]:
+    """What a span says of a call; the conventions' names where there are some."""
+    yield "gen_ai.operation.name", "chat"
+    yield "gen_ai.provider.name", completion.engine or "rolltap"
+    yield "gen_ai.conversation.id", intent.session_id
+    yield "gen_ai.response.id", intent.id
+    yield "gen_ai.response.finish_reasons", [completion.finish.value]
+    if intent.agent:
+        yield "gen_ai.agent.id", intent.agent
+    yield from _requested(intent.sampling_sent)
+    if completion.usage:
+        yield "gen_ai.usage.input_tokens", completion.usage["prompt"]
+        yield "gen_ai.usage.output_tokens", completion.usage["output"]
+    if outcome != Outcome.COMPLETED:
+        yield "error.type", str(outcome)
+    yield "rolltap.policy", intent.policy
+    yield "rolltap.dialect", intent.dialect
+    yield "rolltap.kind", intent.kind.value
+    if intent.parent_id is not None:
+        yield "rolltap.parent", intent.parent_id
+    if intent.break_ is not None:
+        yield "rolltap.break", intent.break_.reason.value
+    if completion.versions:
+        yield "rolltap.version", completion.versions[-1].version
+
+
+def _requested(sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in REQUESTED:
+        if isinstance(value := sampling.get(name), int | float):
+            yield f"gen_ai.request.{name}", value
+
+
+def otlp(url: str) -> CallSpans:
+    """Spans for the collector at `url` (OTLP over HTTP); `ConfigError` if OpenTelemetry is not installed.
+
+    Headers and time limits are the exporter's own variables, `OTEL_EXPORTER_OTLP_HEADERS` and the like.
+    """
+    try:
+        exporters = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"settings: tracing.otlp needs OpenTelemetry: {install_line('otel')}") from error
+    return CallSpans(exporters.OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces"))

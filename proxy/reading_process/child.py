@@ -1,0 +1,166 @@
+"""The reading process: opens the store for reading and answers questions over a Unix socket, until its parent ends.
+
+    python -m rolltap.proxy.reading_process.child SOCKET_FD
+
+Standard input holds the settings as one line of JSON, without keys, and ends with the parent. Requests are
+`POST /CLASS.METHOD` with a JSON list of arguments, and say for which tenant. Only the parent reaches the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, get_type_hints
+
+import msgspec
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rolltap.errors import NotFound, RolltapError
+from rolltap.ledger.rebuilding import OwnRebuilder
+from rolltap.proxy.reading_process.asking import TENANT_HEADER, encode, names_of
+from rolltap.proxy.reading_process.session_views import SessionViews
+from rolltap.proxy.reading_process.vocabularies import Vocabularies
+from rolltap.proxy.viewer.one_file import SavedPages
+from rolltap.proxy.viewer.pages import Pages
+from rolltap.proxy.viewer.selection import Selections
+from rolltap.reading.opening import opened_readers
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.reconstructor.rules import Rules, session_rules
+from rolltap.settings import Settings
+from rolltap.tenants import acting_for
+from rolltap.types import Session, Trajectory
+
+NICENESS = 5
+"""Agents' calls, in the parent, come first where processors are short."""
+
+
+ERROR_STATUS = 400
+"""Of a reply that is a `WireError`."""
+
+
+class WireError(msgspec.Struct):
+    """A `RolltapError` on its way to the parent, by the name of its class."""
+
+    name: str
+    message: str
+    param: str | None
+    retry_after: float | None
+
+
+class Answering:
+    """The ASGI application: calls the method that a path names."""
+
+    def __init__(self, *answering: Any) -> None:
+        self._methods: dict[str, Callable[..., Awaitable[Any]]] = {}
+        self._arguments: dict[str, Any] = {}
+        for each in answering:
+            for name, function in names_of(type(each)).items():
+                if inspect.iscoroutinefunction(function):
+                    self._methods[name] = function.__get__(each)
+                    hints = get_type_hints(function)
+                    parameters = list(inspect.signature(function).parameters)[1:]
+                    self._arguments[name] = [hints[parameter] for parameter in parameters]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        try:
+            media_type, body = await self._answer(request.url.path[1:], await request.body())
+            response = Response(body, media_type=media_type)
+        except RolltapError as error:
+            wire_error = WireError(type(error).__name__, error.message, error.param, error.retry_after)
+            response = Response(msgspec.json.encode(wire_error), ERROR_STATUS, media_type="application/json")
+        await response(scope, receive, send)
+
+    async def _answer(self, name: str, body: bytes) -> tuple[str, bytes]:
+        if name not in self._methods:
+            raise NotFound(f"the reading process knows no question {name!r}")
+        arguments: Sequence[Any] = msgspec.json.decode(body)
+        types = self._arguments[name][: len(arguments)]
+        values = [msgspec.convert(value, type) for value, type in zip(arguments, types, strict=True)]
+        return await asyncio.to_thread(encode, await self._methods[name](*values))
+
+
+class OfTenants:
+    """The questions of each tenant go to objects of its own: nothing that they keep in memory is shown to another."""
+
+    def __init__(self, make: Callable[[], Answering]) -> None:
+        self._make = make
+        self._of_tenant: dict[str, Answering] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        tenant = dict(scope["headers"])[TENANT_HEADER.encode()].decode()
+        with acting_for(tenant):
+            if tenant not in self._of_tenant:
+                self._of_tenant[tenant] = self._make()
+            await self._of_tenant[tenant](scope, receive, send)
+
+
+class _Server(uvicorn.Server):
+    """Ends with its parent, not by a signal to the whole group."""
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+def rules_of(settings: Settings) -> Callable[[Session], Rules]:
+    """Which calls of a session carry loss: those of its policy, as that policy's settings say."""
+
+    def rules(session: Session) -> Rules:
+        policy = settings.policies.get(session.policy)
+        return session_rules(session, policy.train if policy else ())
+
+    return rules
+
+
+async def answer_questions(settings: Settings, socket_fd: int) -> None:
+    """Serves until standard input ends."""
+    folders = {name: policy.tokenizer for name, policy in settings.policies.items()}
+    rules = rules_of(settings)
+    vocabulary = Vocabularies(folders).of_policy
+    async with opened_readers(settings.store_url, rules=rules, vocabulary=vocabulary) as readers:
+
+        async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
+            sessions = await readers.log.calls(session_ids)
+
+            def rebuild(session_id: str) -> Trajectory:
+                if session_id not in sessions:
+                    return reconstruct(())
+                session, calls = sessions[session_id]
+                return reconstruct(calls, rules=rules(session))
+
+            return await asyncio.to_thread(lambda: [rebuild(session_id) for session_id in session_ids])
+
+        def answering() -> Answering:
+            reader, database = readers.own(), readers.log.database
+            views, rebuilder = SessionViews(readers.log, trajectories), OwnRebuilder(database, trajectories)
+            pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
+            return Answering(reader, pages, saved, selections, views, rebuilder)
+
+        config = uvicorn.Config(
+            OfTenants(answering), fd=socket_fd, log_level="warning", access_log=False, lifespan="off", ws="none"
+        )
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve())
+        await asyncio.to_thread(sys.stdin.buffer.read)
+        server.should_exit = server.force_exit = True
+        await serving
+
+
+def main() -> None:
+    import uvloop
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes: the parent decides
+    os.nice(NICENESS)
+    settings = Settings.model_validate_json(sys.stdin.buffer.readline())
+    uvloop.run(answer_questions(settings, int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

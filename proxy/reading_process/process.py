@@ -1,0 +1,155 @@
+"""Asks the reading process, which it starts with the first question and starts anew where it died.
+
+The process that serves agents does no work on the record but writing it: reading, rebuilding, packing and rendering
+take processor time that its event loop, and Python's lock, would take from agents' calls.
+
+One that says nothing for `limits.read_s` is ended. Who asked is told so; other questions that it had are asked again of
+the one that is started anew. It only reads, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+
+import aiohttp
+import msgspec
+
+from rolltap import errors
+from rolltap.errors import RolltapError, StoreUnavailable
+from rolltap.proxy.reading_process.asking import TENANT_HEADER, Answer, P, Question, name_of
+from rolltap.proxy.reading_process.child import ERROR_STATUS, WireError
+from rolltap.proxy.reading_process.folder import SocketFolder
+from rolltap.settings import KeySettings, Settings
+from rolltap.tenants import current_tenant
+
+log = logging.getLogger("rolltap.reading")
+
+PART_BYTES = 256 << 10
+"""An answer is passed on in parts, so that a large one is never whole in the process that serves agents."""
+
+ENDS_WITHIN_S = 5.0
+END_NOTICED_WITHIN_S = 1.0
+"""A killed process's socket closes before its end is known here."""
+
+
+class ReadingProcess:
+    """An `AskRecord`. `settled` returns when all that was written can be read from the store."""
+
+    def __init__(self, settings: Settings, settled: Callable[[], Awaitable[None]]) -> None:
+        self._settings = settings.model_copy(update={"keys": KeySettings()})
+        self._settled = settled
+        self._starting = asyncio.Lock()
+        self._child: asyncio.subprocess.Process | None = None
+        self._folder: SocketFolder | None = None
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __call__(self, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> Answer:
+        assert not kwargs, "arguments go by position"
+        await self._settled()
+        body = msgspec.json.encode(args)
+        try:
+            reply = await self._post(name_of(question), body)
+        except aiohttp.ClientError as error:
+            if isinstance(error, TimeoutError):
+                raise self._stuck() from error
+            reply = await self._again(name_of(question), body)
+        if reply.status != 200:
+            raise _error(reply.status, b"".join([part async for part in self._parts(reply)]))
+        return Answer(reply.headers["content-type"], int(reply.headers["content-length"]), self._parts(reply))
+
+    async def _post(self, name: str, body: bytes) -> aiohttp.ClientResponse:
+        http = await self._started()
+        return await http.post(f"http://reading/{name}", data=body, headers={TENANT_HEADER: current_tenant()})
+
+    async def _again(self, name: str, body: bytes) -> aiohttp.ClientResponse:
+        """Asks once more: the process died, perhaps long ago, perhaps just now."""
+        try:
+            if self._child is not None:
+                with suppress(TimeoutError):  # it lives, and let an idle connection go
+                    async with asyncio.timeout(END_NOTICED_WITHIN_S):
+                        await self._child.wait()
+            return await self._post(name, body)
+        except aiohttp.ClientError as error:
+            raise (self._stuck() if isinstance(error, TimeoutError) else _ended(error)) from error
+
+    async def _parts(self, reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        try:
+            async with reply:
+                async for part in reply.content.iter_chunked(PART_BYTES):
+                    yield part
+        except aiohttp.ClientError as error:
+            raise (self._stuck() if isinstance(error, TimeoutError) else _ended(error)) from error
+
+    def _stuck(self) -> StoreUnavailable:
+        """Ends the process, which the next question starts anew."""
+        if self._child is not None and self._child.returncode is None:
+            log.warning(
+                "the process that reads the record said nothing for %g s and is ended", self._settings.limits.read_s
+            )
+            self._child.kill()
+        return StoreUnavailable(
+            f"the record was not read within {self._settings.limits.read_s:g} s; ask for less at once, or raise "
+            "limits.read_s",
+            retry_after=1.0,
+        )
+
+    async def _started(self) -> aiohttp.ClientSession:
+        async with self._starting:
+            if self._child is not None and self._child.returncode is not None:
+                log.warning("the process that reads the record ended with %d; starts anew", self._child.returncode)
+                await self.close()
+            if self._http is None:
+                self._http = await self._start()
+            return self._http
+
+    async def _start(self) -> aiohttp.ClientSession:
+        self._folder = await asyncio.to_thread(SocketFolder.make)
+        path = str(self._folder.path / "socket")
+        with socket.socket(socket.AF_UNIX) as listener:  # the child's alone from here on: it ends with the child
+            listener.bind(path)
+            listener.listen(128)
+            self._child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "rolltap.proxy.reading_process.child", str(listener.fileno())),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+            )
+        assert self._child.stdin is not None
+        self._child.stdin.write(self._settings.model_dump_json().encode() + b"\n")
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._settings.limits.read_s)
+        return aiohttp.ClientSession(connector=aiohttp.UnixConnector(path, limit=0), timeout=timeout)
+
+    async def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+        if self._child is not None:
+            assert self._child.stdin is not None
+            self._child.stdin.close()
+            try:
+                async with asyncio.timeout(ENDS_WITHIN_S):
+                    await self._child.wait()
+            except TimeoutError:
+                self._child.kill()
+                await self._child.wait()
+            self._child = None
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
+
+
+def _ended(error: aiohttp.ClientError) -> StoreUnavailable:
+    return StoreUnavailable(f"the process that reads the record ended: {error}", retry_after=1.0)
+
+
+def _error(status: int, body: bytes) -> RolltapError:
+    if status != ERROR_STATUS:
+        return RolltapError("the process that reads the record failed; the server's log has it")
+    sent = msgspec.json.decode(body, type=WireError)
+    kind: type[RolltapError] = getattr(errors, sent.name)
+    return kind(sent.message, param=sent.param, retry_after=sent.retry_after)

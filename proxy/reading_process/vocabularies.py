@@ -1,0 +1,23 @@
+"""The tokenizers of the served policies, for showing recorded tokens as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rolltap.reading import Vocabulary, folder_vocabulary
+
+
+class Vocabularies:
+    """One a policy, read from its folder when it is first asked for."""
+
+    def __init__(self, folders: Mapping[str, str]) -> None:
+        self._folders = folders
+        self._known: dict[str, Vocabulary] = {}
+
+    def of_policy(self, policy: str) -> Vocabulary | None:
+        """None for a policy that has no folder: its tokenizer is its upstream's own."""
+        folder = self._folders.get(policy)
+        if folder and folder not in self._known:
+            self._known[folder] = folder_vocabulary(Path(folder))
+        return self._known.get(folder or "")

@@ -1,0 +1,396 @@
+"""What the routes of the trainer and admin planes answer, where no type of the glossary, contract or ledger does.
+
+OpenAPI has them as the routes' response models. Times are in seconds; those that end in `_at` since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rolltap import wire
+from rolltap.contract.admin import AssignedRollout
+from rolltap.contract.keys import KeyRecord
+from rolltap.contract.trainer import PauseMode, PolicyState
+from rolltap.finding import SessionFinding
+from rolltap.ledger.audit import AuditEntry
+from rolltap.ledger.base import DeadLetter
+from rolltap.ledger.submissions import Submission
+from rolltap.log_check import LogCheck
+from rolltap.tampering import TamperingAct
+from rolltap.types import Break, Group, Rollout, VersionSpan
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are."""
+    return {item.name: getattr(value, item.name) for item in fields(value)}
+
+
+def content_of(media_type: str, meaning: str, *, format: str | None = None) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route whose answer is no JSON."""
+    schema = {"type": "string"} | ({"format": format} if format else {})
+    return {200: {"description": meaning, "content": {media_type: {"schema": schema}}}}
+
+
+def packed(meaning: str) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route whose answer is in the wire form."""
+    return content_of(wire.CONTENT_TYPE, meaning, format="binary")
+
+
+def events(meaning: str) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of an endless stream of server-sent events."""
+    return content_of("text/event-stream", meaning)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDetails:
+    """What went wrong: one of the codes of `rolltap.errors`, a sentence, and the part of the request that it is of."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetails
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The process lives."""
+
+    status: Literal["ok"] = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether a new call could be taken, and which part it waits for."""
+
+    status: Literal["ready", "not ready"]
+    store: Literal["ok", "away"]
+    spool: Literal["ok", "full", "none"]
+    engines: Literal["up", "down"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """A new session. `key` is in this answer and nowhere else; `base_url` is what a harness is pointed at."""
+
+    session_id: str
+    key: str
+    base_url: str
+    expires_at: float
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKey(SessionKey):
+    """A new attempt's session. `model` is the name that the harness asks for; `turns` is its cap of turns, 0 for none.
+
+    `roles` maps each role to its policy where several play.
+    """
+
+    attempt: int
+    model: str
+    roles: Mapping[str, str]
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSessionLine:
+    """A session on record. `tampering` counts what its agent tried; `log_check` says what the harness's log says."""
+
+    id: str
+    policy: str
+    created_at: float
+    expires_at: float
+    rollout_id: str | None
+    closed_at: float | None
+    tags: Mapping[str, str]
+    log_check: LogCheck
+    tampering: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionList:
+    """The newest sessions first."""
+
+    sessions: Sequence[RecordedSessionLine]
+
+
+@dataclass(frozen=True, slots=True)
+class ForestCall:
+    """A call of a session's forest. `shared` leading tokens of its prompt equal the parent's prompt and output.
+
+    `outcome` is `open` while the call is under way. `delivered` is null where it is not known.
+    """
+
+    id: str
+    parent_id: str | None
+    created_at: float
+    dialect: str
+    kind: str
+    agent: str
+    prompt_tokens: int
+    output_tokens: int
+    shared: int
+    break_: Annotated[Break | None, Field(alias="break")]
+    outcome: str
+    finish: str | None
+    flaw: str | None
+    error: str
+    versions: Sequence[VersionSpan]
+    delivered: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionForest:
+    """A session with its calls, a parent before its children, and what is odd about it, the worst first.
+
+    `tampering` counts what its agent tried, by kind.
+    """
+
+    id: str
+    policy: str
+    created_at: float
+    expires_at: float
+    rollout_id: str | None
+    closed_at: float | None
+    tags: Mapping[str, str]
+    log_check: LogCheck
+    tampering: Mapping[str, int]
+    findings: Sequence[SessionFinding]
+    calls: Sequence[ForestCall]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryReport:
+    """What the reconstruction of a session kept and what it left out, in calls and tokens.
+
+    A row is a segment with loss. `kept` is the share of the delivered tokens that carry loss, `trained` that of all
+    sampled ones, `merge_ratio` trained calls a row, `saved` the share of tokens that merging saves; each is null where
+    there is nothing to divide by.
+    """
+
+    trajectories: int
+    calls: int
+    prompt_tokens: int
+    sampled_tokens: int
+    delivered_tokens: int
+    trainable_tokens: int
+    trained_tokens: int
+    trained_calls: int
+    call_row_tokens: int
+    merged_calls: int
+    segments: int
+    rows: int
+    row_tokens: int
+    breaks: int
+    kept: float | None
+    trained: float | None
+    merge_ratio: float | None
+    saved: float | None
+    calls_by_kind: Mapping[str, int]
+    breaks_by_reason: Mapping[str, int]
+    masked_calls: Mapping[str, int]
+    masked_tokens: Mapping[str, int]
+    log_checks: Mapping[str, int]
+    findings: Sequence[SessionFinding]
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedSession:
+    """`capped`: calls were refused for the session's cap of turns. `findings` come the worst first."""
+
+    session_id: str
+    capped: bool
+    findings: Sequence[SessionFinding]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutWithEvidence(Rollout):
+    """A rollout, what its evaluator saw, and each act with which its agent tried to tamper."""
+
+    evaluation: str = ""
+    tampering_acts: Sequence[TamperingAct] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupList:
+    """A page of groups with their rollouts and rewards."""
+
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsCap:
+    """Attempts of the policy that begin from now on have at most `turns` turns; 0: any number."""
+
+    policy: str
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionList:
+    """The newest submissions first."""
+
+    submissions: Sequence[Submission]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkWaits:
+    """Whether unclaimed work exists, work blocked by backpressure included."""
+
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedRollouts:
+    """What a node is to run."""
+
+    rollouts: Sequence[AssignedRollout]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRollouts:
+    """The rollouts whose claims still are the node's."""
+
+    node: str
+    rollouts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedRollouts:
+    """How many rollouts the node gave back."""
+
+    node: str
+    released: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """The newest entries first."""
+
+    entries: Sequence[AuditEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyList:
+    """The minted keys, the newest first."""
+
+    keys: Sequence[KeyRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyWithSecret(KeyRecord):
+    """A key's record. `key` is its secret, in this answer and nowhere else."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedKeys:
+    """The ids of the keys that ended."""
+
+    revoked: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStanding(PolicyState):
+    """A policy with its counts, as in `PolicyStats`; `engine` is the name of its engine or pool."""
+
+    policy: str
+    engine: str
+    trainable: bool
+    groups: Mapping[str, int]
+    rollouts: Mapping[str, int]
+    outstanding: int
+    room: int | None
+    zero_variance: int
+    staleness: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyList:
+    """The policies that are served."""
+
+    policies: Sequence[PolicyStanding]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExtended:
+    """The lease ends in `expires_in` seconds."""
+
+    expires_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAcknowledged:
+    """How many groups are part of the step."""
+
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRefused:
+    """How many groups are dead now."""
+
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReleased:
+    """Its groups are ready for others."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterList:
+    """Groups that failed too often."""
+
+    dead_letters: Sequence[DeadLetter]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRevived:
+    """The group is ready again."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPaused:
+    """The policy's engines are paused."""
+
+    policy: str
+    paused: PauseMode
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResumed:
+    """The policy's engines go on."""
+
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """The engines hold all of this version's weights."""
+
+    policy: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRanks:
+    """How many processes of the policy's engines would receive weights over a process group."""
+
+    policy: str
+    ranks: int

@@ -1,0 +1,51 @@
+"""Requests that two servers in a row could read differently, and bodies that would grow when unpacked."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+from .test_front import ROUTES, every_plane, head, served
+
+LENGTHS = {
+    "length and chunks": ("Content-Length: 4", "Transfer-Encoding: chunked"),
+    "chunks and length": ("Transfer-Encoding: chunked", "Content-Length: 4"),
+    "two lengths": ("Content-Length: 4", "Content-Length: 5"),
+    "a list of lengths": ("Content-Length: 4, 4",),
+    "a sign": ("Content-Length: +4",),
+    "a negative length": ("Content-Length: -1",),
+    "a hexadecimal length": ("Content-Length: 0x4",),
+    "a length beyond all": ("Content-Length: 99999999999999999999999",),
+    "chunks not last": ("Transfer-Encoding: chunked, identity",),
+    "a space before the colon": ("Content-Length : 4",),
+    "a folded line": ("X: a", " Content-Length: 4"),
+}
+
+
+@every_plane
+async def test_a_body_of_ambiguous_length_is_refused_and_nothing_after_it_is_read(tmp_path: Path, plane: str) -> None:
+    """The bytes after it would be a request of its own to a server that reads the length in the other way."""
+    smuggled = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    async with served(tmp_path) as there:
+        key = f"Authorization: Bearer {there.app.settings.keys.admin}"
+        for name, lines in LENGTHS.items():
+            status, answer = await there.exchange(plane, head(plane, key, *lines), smuggled)
+            assert status == 400, (name, answer)
+            assert answer.count(b"HTTP/1.1 ") == 1, (name, answer)
+
+
+@pytest.mark.parametrize("plane", ["agent", "admin"])
+async def test_a_compressed_body_is_not_unpacked(tmp_path: Path, plane: str) -> None:
+    """What is JSON only once it is unpacked is no JSON; a bomb takes the memory of its own bytes."""
+    body = json.dumps({"model": "p", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    async with served(tmp_path) as there:
+        keys = there.app.settings.keys
+        key = f"Authorization: Bearer {keys.project if plane == 'agent' else keys.admin}"
+        for name, packed in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body))):
+            lines = (key, f"Content-Encoding: {name}", f"Content-Length: {len(packed)}", "Connection: close")
+            status, answer = await there.exchange(plane, head(plane, *lines), packed)
+            assert status in (400, 422), (name, ROUTES[plane], answer)

@@ -1,0 +1,127 @@
+"""What is kept of former requests has one bound in bytes, whatever clients send."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rolltap.proxy.cache_space import SHARED, CacheSpace, Kept
+from rolltap.proxy.continuation.canonical import DigestCache
+from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.dialects import DIALECTS
+from rolltap.proxy.dialects.base import WireRequest
+from rolltap.proxy.engines.prompts import Prompts
+
+LIMIT = 3_000_000
+TEXT = "The quick brown fox jumps over it. " * 1000
+
+
+def chat(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": list(messages), **more}
+
+
+def tool(number: int, **schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": f"f{number}", "parameters": {"type": "object", **schema}}}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+Shape = Callable[[int], tuple[str, dict[str, Any]]]
+
+SHAPES: dict[str, Shape] = {
+    "chat": lambda n: ("openai_chat", chat(user(f"{n} {TEXT}"))),
+    "responses": lambda n: ("openai_responses", {"model": "m", "input": [user(f"{n} {TEXT}")]}),
+    "messages": lambda n: ("anthropic", {"model": "m", "max_tokens": 9, "system": f"{n}", **chat(user(f"{n} {TEXT}"))}),
+    "gemini": lambda n: ("gemini", {"contents": [{"role": "user", "parts": [{"text": f"{n} {TEXT}"}]}]}),
+    "completions": lambda n: ("openai_completions", {"model": "m", "prompt": f"{n} {TEXT}"}),
+    "short messages": lambda n: ("openai_chat", chat(*(user(f"{n}.{m}") for m in range(300)))),
+    "short items": lambda n: ("openai_responses", {"model": "m", "input": [user(f"{n}.{m}") for m in range(300)]}),
+    "parts": lambda n: ("openai_chat", chat(user([{"type": "text", "text": f"{n}"}] * 500))),
+    "one wide character": lambda n: ("openai_chat", chat(user(f"\N{GRINNING FACE}{n}{TEXT}"))),
+    "empty objects": lambda n: ("openai_chat", chat(user("hi"), tools=[tool(n, x=[{}] * 5000)])),
+    "small objects": lambda n: ("openai_chat", chat(user("hi"), tools=[tool(n, x=[{"a": 1}] * 3000)])),
+    "empty lists": lambda n: ("openai_chat", chat(user("hi"), tools=[tool(n, x=[[]] * 5000)])),
+}
+
+
+def request(name: str, body: Any, key: str) -> WireRequest:
+    is_gemini = name == "gemini"
+    path, params = ("/v1beta/models/m:generateContent", {"model": "m"}) if is_gemini else ("", {})
+    encoded = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    return WireRequest(path, params, {}, {"authorization": f"Bearer {key}"}, encoded)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_large_requests_leave_the_caches_under_their_bound(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own count of its memory, and the caches' own."""
+    monkeypatch.setattr(SHARED, "limit", LIMIT)
+    SHARED.take(0)
+    digests = DigestCache()
+    forests = [Forest(digests) for _ in range(30)]
+    sent = 0
+
+    def send(number: int) -> int:
+        name, body = shape(number)
+        wire = request(name, body, key=f"key {number % 7}")
+        forests[number % 30].outline("policy", DIALECTS[name].parse(wire))
+        return len(wire.body)
+
+    send(-1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(150):
+            sent += send(number)
+        gc.collect()
+        memory, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sent > 0.4 * LIMIT
+    assert 0 < SHARED.size <= LIMIT
+    assert memory < LIMIT
+
+
+def test_prompts_and_other_caches_share_the_bound() -> None:
+    space = CacheSpace(1_000_000)
+    texts: Kept[int, bytes] = Kept(len, space)
+    prompts = Prompts(space)
+    for number in range(200):
+        prompts.make(f"call {number}", np.arange(2000, dtype=np.int32))
+    for number in range(20):
+        texts.put(number, bytes(10_000))
+    assert space.size <= space.limit
+    assert len(texts) == 20
+    assert 0 < len(prompts.kept) < 200
+
+
+def test_one_large_entry_takes_the_place_of_thousands() -> None:
+    space = CacheSpace(8_000_000)
+    texts: Kept[int, bytes] = Kept(len, space)
+    for number in range(13_000):
+        texts.put(number, b"")
+    texts.put(-1, bytes(900_000))
+    texts.put(-2, bytes(900_000))
+    assert texts.peek(-1) is not None
+    assert texts.peek(-2) is not None
+    assert texts.size == space.size <= space.limit
+
+
+def test_a_cache_that_is_gone_takes_no_room() -> None:
+    space = CacheSpace(1_000_000)
+    gone: Kept[int, bytes] = Kept(len, space)
+    for number in range(9):
+        gone.put(number, bytes(100_000))
+    del gone
+    gc.collect()
+    others: Kept[int, bytes] = Kept(len, space)
+    for number in range(9):
+        others.put(number, bytes(100_000))
+    assert len(others) == 9

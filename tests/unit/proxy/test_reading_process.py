@@ -1,0 +1,204 @@
+"""The process that reads the record for the trainer and admin planes: what it answers, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from rolltap.errors import NotFound, RolltapError, StoreUnavailable
+from rolltap.proxy.app import Rolltap
+from rolltap.proxy.reading_process.folder import SocketFolder
+from rolltap.proxy.reading_process.process import ReadingProcess
+from rolltap.proxy.viewer.pages import Pages
+from rolltap.proxy.viewer.run import EngineLine
+from rolltap.reading import RecordReader
+from rolltap.reading.types import SessionQuery
+from rolltap.settings import Settings
+
+
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[Rolltap]:
+    settings = Settings.model_validate(
+        {
+            "data": tmp_path / "data",
+            "engines": {"up": {"kind": "openai_compatible", "url": "http://127.0.0.1:9"}},
+            "policies": {"p": {"engine": "up"}},
+        }
+    )
+    async with Rolltap.running(settings) as app:
+        yield app
+
+
+def child_of(reading: ReadingProcess) -> asyncio.subprocess.Process:
+    assert reading._child is not None
+    return reading._child
+
+
+async def test_it_starts_with_the_first_question_and_keeps_to_the_arguments_types(app: Rolltap) -> None:
+    session, _ = await app.services.sessions.open()
+    assert app.reading._child is None
+    answer = await app.reading(RecordReader.sessions, SessionQuery(where=("policy=p",), limit=3))
+    assert answer.media_type == "application/json"
+    assert session.id in (await answer.read()).decode()
+    page = await app.reading(Pages.run, "p", [EngineLine("main", "serving", 3)])
+    assert page.media_type.startswith("text/html")
+    assert "serving" in (await page.read()).decode()
+
+
+async def test_an_error_arrives_as_itself(app: Rolltap) -> None:
+    with pytest.raises(NotFound, match="no call 'nobody'") as caught:
+        await app.reading(RecordReader.call, "nobody")
+    assert caught.value.param == "call_id"
+
+
+async def test_one_that_was_killed_is_started_anew(app: Rolltap) -> None:
+    await (await app.reading(RecordReader.policies)).read()
+    killed = child_of(app.reading)
+    killed.kill()
+    await killed.wait()
+    assert b'"p"' in await (await app.reading(RecordReader.policies)).read()
+    assert child_of(app.reading).pid != killed.pid
+
+
+async def test_one_that_is_killed_in_the_middle_of_questions_is_started_anew(app: Rolltap) -> None:
+    """Before its end is known here."""
+    await (await app.reading(RecordReader.policies)).read()
+    killed = child_of(app.reading)
+    killed.send_signal(signal.SIGSTOP)
+    questions = [asyncio.create_task(app.reading(RecordReader.policies)) for _ in range(3)]
+    await asyncio.sleep(0.1)  # until they are on their way
+    killed.kill()
+    for answer in await asyncio.gather(*questions):
+        assert b'"p"' in await answer.read()
+
+
+async def test_one_that_hangs_is_ended_and_started_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One question is told, the other that came later is answered by the next process."""
+    settings = Settings.model_validate(
+        {
+            "data": tmp_path / "data",
+            "limits": {"read_s": 1.5},
+            "engines": {"up": {"kind": "openai_compatible", "url": "http://127.0.0.1:9"}},
+            "policies": {"p": {"engine": "up"}},
+        }
+    )
+    async with Rolltap.running(settings) as app:
+        await app.reading._started()
+        for _ in range(20):  # the child has to start within read_s as well
+            with suppress(StoreUnavailable):
+                await (await app.reading(RecordReader.policies)).read()
+                break
+        hung = child_of(app.reading)
+        hung.send_signal(signal.SIGSTOP)
+        first = asyncio.create_task(app.reading(RecordReader.policies))
+        await asyncio.sleep(1.0)
+        second = asyncio.create_task(app.reading(RecordReader.policies))
+        with pytest.raises(
+            StoreUnavailable, match=r"not read within 1.5 s; ask for less at once, or raise limits.read_s"
+        ):
+            await first
+        assert await hung.wait() == -signal.SIGKILL
+        with suppress(StoreUnavailable):  # where a new process takes longer than read_s to start
+            assert b'"p"' in await (await second).read()
+    assert "said nothing for 1.5 s and is ended" in caplog.text
+
+
+def test_folders_that_a_killed_server_left_go_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    living = SocketFolder.make()
+    foreign = tmp_path / "rolltap-readings"
+    foreign.mkdir()
+    script = "from rolltap.proxy.reading_process.folder import SocketFolder; import os, signal; "
+    script += "print(SocketFolder.make().path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    killed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={"TMPDIR": str(tmp_path)}
+    )
+    left = Path(killed.stdout.strip())
+    (left / "socket").touch()
+    made = SocketFolder.make()
+    assert sorted(tmp_path.iterdir()) == sorted([living.path, made.path, foreign])
+    for each in (living, made):
+        each.remove()
+    assert list(tmp_path.iterdir()) == [foreign]
+
+
+async def test_one_that_is_killed_in_the_middle_of_an_answer_is_said(app: Rolltap) -> None:
+    async def half_an_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n[1")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(half_an_answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, aiohttp.ClientSession() as http, http.post(f"http://127.0.0.1:{port}/") as reply:
+        with pytest.raises(StoreUnavailable, match="the process that reads the record ended"):
+            async for _ in app.reading._parts(reply):
+                pass
+
+
+async def test_what_fails_in_it_is_an_error_of_ours(app: Rolltap) -> None:
+    with pytest.raises(RolltapError, match="the process that reads the record failed; the server's log has it"):
+        await app.reading(RecordReader.call, 5)  # type: ignore[arg-type]  no id
+
+
+async def test_one_that_cannot_start_is_said(app: Rolltap, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(StoreUnavailable, match="the process that reads the record ended"):
+        await app.reading(RecordReader.policies)
+
+
+async def test_its_socket_is_this_users_and_it_knows_no_key(app: Rolltap) -> None:
+    await (await app.reading(RecordReader.policies)).read()
+    folder = app.reading._folder
+    assert folder is not None
+    assert folder.path.stat().st_mode & 0o077 == 0
+    assert not any(app.reading._settings.keys.model_dump().values())
+
+
+async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    """Also where the parent has no time to say so."""
+    script = f"""
+import asyncio, os, pathlib
+from rolltap.proxy.app import Rolltap
+from rolltap.reading import RecordReader
+from rolltap.settings import Settings
+
+async def main():
+    engines = {{"up": {{"kind": "openai_compatible", "url": "http://127.0.0.1:9"}}}}
+    settings = Settings(data=pathlib.Path({str(tmp_path)!r}), engines=engines, policies={{"p": {{"engine": "up"}}}})
+    async with Rolltap.running(settings) as app:
+        await (await app.reading(RecordReader.policies)).read()
+        print(app.reading._child.pid, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(await parent.stdout.readline())
+    os.kill(child, signal.SIGINT)  # Ctrl-C reaches it, too, and it leaves the end to its parent
+    os.kill(child, 0)
+    parent.kill()
+    await parent.wait()
+    async with asyncio.timeout(20):
+        while _lives(child):  # noqa: ASYNC110  nobody tells when another's child ends
+            await asyncio.sleep(0.05)
+
+
+def _lives(process: int) -> bool:
+    with suppress(OSError):
+        return " Z " not in Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    return False
