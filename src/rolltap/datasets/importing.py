@@ -53,12 +53,12 @@ def read_file(path: Path, format: str) -> Iterator[Imported]:
         yield _imported(trace, changed)
 
 
-async def write(store: str, found: list[Imported]) -> int:
+async def write(store: str, imports: list[Imported]) -> int:
     """Writes the sessions that are not there yet; how many."""
     call_log = open_call_log(store)
     await call_log.start()
     try:
-        return sum([await _write(call_log, imported) for imported in found])
+        return sum([await _write(call_log, imported) for imported in imports])
     finally:
         await call_log.close()
 
@@ -106,11 +106,11 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
         return False
     empty = np.empty(0, np.int32)
     parent: str | None = None
-    known = 0
+    item_count = 0
     await call_log.open_session(session)
     for number, (chat, reply) in enumerate(imported.turns):
         call_id = f"{session.id}-{number:05d}"
-        request = RequestParts(chat.head, chat.items[known:], known, chat.fixed)
+        request = RequestParts(chat.head, chat.items[item_count:], item_count, chat.fixed)
         at = session.created_at + number / 1000
         await call_log.append_intent(
             CallIntent(call_id, session.id, PROCESS, at, POLICY, DIALECT, empty, request, parent_id=parent)
@@ -127,6 +127,6 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
                 message=reply,
             )
         )
-        parent, known = call_id, len(chat.items)
+        parent, item_count = call_id, len(chat.items)
     await call_log.close_session(session.id, time.time())
     return True

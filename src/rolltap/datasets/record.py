@@ -5,27 +5,39 @@ Everything is streamed: one group's sessions are in memory at once, and no more.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+import re
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 
 from rolltap.calllog import open_call_log
+from rolltap.calllog.notes import Note, notes_of, tags_after
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.datasets.texts import call_texts
 from rolltap.errors import DatasetError
+from rolltap.ledger import reading as ledger
 from rolltap.ledger.archive import all_groups
 from rolltap.reading.summaries import harness_of
 from rolltap.reconstructor.exporters.base import ExportItem
+from rolltap.reconstructor.exporters.grouping import BY_OPENING, Grouping
+from rolltap.reconstructor.exporters.opening import opening_key
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
-from rolltap.types import Group, Rollout, Session, Task
+from rolltap.types import PURPOSE_TAG, Group, GroupStatus, Rollout, Session, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How sessions are reconstructed: the strategy's name, and the rules of each session's policy."""
+    """How sessions are read: the strategy's name, and the rules and volatile text of each session's policy.
+
+    `grouping` is of sessions that belong to no rollout.
+    """
 
     strategy: str
     rules: Callable[[Session], Rules]
+    ignored: Callable[[Session], Sequence[re.Pattern[str]]]
+    grouping: Grouping
 
 
 def open_record(store: str) -> SqlCallLog:
@@ -37,7 +49,10 @@ def open_record(store: str) -> SqlCallLog:
 
 
 async def recorded_groups(call_log: SqlCallLog, reading: Reading) -> AsyncIterator[list[ExportItem]]:
-    """The rollouts of each group, oldest first; then each session that belongs to no rollout, by itself."""
+    """The rollouts of each group, oldest first; then the sessions that belong to no rollout.
+
+    Each of these is by itself, or with the others of its group once all have been seen.
+    """
     in_groups: set[str] = set()
     async for group, task in all_groups(call_log.database):
         items = []
@@ -48,14 +63,53 @@ async def recorded_groups(call_log: SqlCallLog, reading: Reading) -> AsyncIterat
                 items.append(await _item(call_log, session, reading, (group, rollout, task)))
         if items:
             yield items
+    alone: defaultdict[str, list[Session]] = defaultdict(list)
     async for session in call_log.all_sessions():
-        if session.id not in in_groups and session.rollout_id is None:
-            yield [await _item(call_log, session, reading, None)]
+        if session.id in in_groups or session.rollout_id is not None:
+            continue
+        item = await _item(call_log, session, reading, None)
+        group_name = _group_name(item, reading.grouping)
+        if group_name:
+            alone[group_name].append(session)
+        else:
+            yield [item]
+    for group_name, sessions in alone.items():
+        items = [await _item(call_log, session, reading, None) for session in sessions]
+        yield [replace(item, grouped=group_name) for item in items]
+
+
+def _group_name(item: ExportItem, grouping: Grouping) -> str:
+    return opening_key(item) if grouping.by == BY_OPENING else grouping.of_tags(item.session.tags)
+
+
+async def chosen_groups(
+    call_log: SqlCallLog, reading: Reading, session_ids: Sequence[str]
+) -> AsyncIterator[list[ExportItem]]:
+    """The sessions, those of a group together, in the order of the groups' first; unknown ids are left out."""
+    selection = [session for id in session_ids if (session := await call_log.session(id)) is not None]
+    rollout_ids = [session.rollout_id for session in selection if session.rollout_id is not None]
+    origins = await call_log.database.query(lambda connection: ledger.origins(connection, rollout_ids))
+    by_group: dict[str, list[Session]] = {}
+    for session in selection:
+        origin = origins.get(session.rollout_id or "")
+        by_group.setdefault(origin.group.id if origin else session.id, []).append(session)
+    for sessions in by_group.values():
+        items = []
+        for session in sessions:
+            origin = origins.get(session.rollout_id or "")
+            if origin is None or origin.rollout.session_id == session.id:  # earlier attempts are no rollout's
+                of = (origin.group, origin.rollout, origin.task) if origin else None
+                items.append(await _item(call_log, session, reading, of))
+        if items:
+            yield items
 
 
 async def _item(
     call_log: SqlCallLog, session: Session, reading: Reading, of: tuple[Group, Rollout, Task] | None
 ) -> ExportItem:
+    notes = (await call_log.database.query(lambda connection: notes_of(connection, [session.id]))).get(session.id, [])
+    purpose = {name: session.tags[name] for name in (PURPOSE_TAG,) if name in session.tags}
+    session = replace(session, tags=tags_after(session.tags, notes) | purpose)  # no note makes an evaluation trainable
     rows = await call_log.rows(session.id)
     calls = [row.call() for row in rows]
     group, rollout, task = of or (None, None, None)
@@ -68,8 +122,20 @@ async def _item(
         texts=call_texts(rows),
         rollout=rollout,
         task=task,
-        reward=sum(totals) if totals else None,
+        reward=_score(notes, reading.grouping.score) if of is None else sum(totals) if totals else None,
         rewards=rewards,
         harness=harness_of(session.tags.get("harness"), task),
         tags=group.tags if group is not None else (),
+        settled=_settled(session) if group is None else group.status is not GroupStatus.OPEN,
+        ignore=reading.ignored(session),
     )
+
+
+def _score(notes: Sequence[Note], name: str) -> float | None:
+    """The session's last score of that name."""
+    scores = [note.value for note in notes if note.kind == "score" and note.name == name and note.call_id is None]
+    return float(scores[-1]) if name and scores and scores[-1] is not None else None
+
+
+def _settled(session: Session) -> bool:
+    return session.closed_at is not None or session.expires_at <= time.time()

@@ -50,7 +50,7 @@ def refused_view(request: RequestParts) -> MessageView | None:
     """What is kept of a body that was refused."""
     try:
         head = msgspec.json.decode(request.head)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     body = head.get("refused") if isinstance(head, dict) else None
     return MessageView("user", (PartView("text", body),)) if isinstance(body, str) else None
@@ -67,23 +67,23 @@ def common_prefix(first: Sequence[MessageView], second: Sequence[MessageView]) -
 
 
 def _key(message: MessageView) -> tuple[Any, ...]:
-    said = tuple((part.kind, part.text, part.name, part.url) for part in message.parts if part.kind != "thinking")
-    return message.role, said
+    content = tuple((part.kind, part.text, part.name, part.url) for part in message.parts if part.kind != "thinking")
+    return message.role, content
 
 
 def turns(rows: Sequence[CallRow]) -> tuple[CallTurn, ...]:
     """What each call added, in order; costs what is new in each request, not its history."""
     added: list[CallTurn] = []
     items: dict[str, tuple[bytes, ...]] = {}
-    said: dict[str, MessageView | None] = {}
+    replies: dict[str, MessageView | None] = {}
     systems: dict[str, tuple[MessageView, ...]] = {}
     for row in rows:
         intent = row.intent
         parent = intent.parent_id or ""
         items[intent.id] = extend_items(intent.id, items.get(parent, ()), intent.request)
-        new, system = _new_messages(row, items[intent.id], systems.get(parent, ()), said.get(parent))
+        new, system = _new_messages(row, items[intent.id], systems.get(parent, ()), replies.get(parent))
         reply = reply_view(row.completion.message) if row.completion is not None else None
-        said[intent.id], systems[intent.id] = reply, system
+        replies[intent.id], systems[intent.id] = reply, system
         added.append(CallTurn(intent.id, tuple(new), reply))
     return tuple(added)
 
@@ -124,4 +124,4 @@ def preview(packed: bytes, characters: int = 200) -> tuple[str, tuple[str, ...]]
 
 def plain(value: Mapping[str, Any]) -> dict[str, Any]:
     """Only what was said: settings that a request left out are None in the record."""
-    return {name: found for name, found in value.items() if found not in (None, [], {}, "")}
+    return {name: entry for name, entry in value.items() if entry not in (None, [], {}, "")}

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from rolltap.calllog.mismatch import MismatchSums
 from rolltap.ledger.reading import GroupRow, PolicyCounts
 from rolltap.ledger.rows import total_reward
-from rolltap.reading.types import GroupLine, RunLine, RunPoint
+from rolltap.reading.types import GroupLine, HarnessMismatch, RunLine, RunPoint
 from rolltap.types import Trajectory
 
 
-def group_line(found: GroupRow) -> GroupLine:
-    group, row = found.group, found.row
+def group_line(group_row: GroupRow) -> GroupLine:
+    group, row = group_row.group, group_row.row
     return GroupLine(
         id=group.id,
         task_id=group.task_id,
@@ -47,8 +48,8 @@ def run_line(counts: PolicyCounts) -> RunLine | None:
     )
 
 
-def run_point(row: Any) -> RunPoint:
-    """A completed group's row."""
+def run_point(row: Any, sums: MismatchSums | None = None) -> RunPoint:
+    """A completed group's row, and the sums of its annotations, if it has any."""
     oldest, newest = row.oldest_version, row.newest_version
     return RunPoint(
         group_id=row.id,
@@ -61,7 +62,26 @@ def run_point(row: Any) -> RunPoint:
         newest_version=newest,
         staleness=None if oldest is None or newest is None else newest - oldest,
         step=row.acked_step,
+        mismatch=None if sums is None else _share(sums.mismatch_sum, sums.compared),
     )
+
+
+def harness_mismatch(harness: str, sums: MismatchSums) -> HarnessMismatch:
+    """The sums of a harness's annotations as means."""
+    return HarnessMismatch(
+        harness=harness,
+        calls=sums.calls,
+        compared=sums.compared,
+        mismatch=_share(sums.mismatch_sum, sums.compared),
+        mismatch_max=sums.mismatch_max,
+        fresh=sums.fresh,
+        fresh_mismatch=_share(sums.fresh_sum, sums.fresh),
+        clipped=_share(sums.clipped, sums.clipped + sums.kept),
+    )
+
+
+def _share(part: float, whole: int) -> float | None:
+    return float(part / whole) if whole else None
 
 
 def common_tokens(trajectories: Sequence[Trajectory]) -> int:

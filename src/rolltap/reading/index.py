@@ -20,16 +20,17 @@ from typing import Any
 
 from rolltap.calllog.outline import CallWords
 from rolltap.errors import StoreUnavailable
+from rolltap.log_check import LogVerdict
 from rolltap.reading.types import GroupEffort, SessionQuery, SessionSummary
 from rolltap.reconstructor.exporters.conditions import FilterCondition, Kind
 from rolltap.reconstructor.exporters.select import parse_conditions
 
-LAYOUT = "1"
+LAYOUT = "2"
 """Another layout is another index: the old one is thrown away."""
 
 BUSY_S = 10.0
 _JSON = ("models", "dialects", "tags", "scores", "labels", "group_tags")
-_NUMBERS = ["calls", "open_calls", "prompt_tokens", "output_tokens", "breaks", "flaws", "errors", "agents"]
+_NUMBERS = ["calls", "open_calls", "prompt_tokens", "output_tokens", "breaks", "flaws", "errors", "agents", "tampering"]
 
 FIELDS: Mapping[str, Kind] = {
     "task": "text",
@@ -41,6 +42,7 @@ FIELDS: Mapping[str, Kind] = {
     "model": "text",
     "status": "text",
     "label": "text",
+    "log_check": "text",
     "reward": "number",
     **dict.fromkeys(_NUMBERS, "number"),
     "date": "date",
@@ -56,7 +58,7 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY, policy TEXT, created_at REAL, expires_at REAL, closed_at REAL, rollout_id TEXT, group_id TEXT,
     task_id TEXT, status TEXT, harness TEXT, models TEXT, dialects TEXT, tags TEXT,
-    {" INTEGER, ".join(_NUMBERS)} INTEGER,
+    {" INTEGER, ".join(_NUMBERS)} INTEGER, log_check TEXT,
     first_call_at REAL, last_call_at REAL, reward REAL, scores TEXT, labels TEXT, group_tags TEXT
 ) WITHOUT ROWID;
 CREATE INDEX by_created ON sessions (created_at, id);
@@ -83,8 +85,13 @@ class SessionIndex:
         self.path = path
 
     def open(self) -> None:
-        """Makes the file, where there is none of this layout."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Makes the file, where there is none of this layout. It holds the record's words: it is this user's alone."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.touch(mode=0o600)
+            self.path.chmod(0o600)
+        except OSError as error:
+            raise StoreUnavailable(f"the index {self.path} can't be made: {error}") from error
         with closing(self._connect()) as connection:
             if _layout(connection) != LAYOUT:
                 self._make(connection)
@@ -137,12 +144,12 @@ class SessionIndex:
     def unknown_calls(self, call_ids: Sequence[str]) -> set[str]:
         """Those of the calls that the index has never seen."""
         query = "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT {0} FROM {1} WHERE {0} = value)"
-        wanted = list(call_ids)
+        unknown = list(call_ids)
         with closing(self._connect()) as connection:
             for column, table in (("call_id", "open_calls"), ("call_id", "unread"), ("id", "calls")):
-                rows = connection.execute(query.format(column, table), [json.dumps(wanted)])
-                wanted = [row[0] for row in rows]
-        return set(wanted)
+                rows = connection.execute(query.format(column, table), [json.dumps(unknown)])
+                unknown = [row[0] for row in rows]
+        return set(unknown)
 
     def efforts(self, policy: str) -> dict[str, GroupEffort]:
         """What each group of a policy took, by its id."""
@@ -153,6 +160,12 @@ class SessionIndex:
         with closing(self._connect()) as connection:
             return {row[0]: GroupEffort(*row) for row in connection.execute(query, [policy])}
 
+    def sampled_tokens(self, policy: str) -> dict[str, int]:
+        """How many tokens each session of a policy's groups sampled."""
+        query = "SELECT id, output_tokens FROM sessions WHERE policy = ? AND group_id IS NOT NULL"
+        with closing(self._connect()) as connection:
+            return dict(connection.execute(query, [policy]).fetchall())
+
     def call_counts(self) -> dict[str, int]:
         """How many calls each known session has."""
         with closing(self._connect()) as connection:
@@ -160,11 +173,11 @@ class SessionIndex:
 
     def of_subjects(self, subjects: Iterable[str]) -> set[str]:
         """The sessions of these rollouts and groups."""
-        wanted = json.dumps(list(subjects))
+        subject_ids = json.dumps(list(subjects))
         query = "SELECT id FROM sessions WHERE {} IN (SELECT value FROM json_each(?))"
         with closing(self._connect()) as connection:
-            found = [connection.execute(query.format(column), [wanted]) for column in ("rollout_id", "group_id")]
-            return {row[0] for rows in found for row in rows}
+            results = [connection.execute(query.format(column), [subject_ids]) for column in ("rollout_id", "group_id")]
+            return {row[0] for rows in results for row in rows}
 
     def waiting(self, limit: int) -> list[str]:
         """Sessions whose summaries are to be made again, the newest first."""
@@ -211,9 +224,9 @@ class SessionIndex:
             connection.executemany("DELETE FROM stale WHERE session_id = ?", [(id,) for id in read])
             connection.executemany("DELETE FROM open_calls WHERE session_id = ?", [(id,) for id in read])
             connection.executemany(insert, [_row(summary, tags) for summary, tags in summaries])
-            still_open = [(id, owner) for owner, found in calls.items() for id, open_ in found if open_]
+            still_open = [(id, owner) for owner, of_session in calls.items() for id, open_ in of_session if open_]
             connection.executemany("INSERT OR REPLACE INTO open_calls VALUES (?, ?)", still_open)
-            ended = [(id, id) for found in calls.values() for id, open_ in found if not open_]
+            ended = [(id, id) for of_session in calls.values() for id, open_ in of_session if not open_]
             fresh = "INSERT OR IGNORE INTO unread SELECT ? WHERE NOT EXISTS (SELECT 1 FROM calls WHERE id = ?)"
             connection.executemany(fresh, ended)
             connection.execute("COMMIT")
@@ -223,12 +236,12 @@ class SessionIndex:
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("DELETE FROM unread WHERE call_id = ?", [(id,) for id in read])
-            for found in words:
+            for call in words:
                 added = connection.execute(
-                    "INSERT OR IGNORE INTO calls (id, session_id) VALUES (?, ?)", [found.call_id, found.session_id]
+                    "INSERT OR IGNORE INTO calls (id, session_id) VALUES (?, ?)", [call.call_id, call.session_id]
                 )
                 if added.rowcount:
-                    connection.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", [added.lastrowid, found.text])
+                    connection.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", [added.lastrowid, call.text])
             connection.execute("COMMIT")
 
     # What is asked.
@@ -263,8 +276,8 @@ class SessionIndex:
 def _layout(connection: sqlite3.Connection) -> str | None:
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return None
-    found = connection.execute("SELECT value FROM meta WHERE name = 'layout'").fetchone()
-    return found[0] if found else None
+    row = connection.execute("SELECT value FROM meta WHERE name = 'layout'").fetchone()
+    return row[0] if row else None
 
 
 def _share(done: int, missing: int) -> float:
@@ -355,4 +368,5 @@ def _summary(row: Sequence[Any]) -> SessionSummary:
             values[name] = json.loads(values[name])
     for name in ("models", "dialects", "labels"):
         values[name] = tuple(values[name])
+    values["log_check"] = LogVerdict(values["log_check"])
     return SessionSummary(**values)

@@ -2,7 +2,8 @@
 
 Nothing runs while nobody looks. A look finds what has changed since the last one (new sessions and calls, calls that
 have ended, rewards and rollouts by the ledger's events, notes, closed sessions), marks it as stale, and makes the
-newest summaries anew; what is left goes on in the background with pauses, so that a server keeps its calls quick.
+newest summaries anew; what is left goes on in the background with pauses, so that a server keeps its calls quick. What
+the clocks of several writers hid is found by a thorough look, which takes long over a large record, in the background.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.outline import call_words, fetch_summarized
 from rolltap.errors import StoreError
-from rolltap.ledger.reading import happened_since, origins
+from rolltap.ledger.reading import happened_since, origins, tampered_since, tampering_counts
 from rolltap.reading.index import SessionIndex
 from rolltap.reading.summaries import summary_of
 
@@ -53,11 +54,11 @@ class Indexer:
             self._looked_at = float("-inf")
         until = time.monotonic() + budget_s
         async with self._working:
-            await self._look()
+            await self._look(thorough=now)
             more = await self._work()
             while more and time.monotonic() < until:
                 more = await self._work()
-        if more and (self._rest is None or self._rest.done()):
+        if (more or self._is_thorough_due()) and (self._rest is None or self._rest.done()):
             self._rest = asyncio.create_task(self._go_on())
         sessions, words = await asyncio.to_thread(self.index.shares)
         return min(sessions, words) if texts else sessions
@@ -72,6 +73,9 @@ class Indexer:
         while more:
             started = time.monotonic()
             try:
+                if self._is_thorough_due():
+                    stale = await self._look_thoroughly()
+                    await asyncio.to_thread(self.index.mark, stale)
                 async with self._working:
                     more = await self._work()
             except StoreError as error:
@@ -79,8 +83,11 @@ class Indexer:
                 return
             await asyncio.sleep(PAUSE * (time.monotonic() - started))
 
-    async def _look(self) -> None:
-        """Marks what has changed since the last look."""
+    def _is_thorough_due(self) -> bool:
+        return time.monotonic() > self._thorough_at + THOROUGH_EVERY_S
+
+    async def _look(self, *, thorough: bool) -> None:
+        """Marks what has changed since the last look; `thorough`: by a thorough look, too, if one is due."""
         if time.monotonic() < self._looked_at + LOOK_EVERY_S:
             return
         if not self._opened:
@@ -99,9 +106,9 @@ class Indexer:
         new_calls = await asyncio.to_thread(self.index.unknown_calls, list(changes.calls))
         stale.update(changes.calls[call_id] for call_id in new_calls)
         stale |= await asyncio.to_thread(self.index.of_subjects, happened.subjects)
-        if changes.missing or time.monotonic() > self._thorough_at + THOROUGH_EVERY_S:
+        stale |= await self._database.query(lambda connection: tampered_since(connection, events_at))
+        if changes.missing or (thorough and self._is_thorough_due()):
             stale |= await self._look_thoroughly()
-            self._thorough_at = time.monotonic()
         marks = {"looked_at": repr(now), "events_at": repr(happened.at)}
         await asyncio.to_thread(lambda: self.index.mark(stale, **marks))
         self._events = happened.seen
@@ -112,7 +119,8 @@ class Indexer:
         known = await asyncio.to_thread(self.index.call_counts)
         recorded = await self._database.query(calls_by_session)
         every = await self._database.query(session_ids)
-        return {id for id in every if known.get(id, -1) != recorded.get(id, 0)}
+        self._thorough_at = time.monotonic()
+        return await asyncio.to_thread(lambda: {id for id in every if known.get(id, -1) != recorded.get(id, 0)})
 
     async def _work(self) -> bool:
         """Does one portion; whether there is more."""
@@ -132,10 +140,17 @@ class Indexer:
         read = await self._database.query(lambda connection: fetch_summarized(connection, waiting))
         rollouts = [session.rollout_id for session, _ in read if session.rollout_id is not None]
         came_from = await self._database.query(lambda connection: origins(connection, rollouts))
-        noted = await self._database.query(lambda connection: notes_of(connection, waiting))
+        notes = await self._database.query(lambda connection: notes_of(connection, waiting))
+        tampering = await self._database.query(lambda connection: tampering_counts(connection, waiting))
         summaries = [
-            summary_of(session, calls, came_from.get(session.rollout_id or ""), noted.get(session.id, ()))
+            summary_of(
+                session,
+                calls,
+                came_from.get(session.rollout_id or ""),
+                notes.get(session.id, ()),
+                tampering.get(session.id, 0),
+            )
             for session, calls in read
         ]
-        calls = {session.id: [(call.id, call.outcome is None) for call in found] for session, found in read}
+        calls = {session.id: [(call.id, call.outcome is None) for call in outlines] for session, outlines in read}
         await asyncio.to_thread(self.index.put, waiting, summaries, calls)

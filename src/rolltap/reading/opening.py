@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,15 +16,18 @@ from rolltap.reading.indexing import Indexer
 from rolltap.reading.reader import RecordReader, RulesOf, VocabularyOf
 from rolltap.reading.vocabulary import Vocabulary
 from rolltap.reconstructor.rules import session_rules
+from rolltap.tenants import DEFAULT_TENANT, current_tenant
 
 
 def index_path(database: Database) -> Path:
-    """Where a store's index is: beside a SQLite file, else in the user's cache."""
+    """Where a store's index is for this tenant: beside a SQLite file, else in the user's cache."""
     if database.dialect_name == "sqlite" and database.url.database:
         beside = Path(database.url.database).absolute()
         if os.access(beside.parent, os.W_OK):
             return beside.with_name(f"{beside.name}.index")
-    name = hashlib.sha256(database.name.encode()).hexdigest()[:16]
+    tenant = current_tenant()
+    of = database.name if tenant == DEFAULT_TENANT else f"{database.name}\0{tenant}"
+    name = hashlib.sha256(of.encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "rolltap" / f"{name}.index"
 
@@ -42,21 +45,50 @@ def reader_on(
     )
 
 
+class Readers:
+    """A reader for each tenant that asks, with an index of its own."""
+
+    def __init__(self, log: LogWithDatabase, make: Callable[[], RecordReader]) -> None:
+        self.log = log
+        self._make = make
+        self._of_tenant: dict[str, RecordReader] = {}
+
+    def own(self) -> RecordReader:
+        """That of the tenant of this task."""
+        tenant = current_tenant()
+        if tenant not in self._of_tenant:
+            self._of_tenant[tenant] = self._make()
+        return self._of_tenant[tenant]
+
+    async def close(self) -> None:
+        for reader in self._of_tenant.values():
+            await reader.close()
+
+
 @asynccontextmanager
 async def opened_reader(
     store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
 ) -> AsyncIterator[RecordReader]:
-    """The record at `sqlite:///PATH` or `postgresql://...`, opened for reading."""
+    """The record at `sqlite:///PATH` or `postgresql://...`, opened for reading, for the tenant of this task."""
+    async with opened_readers(store, rules=rules, vocabulary=vocabulary) as readers:
+        yield readers.own()
+
+
+@asynccontextmanager
+async def opened_readers(
+    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
+) -> AsyncIterator[Readers]:
+    """The record, opened once for reading, for all tenants."""
     log = open_call_log(store, writable=False)
     if not isinstance(log, LogWithDatabase):
         raise ConfigError(f"{store} holds no record to read; want sqlite:///PATH or postgresql://...")
     await log.start()
     try:
-        reader = reader_on(log, rules=rules, vocabulary=vocabulary)
+        readers = Readers(log, lambda: reader_on(log, rules=rules, vocabulary=vocabulary))
         try:
-            yield reader
+            yield readers
         finally:
-            await reader.close()
+            await readers.close()
     finally:
         await log.close()
 

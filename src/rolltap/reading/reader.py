@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cachetools import LRUCache
 
+from rolltap.calllog.annotations import annotations_of, streams_of
+from rolltap.calllog.mismatch import NO_SUMS, PolicySums, updated_sums
 from rolltap.calllog.notes import Note, append_note, append_note_beside, notes_of
 from rolltap.calllog.one_session import Fingerprint, fetch_session, fingerprint, session_of_call
 from rolltap.calllog.open import LogWithDatabase
-from rolltap.calllog.outline import fetch_summarized
+from rolltap.calllog.outline import fetch_summarized, sampled_versions
 from rolltap.contract.notes import NewNote
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import reading as ledger
 from rolltap.ledger.run_state import RunState, run_state
+from rolltap.reading.comparing import ComparedRollout, VersionComparison, VersionRange, compared, within
 from rolltap.reading.conversations import common_prefix, parse_request, plain, refused_view, turns, view
 from rolltap.reading.decoded import DecodedSession
-from rolltap.reading.groups import common_tokens, group_line, run_line, run_point
+from rolltap.reading.groups import common_tokens, group_line, harness_mismatch, run_line, run_point
 from rolltap.reading.indexing import Indexer
 from rolltap.reading.summaries import summary_of
 from rolltap.reading.tokens import both_sides, window
@@ -35,6 +39,7 @@ from rolltap.reading.types import (
     GroupDetail,
     GroupEffort,
     GroupLine,
+    HarnessMismatch,
     MessageView,
     PolicyLine,
     RolloutDetail,
@@ -49,10 +54,13 @@ from rolltap.reading.vocabulary import Vocabulary
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of
 from rolltap.reconstructor.rules import Rules, session_rules
-from rolltap.types import Session, Trajectory
+from rolltap.types import NO_VERSION, Session, Trajectory
 
 KEPT_SESSIONS = 4
 """Sessions that are kept decoded for the next question about them."""
+
+KEPT_POLICIES = 8
+"""Policies whose sums of mismatch are kept."""
 
 NEWEST = SessionQuery()
 
@@ -74,10 +82,12 @@ class RecordReader:
     ) -> None:
         self.log = log
         self._indexer = indexer
-        self._rules = rules
+        self.rules = rules
         self._vocabulary = vocabulary
         self._query = log.database.query
         self._decoded: LRUCache[str, tuple[Fingerprint, DecodedSession]] = LRUCache(KEPT_SESSIONS)
+        self._sums: LRUCache[str, PolicySums] = LRUCache(KEPT_POLICIES)
+        self._summing = asyncio.Lock()
 
     async def close(self) -> None:
         await self._indexer.close()
@@ -87,8 +97,8 @@ class RecordReader:
     async def sessions(self, query: SessionQuery = NEWEST) -> SessionPage:
         """A page of the sessions that the query wants. `DatasetError` names a condition that can't be read."""
         indexed = await self._indexer.refresh(texts=bool(query.search.strip()))
-        found, total = await asyncio.to_thread(self._indexer.index.page, query)
-        return SessionPage(tuple(found), total, indexed)
+        lines, total = await asyncio.to_thread(self._indexer.index.page, query)
+        return SessionPage(tuple(lines), total, indexed)
 
     async def settle(self, *, texts: bool = False, show: Callable[[float], None] = lambda share: None) -> None:
         """Brings the index up to date, however long that takes; `show` is told the share that is done."""
@@ -103,7 +113,10 @@ class RecordReader:
         decoded = await self._decode(session_id)
         (summary,) = (await self.summaries([session_id])).values()
         notes = await self._notes(session_id)
-        lines = await asyncio.to_thread(lambda: tuple(decoded.line(call_id) for call_id in decoded.rows))
+        by_call = await self._query(lambda connection: annotations_of(connection, session_id))
+        lines = await asyncio.to_thread(
+            lambda: tuple(replace(decoded.line(call_id), trainer=by_call.get(call_id)) for call_id in decoded.rows)
+        )
         return SessionDetail(summary, lines, report_of(decoded.trajectory).to_dict(), tuple(notes))
 
     async def summaries(self, session_ids: Sequence[str]) -> dict[str, SessionSummary]:
@@ -111,9 +124,16 @@ class RecordReader:
         read = await self._query(lambda connection: fetch_summarized(connection, session_ids))
         rollouts = [session.rollout_id for session, _ in read if session.rollout_id is not None]
         origins = await self._query(lambda connection: ledger.origins(connection, rollouts))
-        noted = await self._query(lambda connection: notes_of(connection, session_ids))
+        notes = await self._query(lambda connection: notes_of(connection, session_ids))
+        tampering = await self._query(lambda connection: ledger.tampering_counts(connection, session_ids))
         return {
-            session.id: summary_of(session, calls, origins.get(session.rollout_id or ""), noted.get(session.id, ()))[0]
+            session.id: summary_of(
+                session,
+                calls,
+                origins.get(session.rollout_id or ""),
+                notes.get(session.id, ()),
+                tampering.get(session.id, 0),
+            )[0]
             for session, calls in read
         }
 
@@ -141,8 +161,9 @@ class RecordReader:
         if (parent := row.intent.parent_id) is not None:
             shared = common_prefix(messages, await self._conversation(decoded, parent))
         notes = await self._notes(decoded.session.id)
+        by_call = await self._query(lambda connection: annotations_of(connection, decoded.session.id))
         return CallDetail(
-            line=decoded.line(call_id),
+            line=replace(decoded.line(call_id), trainer=by_call.get(call_id)),
             messages=tuple(messages),
             reply=decoded.reply(call_id),
             shared_messages=shared,
@@ -188,20 +209,21 @@ class RecordReader:
     async def tokens(self, call_id: str, start: int = 0, end: int | None = None) -> CallTokens:
         """Tokens `[start, end)` of the call's prompt and output."""
         decoded = await self._decode_of(call_id)
-        context = decoded.context(call_id)
+        streams = await self._query(lambda connection: streams_of(connection, call_id))
+        context = replace(decoded.context(call_id), trainer=streams)
         vocabulary = self._vocabulary(context.row.intent.policy)
         return await asyncio.to_thread(window, context, start, end, vocabulary)
 
     async def break_of(self, call_id: str, around: int = 60) -> BreakView | None:
         """Where the call leaves what is on record; None where it extends its parent."""
         decoded = await self._decode_of(call_id)
-        found = decoded.breaks.get(call_id)
-        if found is None:
+        break_ = decoded.breaks.get(call_id)
+        if break_ is None:
             return None
         context = decoded.context(call_id)
-        earlier = [decoded.context(other) for other in decoded.before(call_id)] if found.parent_id is not None else []
+        earlier = [decoded.context(other) for other in decoded.before(call_id)] if break_.parent_id is not None else []
         vocabulary = self._vocabulary(context.row.intent.policy)
-        return await asyncio.to_thread(both_sides, found, context, earlier, around, vocabulary)
+        return await asyncio.to_thread(both_sides, break_, context, earlier, around, vocabulary)
 
     # Notes.
 
@@ -211,8 +233,8 @@ class RecordReader:
         return await (append_note(database, note) if database.writable else append_note_beside(database, note))
 
     async def _notes(self, session_id: str) -> Sequence[Note]:
-        found = await self._query(lambda connection: notes_of(connection, [session_id]))
-        return found.get(session_id, ())
+        notes = await self._query(lambda connection: notes_of(connection, [session_id]))
+        return notes.get(session_id, ())
 
     # Groups, rollouts, runs.
 
@@ -227,24 +249,24 @@ class RecordReader:
 
     async def group(self, group_id: str) -> GroupDetail:
         """The group with its rollouts side by side, the best reward first; `NotFound`."""
-        found, task = await self._query(lambda connection: ledger.group_row(connection, group_id))
-        rollouts = await self._rollouts([rollout.id for rollout in found.group.rollouts])
+        row, task = await self._query(lambda connection: ledger.group_row(connection, group_id))
+        rollouts = await self._rollouts([rollout.id for rollout in row.group.rollouts])
         rollouts.sort(key=lambda each: (each.reward is None, -(each.reward or 0.0), each.rollout.index))
         trajectories = await self._trajectories([each.session.id for each in rollouts if each.session is not None])
-        return GroupDetail(group_line(found), task, tuple(rollouts), common_tokens(trajectories))
+        return GroupDetail(group_line(row), task, tuple(rollouts), common_tokens(trajectories))
 
     async def rollout(self, rollout_id: str) -> RolloutDetail:
         """`NotFound` for an unknown one."""
-        found = await self._rollouts([rollout_id])
-        if not found:
+        rollouts = await self._rollouts([rollout_id])
+        if not rollouts:
             raise NotFound(f"no rollout {rollout_id!r}", param="rollout_id")
-        return found[0]
+        return rollouts[0]
 
     async def _rollouts(self, rollout_ids: Sequence[str]) -> list[RolloutDetail]:
         origins = await self._query(lambda connection: ledger.origins(connection, rollout_ids))
         if not origins:
             return []
-        seen = await self._query(lambda connection: ledger.seen_by_evaluators(connection, rollout_ids))
+        evidence_by_rollout = await self._query(lambda connection: ledger.seen_by_evaluators(connection, rollout_ids))
         attempts = await self._query(lambda connection: ledger.attempt_counts(connection, rollout_ids))
         sessions = await self.summaries([o.rollout.session_id for o in origins.values() if o.rollout.session_id])
         return [
@@ -252,16 +274,16 @@ class RecordReader:
                 rollout=origin.rollout,
                 reward=origin.reward,
                 session=sessions.get(origin.rollout.session_id or ""),
-                evaluation=seen.get(origin.rollout.id, ""),
+                evaluation=evidence_by_rollout.get(origin.rollout.id, ""),
                 attempts=attempts.get(origin.rollout.id, 0),
             )
             for origin in origins.values()
         ]
 
     async def _trajectories(self, session_ids: Sequence[str]) -> list[Trajectory]:
-        found = await self.log.calls(session_ids)
+        stored = await self.log.calls(session_ids)
         return await asyncio.to_thread(
-            lambda: [reconstruct(calls, rules=self._rules(session)) for session, calls in found.values()]
+            lambda: [reconstruct(calls, rules=self.rules(session)) for session, calls in stored.values()]
         )
 
     async def policies(self) -> tuple[PolicyLine, ...]:
@@ -278,7 +300,42 @@ class RecordReader:
         if limit < 1:
             raise InvalidRequest("limit is 1 or more", param="limit")
         rows = await self._query(lambda connection: ledger.completed_groups(connection, policy, limit))
-        return tuple(run_point(row) for row in rows)
+        by_group = (await self._sums_of(policy)).by_group
+        return tuple(run_point(row, by_group.get(row.id)) for row in rows)
+
+    async def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
+        """How far trainer and engine are apart, by harness; of what trainers last said of the policy's calls."""
+        by_harness = (await self._sums_of(policy)).by_harness
+        return tuple(harness_mismatch(harness, sums) for harness, sums in by_harness.items())
+
+    async def _sums_of(self, policy: str) -> PolicySums:
+        async with self._summing:  # who asks meanwhile gets these sums instead of adding them up as well
+            known = self._sums.get(policy, NO_SUMS)
+            sums = await self._query(lambda connection: updated_sums(connection, policy, known))
+            self._sums[policy] = sums
+        return sums
+
+    async def compare(self, policy: str, first: VersionRange, second: VersionRange) -> VersionComparison:
+        """The policy's rewarded rollouts of two ranges of weight versions, task by task."""
+        sides = {versions: await self.rollouts_of(policy, versions) for versions in (first, second)}
+        return compared(policy, sides, first, second)
+
+    async def rollouts_of(
+        self, policy: str, versions: VersionRange, task_id: str | None = None
+    ) -> tuple[ComparedRollout, ...]:
+        """The policy's rewarded rollouts whose trained tokens are all of these weight versions; of one task.
+
+        Those without trained tokens, evaluations among them, go by all that was sampled.
+        """
+        await self._indexer.refresh()
+        tokens = await asyncio.to_thread(self._indexer.index.sampled_tokens, policy)
+        rows = await self._query(
+            lambda connection: ledger.rewarded_rollouts(connection, policy, versions.first, versions.last, task_id)
+        )
+        untrained = [row.session_id for row in rows if row.first_version == NO_VERSION]
+        sampled = await self._query(lambda connection: sampled_versions(connection, untrained))
+        rollouts = [ComparedRollout(*row, tokens=tokens.get(row.session_id)) for row in rows]
+        return tuple(one for each in rollouts if (one := within(each, versions, sampled)) is not None)
 
     async def efforts(self, policy: str) -> dict[str, GroupEffort]:
         """What the policy's groups took, by their ids; of those that the index has seen."""
@@ -293,11 +350,11 @@ class RecordReader:
 
     async def _decode(self, session_id: str) -> DecodedSession:
         state = await self._query(lambda connection: fingerprint(connection, session_id))
-        kept = self._decoded.get(session_id)
-        if kept is not None and kept[0] == state:
-            return kept[1]
+        entry = self._decoded.get(session_id)
+        if entry is not None and entry[0] == state:
+            return entry[1]
         stored = await self._query(lambda connection: fetch_session(connection, session_id))
-        decoded = await asyncio.to_thread(DecodedSession.of, stored, self._rules)
+        decoded = await asyncio.to_thread(DecodedSession.of, stored, self.rules)
         self._decoded[session_id] = (state, decoded)
         return decoded
 

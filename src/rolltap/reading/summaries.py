@@ -12,7 +12,11 @@ from rolltap.types import Outcome, Session, Task
 
 
 def summary_of(
-    session: Session, calls: Sequence[CallOutline], origin: SessionOrigin | None, notes: Sequence[Note]
+    session: Session,
+    calls: Sequence[CallOutline],
+    origin: SessionOrigin | None,
+    notes: Sequence[Note],
+    tampering: int = 0,
 ) -> tuple[SessionSummary, tuple[str, ...]]:
     """The summary, and the tags of the session's group and task.
 
@@ -42,6 +46,8 @@ def summary_of(
         flaws=sum(call.flaw is not None for call in calls),
         errors=sum(call.outcome not in (None, Outcome.COMPLETED) for call in calls),
         agents=len({call.agent for call in calls}),
+        tampering=tampering,
+        log_check=session.log_check.verdict,
         first_call_at=min((call.created_at for call in calls), default=None),
         last_call_at=max((call.finished_at or call.created_at for call in calls), default=None),
         reward=origin.reward if origin and last else None,
@@ -54,8 +60,8 @@ def summary_of(
 
 def harness_of(tag: str | None, task: Task | None) -> str:
     """The harness that ran: as the session is tagged, else as the task asks."""
-    asked = task.spec.get("harness", "") if task is not None else ""
-    return tag or (asked if isinstance(asked, str) else "")
+    harness = task.spec.get("harness", "") if task is not None else ""
+    return tag or (harness if isinstance(harness, str) else "")
 
 
 def _labels(notes: Sequence[Note]) -> tuple[str, ...]:

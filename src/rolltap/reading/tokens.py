@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from rolltap.calllog.annotations import AnnotationStreams
 from rolltap.calllog.base import CallRow
 from rolltap.reading.types import BreakView, CallTokens, TokenView, TopToken
 from rolltap.reading.vocabulary import Vocabulary
@@ -25,6 +27,7 @@ class Context:
     logprobs: Float32
     versions: Int32
     trained: bool
+    trainer: AnnotationStreams | None = None
 
     @classmethod
     def of(cls, row: CallRow, *, trained: bool) -> Context:
@@ -60,6 +63,7 @@ def views(context: Context, start: int, end: int, vocabulary: Vocabulary | None)
             logprob=_number(context.logprobs[index]),
             version=int(context.versions[index]) if context.versions[index] != NO_VERSION else None,
             top=_top(context, index - prompt, vocabulary) if index >= prompt else (),
+            **_of_trainer(context.trainer, index - prompt),
         )
         for index in range(start, end)
     )
@@ -82,13 +86,13 @@ def window(context: Context, start: int, end: int | None, vocabulary: Vocabulary
 
 
 def both_sides(
-    found: Break, call: Context, earlier: Sequence[Context], around: int, vocabulary: Vocabulary | None
+    break_: Break, call: Context, earlier: Sequence[Context], around: int, vocabulary: Vocabulary | None
 ) -> BreakView:
     """`around` tokens before the prompt leaves the one of `earlier` that it follows longest, and of each side after it.
 
     Of those that it follows equally far, the last one counts.
     """
-    at, other = found.token_index, None
+    at, other = break_.token_index, None
     for context in earlier:
         shared = _common_prefix(call.ids[: call.prompt_tokens], context.ids)
         if shared >= at:
@@ -98,11 +102,11 @@ def both_sides(
         expected = views(other, min(at, len(other.ids)), min(at + around, len(other.ids)), vocabulary)
     end = min(at + around, len(call.ids))
     return BreakView(
-        call_id=found.call_id,
-        parent_id=found.parent_id,
-        reason=found.reason.value,
-        token_index=found.token_index,
-        message_index=found.message_index,
+        call_id=break_.call_id,
+        parent_id=break_.parent_id,
+        reason=break_.reason.value,
+        token_index=break_.token_index,
+        message_index=break_.message_index,
         against=other.row.intent.id if other is not None else None,
         differs_at=at,
         before=views(call, max(0, min(at, len(call.ids)) - around), min(at, len(call.ids)), vocabulary),
@@ -132,6 +136,18 @@ def _top(context: Context, position: int, vocabulary: Vocabulary | None) -> tupl
     ids, logprobs = done.extras["top_ids"][position], done.extras["top_logprobs"][position]
     texts = [vocabulary.piece(int(id)) or "" for id in ids] if vocabulary is not None else [""] * len(ids)
     return tuple(TopToken(int(id), text, float(lp)) for id, text, lp in zip(ids, texts, logprobs, strict=True))
+
+
+def _of_trainer(streams: AnnotationStreams | None, position: int) -> dict[str, Any]:
+    """What the trainer says of a sampled position; nothing of prompts."""
+    if streams is None or position < 0:
+        return {}
+    clipped = int(streams.clipped[position]) if position < len(streams.clipped) else -1
+    return {
+        "trainer_logprob": _number(streams.logprobs[position]) if position < len(streams.logprobs) else None,
+        "trainer_entropy": _number(streams.entropy[position]) if position < len(streams.entropy) else None,
+        "clipped": None if clipped < 0 else bool(clipped),
+    }
 
 
 def _number(value: np.float32) -> float | None:

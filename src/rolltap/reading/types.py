@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rolltap.calllog.annotations import AnnotationLine
 from rolltap.calllog.notes import Note
+from rolltap.log_check import LogVerdict
 from rolltap.types import Break, Rollout, Task, VersionSpan
 
 SessionOrder = Literal[
@@ -35,7 +37,10 @@ class SessionQuery:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A line of the list of sessions. `reward` is the sum of the rollout-scope rewards, None while there is none."""
+    """A line of the list of sessions. `reward` is the sum of the rollout-scope rewards, None while there is none.
+
+    `tampering` counts what the agent tried in this session; `log_check` says whether the harness's own log agrees.
+    """
 
     id: str
     policy: str
@@ -58,6 +63,8 @@ class SessionSummary:
     flaws: int = 0
     errors: int = 0
     agents: int = 0
+    tampering: int = 0
+    log_check: LogVerdict = LogVerdict.NONE
     first_call_at: float | None = None
     last_call_at: float | None = None
     reward: float | None = None
@@ -79,6 +86,7 @@ class CallLine:
     """A call without its text and tokens. `mask` says why it carries no loss ("" where it is trained).
 
     `retry_of` is the earlier call with the same request body. `preview` are the first characters of the reply.
+    `trainer` is what a trainer last said of its sampled tokens; None where none did.
     """
 
     id: str
@@ -107,6 +115,7 @@ class CallLine:
     retry_of: str | None
     preview: str
     tool_calls: tuple[str, ...]
+    trainer: AnnotationLine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +124,7 @@ class SessionDetail:
 
     summary: SessionSummary
     calls: tuple[CallLine, ...]
-    report: Mapping[str, Any]
+    report: Mapping[str, int | float | Mapping[str, int] | None]
     notes: tuple[Note, ...]
 
 
@@ -184,7 +193,8 @@ class TokenView:
     """One token as the engine saw it.
 
     `text` is empty where no tokenizer is known, or where a character is spread over tokens (the last one has it).
-    `shared`: equal to the parent's context at this index. `trained`: carries loss in the trajectory.
+    `shared`: equal to the parent's context at this index. `trained`: carries loss in the trajectory. The last three
+    are a trainer's, None where it gave no value.
     """
 
     index: int
@@ -196,6 +206,9 @@ class TokenView:
     logprob: float | None = None
     version: int | None = None
     top: tuple[TopToken, ...] = ()
+    trainer_logprob: float | None = None
+    trainer_entropy: float | None = None
+    clipped: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +311,10 @@ class RunLine:
 
 @dataclass(frozen=True, slots=True)
 class RunPoint:
-    """A group on the curve of its run. `staleness`: updates between its oldest token and the newest at its end."""
+    """A group on the curve of its run. `staleness`: updates between its oldest token and the newest at its end.
+
+    `mismatch` is the mean |log(trainer / engine)| of its annotated tokens; None where no trainer has annotated any.
+    """
 
     group_id: str
     at: float
@@ -310,6 +326,25 @@ class RunPoint:
     newest_version: int | None
     staleness: int | None
     step: int | None
+    mismatch: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessMismatch:
+    """How far trainer and engine are apart over a harness's annotated calls: the mean |log(trainer / engine)|.
+
+    `mismatch` is over `compared` tokens, `fresh_mismatch` over those of them that the trainer's own weights sampled,
+    where it is rounding or a defect. `clipped` is the share of the tokens that the clip took. None: none to say it of.
+    """
+
+    harness: str
+    calls: int
+    compared: int
+    mismatch: float | None
+    mismatch_max: float
+    fresh: int
+    fresh_mismatch: float | None
+    clipped: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class ReadHouse:
 
     @property
     def reader(self) -> RecordReader:
-        return self.home.app.services.reader
+        return self.home.reader
 
     async def talk(self, **tags: str) -> Talk:
         opened = await self.home.client.open_session(policy="tiny", tags=tags)

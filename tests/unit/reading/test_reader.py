@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import sqlalchemy as sa
 
+from rolltap.calllog.base import RequestParts
 from rolltap.calllog.database import database_clock
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.schema import sessions
@@ -12,9 +15,12 @@ from rolltap.contract.admin import NewReward
 from rolltap.contract.notes import NewNote
 from rolltap.errors import DatasetError, InvalidRequest, NotFound
 from rolltap.ledger.groups import GroupSpec
+from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.reading.types import MessageView, PartView, SessionQuery
+from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import Task
 
+from ..calllog.facts import a_completion, an_intent
 from .conftest import QUESTION, SYSTEM, ReadHouse
 
 THOUGHTLESS = "<think>\n\n</think>\n\n"
@@ -90,6 +96,19 @@ async def test_both_sides_of_a_break(reading: ReadHouse):
     assert await reading.reader.break_of(second.id) is None
 
 
+async def test_a_recorded_item_that_is_no_text_hides_no_other_session(reading: ReadHouse):
+    talk, other = await reading.talk(), await reading.talk()
+    await talk.two_turns()
+    log = reading.home.app.services.call_log
+    item = b'{"role": "user", "content": "Where is the giraffe?", "x\xf0": 1}'
+    intent = an_intent(other.session_id, created_at=time.time(), request=RequestParts(b"{}", (item,), 0, {}))
+    await log.append_intent(intent)
+    await log.append_completion(a_completion(intent.id))
+    await reading.reader.settle(texts=True)
+    page = await reading.reader.sessions(SessionQuery(search="zebra"))
+    assert [summary.id for summary in page.sessions] == [talk.session_id]
+
+
 async def test_sessions_are_found_sorted_and_paged(reading: ReadHouse):
     codex, claude = await reading.talk(harness="codex"), await reading.talk(harness="claude", team="a")
     await codex.two_turns()
@@ -129,6 +148,26 @@ async def test_the_list_follows_the_record(reading: ReadHouse):
     assert found == (await reader.summaries([talk.session_id]))[talk.session_id]
     assert found.calls == 3
     assert found.closed_at is not None
+
+
+async def test_tampering_and_a_log_that_differs_are_in_a_sessions_line(reading: ReadHouse):
+    honest, odd = await reading.talk(), await reading.talk()
+    for talk in (honest, odd):
+        await talk.two_turns()
+    assert {line.tampering for line in (await reading.reader.sessions(SessionQuery())).sessions} == {0}
+    app = reading.home.app
+    for _ in range(2):
+        await app.ledger.tampering.append(odd.session_id, TamperingAct(TamperingKind.PATH, "/v1/%2e%2e"))
+    await reading.reader.settle()
+    (line,) = (await reading.reader.sessions(SessionQuery(where=("tampering>=1",)))).sessions
+    assert (line.id, line.tampering, line.log_check) == (odd.session_id, 2, LogVerdict.NONE)
+    await reading.home.client.close_session(odd.session_id)
+    await app.call_log.set_log_check(odd.session_id, LogCheck(LogVerdict.MISMATCH, "a reply too few"))
+    await reading.reader.settle()
+    (line,) = (await reading.reader.sessions(SessionQuery(where=("log_check=mismatch",)))).sessions
+    assert line == (await reading.reader.session(odd.session_id)).summary
+    listed = (await reading.home.client.get("/sessions"))["sessions"]
+    assert {row["id"]: row["tampering"] for row in listed} == {honest.session_id: 0, odd.session_id: 2}
 
 
 async def test_notes_are_appended_and_change_what_is_shown(reading: ReadHouse):

@@ -1,0 +1,140 @@
+"""Two ranges of weight versions on the same tasks, side by side."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from rolltap.errors import InvalidRequest
+from rolltap.reading.intervals import Interval, difference, paired
+from rolltap.types import NO_VERSION
+
+SOLVED = 0.5
+"""A rollout with a reward over this has solved its task."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRange:
+    """Weight versions `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRollout:
+    """A rewarded rollout all of whose trained tokens are of one side's versions. `tokens` were sampled in its session;
+    None where the index does not know it yet."""
+
+    task_id: str
+    group_id: str
+    rollout_id: str
+    session_id: str
+    first_version: int
+    last_version: int
+    reward: float
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSide:
+    """A task's rollouts of one side: their mean reward, the share that solved it, and their mean sampled tokens."""
+
+    rollouts: int
+    reward: float
+    solved: float
+    tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTask:
+    """A task under both sides. `difference` is the second's mean reward less the first's, with its 95% interval; None
+    where there are too few rollouts for one."""
+
+    task_id: str
+    first: ComparedSide
+    second: ComparedSide
+    difference: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionComparison:
+    """The tasks that both sides have, the largest gain first. `difference` is the mean of the tasks' differences, each
+    task counting the same. `left_out` counts tasks that only one side has."""
+
+    policy: str
+    first: VersionRange
+    second: VersionRange
+    tasks: tuple[ComparedTask, ...]
+    difference: float | None
+    interval: Interval | None
+    left_out: int
+
+
+def version_range(text: str, name: str) -> VersionRange:
+    """`7` or `3-9`; `InvalidRequest` names the parameter."""
+    start, _, end = text.replace(" ", "").partition("-")
+    if not (start.isdecimal() and (end or start).isdecimal()) or not int(start) <= int(end or start) < 2**31:
+        raise InvalidRequest(f"{name}: a weight version (7) or a range of them (3-9), not {text[:40]!r}", param=name)
+    return VersionRange(int(start), int(end or start))
+
+
+def compared(
+    policy: str, sides: Mapping[VersionRange, Sequence[ComparedRollout]], first: VersionRange, second: VersionRange
+) -> VersionComparison:
+    """`sides` are the rollouts of both ranges."""
+    by_task = [_by_task(sides[versions]) for versions in (first, second)]
+    common = by_task[0].keys() & by_task[1].keys()
+    tasks = [_task(task_id, by_task[0][task_id], by_task[1][task_id]) for task_id in common]
+    tasks.sort(key=lambda task: (-task.difference, task.task_id))
+    gains = [task.difference for task in tasks]
+    return VersionComparison(
+        policy,
+        first,
+        second,
+        tuple(tasks),
+        fmean(gains) if gains else None,
+        paired(gains),
+        len(by_task[0].keys() | by_task[1].keys()) - len(common),
+    )
+
+
+def within(
+    rollout: ComparedRollout, versions: VersionRange, sampled: Mapping[str, tuple[int, int]]
+) -> ComparedRollout | None:
+    """The rollout if its versions, or what its session `sampled` by where it has none, are all of the range."""
+    if rollout.first_version == NO_VERSION:
+        first, last = sampled.get(rollout.session_id, (NO_VERSION, NO_VERSION))
+        rollout = replace(rollout, first_version=first, last_version=last)
+    return rollout if versions.first <= rollout.first_version <= rollout.last_version <= versions.last else None
+
+
+def _by_task(rollouts: Sequence[ComparedRollout]) -> dict[str, list[ComparedRollout]]:
+    by_task: defaultdict[str, list[ComparedRollout]] = defaultdict(list)
+    for rollout in rollouts:
+        by_task[rollout.task_id].append(rollout)
+    return dict(by_task)
+
+
+def _task(task_id: str, first: Sequence[ComparedRollout], second: Sequence[ComparedRollout]) -> ComparedTask:
+    rewards = [[rollout.reward for rollout in side] for side in (first, second)]
+    return ComparedTask(
+        task_id,
+        _side(first),
+        _side(second),
+        fmean(rewards[1]) - fmean(rewards[0]),
+        difference(rewards[0], rewards[1]),
+    )
+
+
+def _side(rollouts: Sequence[ComparedRollout]) -> ComparedSide:
+    tokens = [rollout.tokens for rollout in rollouts if rollout.tokens is not None]
+    return ComparedSide(
+        rollouts=len(rollouts),
+        reward=fmean(rollout.reward for rollout in rollouts),
+        solved=fmean(rollout.reward > SOLVED for rollout in rollouts),
+        tokens=fmean(tokens) if tokens else None,
+    )
