@@ -12,13 +12,18 @@ from rolltap.reconstructor.exporters.atif import Atif
 from rolltap.reconstructor.exporters.base import Exporter
 from rolltap.reconstructor.exporters.harbor import Harbor
 from rolltap.reconstructor.exporters.kto import Kto
+from rolltap.reconstructor.exporters.nemo_gym import NemoGym
 from rolltap.reconstructor.exporters.preference import Preference
 from rolltap.reconstructor.exporters.sft import Sft
 from rolltap.reconstructor.exporters.sft_tokens import SftTokens
 from rolltap.reconstructor.exporters.sharegpt import ShareGpt
+from rolltap.reconstructor.exporters.skyrl import SkyRlRl, SkyRlSft
+from rolltap.reconstructor.exporters.slime import Slime
 from rolltap.reconstructor.exporters.trajectories import Trajectories
 from rolltap.reconstructor.exporters.transitions import Transitions
-from rolltap.reconstructor.exporters.verl import VerlRl, VerlSft
+from rolltap.reconstructor.exporters.trl_grpo import TrlGrpo
+from rolltap.reconstructor.exporters.verifiers import Verifiers
+from rolltap.reconstructor.exporters.verl import VerlRl
 
 EXPORTERS: Mapping[str, Callable[..., Exporter]] = {
     Trajectories.name: Trajectories,
@@ -27,11 +32,16 @@ EXPORTERS: Mapping[str, Callable[..., Exporter]] = {
     Preference.name: Preference,
     Kto.name: Kto,
     VerlRl.name: VerlRl,
-    VerlSft.name: VerlSft,
     ShareGpt.name: ShareGpt,
     Atif.name: Atif,
     Transitions.name: Transitions,
     Harbor.name: Harbor,
+    Verifiers.name: Verifiers,
+    NemoGym.name: NemoGym,
+    TrlGrpo.name: TrlGrpo,
+    Slime.name: Slime,
+    SkyRlSft.name: SkyRlSft,
+    SkyRlRl.name: SkyRlRl,
 }
 
 ENTRY_POINTS = "rolltap.exporters"

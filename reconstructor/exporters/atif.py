@@ -38,13 +38,13 @@ class Atif:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
-            told = [segment for segment in item.rows if all(turn.call_id in item.texts for turn in segment.turns)]
-            if not told:
+            readable = [segment for segment in item.rows if all(turn.call_id in item.texts for turn in segment.turns)]
+            if not readable:
                 yield Skipped("no tokens that may be trained")
                 continue
-            first_agent = next((segment.agent for segment in told if not segment.agent), told[0].agent)
-            main = [segment for segment in told if segment.agent == first_agent]
-            others = [segment for segment in told if segment.agent != first_agent]
+            first_agent = next((segment.agent for segment in readable if not segment.agent), readable[0].agent)
+            main = [segment for segment in readable if segment.agent == first_agent]
+            others = [segment for segment in readable if segment.agent != first_agent]
             documents = [self._document(item, segment, f"{index}") for index, segment in enumerate(main)]
             for document, following in pairwise(documents):
                 document["continued_trajectory_ref"] = following["trajectory_id"]
@@ -87,20 +87,20 @@ def _steps(item: ExportItem, segment: Segment) -> Iterator[dict[str, Any]]:
     """The conversation's steps without their ids: what is new in each call's messages, then its reply."""
     known = 0
     agent: dict[str, Any] | None = None
-    held: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     for turn in segment.turns:
         text = item.texts[turn.call_id]
         for message in text.messages[known:]:
             if message["role"] == "tool" and agent is not None:
                 _observe(agent, message)
             else:
-                held.append(_message_step(message))
+                steps.append(_message_step(message))
                 if message["role"] == "assistant":
-                    agent = held[-1]
+                    agent = steps[-1]
         agent = _agent_step(item.calls[turn.call_id], text, turn)
-        held.append(agent)
+        steps.append(agent)
         known = len(text.messages) + 1
-    yield from held
+    yield from steps
 
 
 def _message_step(message: Message) -> dict[str, Any]:
@@ -138,12 +138,12 @@ def _agent_step(call: Call, text: CallText, turn: CallSpan) -> dict[str, Any]:
 
 def _said(message: Message) -> dict[str, Any]:
     """The fields of an agent step that say what it said and called."""
-    said: dict[str, Any] = {"message": _content(message)}
+    step: dict[str, Any] = {"message": _content(message)}
     if message.get("reasoning_content"):
-        said["reasoning_content"] = message["reasoning_content"]
+        step["reasoning_content"] = message["reasoning_content"]
     if message.get("tool_calls"):
-        said["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
-    return said
+        step["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    return step
 
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ tool call's arguments as an object where they are JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
@@ -15,7 +16,16 @@ from typing import Any, ClassVar, Literal, Protocol
 from rolltap.types import Call, CallKind, CallSpan, Int32, Reward, Rollout, Segment, Session, Task, Trajectory
 
 Message = Mapping[str, Any]
-Container = Literal["jsonl", "parquet"]
+Container = Literal["jsonl", "parquet", "pt"]
+
+LABEL_TYPES = {
+    "session_id": "string",
+    "rollout_id": "string",
+    "group_id": "string",
+    "task_id": "string",
+    "reward": "float64",
+}
+"""The columns of `ExportItem.labels`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,10 +46,20 @@ class CallText:
         """The messages with the reply."""
         return [*self.messages, *([self.reply] if self.reply is not None else [])]
 
+    @property
+    def sampled_at(self) -> dict[str, float]:
+        """`temperature` and `top_p` of the sampling, as far as they are on record."""
+        names = ("temperature", "top_p")
+        return {name: self.sampling[name] for name in names if self.sampling.get(name) is not None}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportItem:
-    """A session with what became of it. `reward` is the sum of the rollout-scope rewards, None while there is none."""
+    """A session with what became of it. `reward` is the sum of the rollout-scope rewards, None while there is none.
+
+    `settled`: nothing more is to come of its group, or of the session where it has none. `grouped` names the group of a
+    session that is of no rollout. `ignore` matches what its policy declares as volatile text.
+    """
 
     session: Session
     trajectory: Trajectory
@@ -51,15 +71,18 @@ class ExportItem:
     rewards: Sequence[Reward] = ()
     harness: str = ""
     tags: Sequence[str] = ()
+    settled: bool = True
+    grouped: str = ""
+    ignore: Sequence[re.Pattern[str]] = ()
 
     @property
     def group_id(self) -> str | None:
-        return self.rollout.group_id if self.rollout is not None else None
+        return self.rollout.group_id if self.rollout is not None else self.grouped or None
 
     @property
     def task_id(self) -> str:
-        """The task, or the session where there is none: what a split keeps together."""
-        return self.task.id if self.task is not None else self.session.id
+        """The task, else the group, else the session: what a split keeps together."""
+        return self.task.id if self.task is not None else self.grouped or self.session.id
 
     @property
     def rows(self) -> list[Segment]:
@@ -69,12 +92,12 @@ class ExportItem:
     @property
     def kinds(self) -> Mapping[str, CallKind]:
         """What each call was for."""
-        return {found.call_id: found.kind for found in self.trajectory.classifications}
+        return {classification.call_id: classification.kind for classification in self.trajectory.classifications}
 
     @property
     def agents(self) -> Mapping[str, str]:
         """The agent that made each call."""
-        return {found.call_id: found.agent for found in self.trajectory.classifications}
+        return {classification.call_id: classification.agent for classification in self.trajectory.classifications}
 
     def labels(self) -> dict[str, Any]:
         """What every row says of where it comes from."""
@@ -142,18 +165,25 @@ def texts_behind(item: ExportItem, call_ids: Iterable[str]) -> list[Any]:
 
     A reply that its harness did not send back, or only in part, is among the tokens all the same.
     """
-    found: dict[int, Any] = {}
+    by_identity: dict[int, Any] = {}
     for call_id in call_ids:
         text = item.texts.get(call_id)
         if text is not None:
-            found.update((id(part), part) for part in (*text.conversation, text.tools))
-    return list(found.values())
+            by_identity.update((id(part), part) for part in (*text.conversation, text.tools))
+    return list(by_identity.values())
 
 
 def last_span(segment: Segment) -> CallSpan:
     """The segment's last trained turn; its last one where none is trained."""
     trained = [turn for turn in segment.turns if turn.trained]
     return (trained or segment.turns)[-1]
+
+
+def only_segment(item: ExportItem) -> Segment | Skipped:
+    """The one segment that holds all of a session's loss, for formats in which a rollout is one run of tokens."""
+    if len(item.rows) == 1:
+        return item.rows[0]
+    return Skipped("more than one run of tokens" if item.rows else "no tokens that may be trained")
 
 
 def trained_spans(segment: Segment) -> list[CallSpan]:

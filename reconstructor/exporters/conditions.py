@@ -43,6 +43,10 @@ def _last_finish(item: ExportItem) -> str | None:
     return agents[-1].finish.value if agents else None
 
 
+def _tampering(item: ExportItem) -> int:
+    return sum(item.rollout.tampering.values()) if item.rollout else 0
+
+
 def _tools(item: ExportItem) -> list[str]:
     return sorted({tool["function"]["name"] for text in item.texts.values() for tool in text.tools})
 
@@ -61,6 +65,8 @@ ITEM_FIELDS: Mapping[str, Field] = {
     "status": Field("text", lambda item: item.rollout.status.value if item.rollout else None, "how the rollout ended"),
     "scoring": Field("text", lambda item: item.rollout.scoring.value if item.rollout else None, "what its reward is"),
     "reward": Field("number", lambda item: item.reward, "sum of the rollout-scope rewards"),
+    "tampering": Field("number", _tampering, "attempts of its agent to tamper, of any kind"),
+    "tampered": Field("list", lambda item: list(item.rollout.tampering) if item.rollout else [], "their kinds"),
     "date": Field("date", lambda item: item.session.created_at, "when the session was opened (UTC)"),
     "calls": Field("number", lambda item: len(item.calls), "calls of the session"),
     "finish": Field("text", _last_finish, "how the agent's last reply ended"),
@@ -103,24 +109,24 @@ class FilterCondition:
             assert item is not None
             return self._tagged(item, key)
         field = ITEM_FIELDS.get(name) or SEGMENT_FIELDS[name]
-        found = field.read(segment if self.of_segments else item)
+        value = field.read(segment if self.of_segments else item)
         if field.kind == "list":
-            any_ = any(fnmatchcase(each, self.value) if self.op == "~" else each == self.value for each in found)
+            any_ = any(fnmatchcase(each, self.value) if self.op == "~" else each == self.value for each in value)
             return any_ != (self.op == "!=")
-        if found is None:
+        if value is None:
             return self.op == "!="
         if self.op == "~":
-            return fnmatchcase(found, self.value)
+            return fnmatchcase(value, self.value)
         if isinstance(self.value, str) and field.kind == "date":
-            found = datetime.fromtimestamp(found, UTC).strftime("%Y-%m-%d")
-        return COMPARE[self.op](found, self.value)
+            value = datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
+        return COMPARE[self.op](value, self.value)
 
     def _tagged(self, item: ExportItem, key: str) -> bool:
         values = [item.session.tags[key]] if key in item.session.tags else []
         if not key:
             values = [*item.tags, *(item.task.tags if item.task else ())]
-        found = any(fnmatchcase(value, self.value) if self.op == "~" else value == self.value for value in values)
-        return found != (self.op == "!=")
+        matches = any(fnmatchcase(value, self.value) if self.op == "~" else value == self.value for value in values)
+        return matches != (self.op == "!=")
 
 
 @dataclass(frozen=True, slots=True)

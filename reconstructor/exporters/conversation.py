@@ -17,9 +17,36 @@ from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, 
 from rolltap.types import NO_VERSION, Call, CallKind, Finish, Flaw, Outcome, Segment
 
 ReasoningUse = Literal["keep", "drop"]
+Targets = Literal["whole", "split", "weight"]
+"""How a row says which replies are trained: all are; its last one is; by the `weight` of each."""
 
 SHORT_ID = "call{:05d}"
 """Tool-call ids in datasets: 9 letters and digits, which every chat template accepts, counted in each conversation."""
+
+
+def one_of(name: str, value: str, known: Iterable[str]) -> None:
+    """Refuses an option's value that is not known."""
+    if value not in known:
+        raise DatasetError(f"--option {name}: want {' or '.join(known)}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """How messages are written. `reasoning` is kept (as `reasoning_content`) or dropped.
+
+    `arguments` of tool calls are an object where they are JSON, as most chat templates want, or a text (DeepSeek-V3's).
+    """
+
+    reasoning: ReasoningUse = "keep"
+    arguments: Literal["object", "text"] = "object"
+
+    def __post_init__(self) -> None:
+        one_of("reasoning", self.reasoning, ("keep", "drop"))
+        one_of("arguments", self.arguments, ("object", "text"))
+
+
+AS_RECORDED = MessageForm()
+UNTRAINED = Skipped("a reply that may not be trained")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,18 +84,28 @@ class Conversation:
         later = self.recorded[self.opening :]
         return all(each.train for each in later if each.message["role"] == "assistant")
 
-    def messages(self, reasoning: ReasoningUse = "keep") -> list[dict[str, Any]]:
+    def messages(self, form: MessageForm = AS_RECORDED) -> list[dict[str, Any]]:
         """The messages with short tool-call ids."""
         ids: dict[str, str] = {}
-        return [_plain(each.message, reasoning, ids) for each in self.recorded]
+        return [_plain(each.message, form, ids) for each in self.recorded]
 
-    def weighted(self, reasoning: ReasoningUse = "keep") -> list[dict[str, Any]]:
+    def weighted(self, form: MessageForm = AS_RECORDED) -> list[dict[str, Any]]:
         """The messages, with a `weight` of 1 or 0 on each assistant message: whether it is to be trained."""
-        pairs = zip(self.messages(reasoning), self.recorded, strict=True)
+        pairs = zip(self.messages(form), self.recorded, strict=True)
         return [
             {**message, "weight": int(each.train)} if message["role"] == "assistant" else message
             for message, each in pairs
         ]
+
+    def targets(self, targets: Targets, form: MessageForm = AS_RECORDED) -> list[list[dict[str, Any]]]:
+        """The messages of each row. No row for `whole` where a reply may not be trained or another row trains it."""
+        if targets == "weight":
+            return [self.weighted(form)]
+        messages = self.messages(form)
+        if targets == "split":
+            return [messages[: index + 1] for index, each in enumerate(self.recorded) if each.train]
+        replies = (each for each in self.recorded if each.message["role"] == "assistant")
+        return [messages] if all(each.train for each in replies) else []
 
     def rendered(self) -> Rendered | None:
         if self.segment is None:
@@ -122,7 +159,7 @@ def rewarded(item: ExportItem) -> tuple[float, Conversation] | Skipped:
     main = [conversation for conversation in conversations(item) if not conversation.agent]
     if len(main) != 1:
         return Skipped("not one main conversation")
-    return (item.reward, main[0]) if main[0].all_trained else Skipped("a reply that may not be trained")
+    return (item.reward, main[0]) if main[0].all_trained else UNTRAINED
 
 
 def content_text(message: Message) -> str:
@@ -137,13 +174,22 @@ def _echoes_a_reply(text: CallText, known: int) -> bool:
     return known <= len(text.messages) and text.messages[known - 1]["role"] == "assistant"
 
 
-def _plain(message: Message, reasoning: ReasoningUse, ids: dict[str, str]) -> dict[str, Any]:
-    plain = {key: value for key, value in message.items() if reasoning == "keep" or key != "reasoning_content"}
+def _plain(message: Message, form: MessageForm, ids: dict[str, str]) -> dict[str, Any]:
+    plain = {key: value for key, value in message.items() if form.reasoning == "keep" or key != "reasoning_content"}
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [{**call, "id": _short(call["id"], ids)} for call in calls]
+        if form.arguments == "text":
+            plain["tool_calls"] = [{**call, "function": as_text(call["function"])} for call in plain["tool_calls"]]
     if call_id := message.get("tool_call_id"):
         plain["tool_call_id"] = _short(call_id, ids)
     return plain
+
+
+def as_text(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call's function with its arguments as a text."""
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**function, "arguments": text}
 
 
 def _short(call_id: str, ids: dict[str, str]) -> str:
@@ -190,9 +236,3 @@ def _text_chain(item: ExportItem, call_id: str) -> list[str]:
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
     """Tool schemas as a JSON text: a column of them can't be typed, and trainers read the text."""
     return json.dumps(list(tools), ensure_ascii=False)
-
-
-def one_of(name: str, value: str, known: Iterable[str]) -> None:
-    """Refuses an option's value that is not known."""
-    if value not in known:
-        raise DatasetError(f"--option {name}: want {' or '.join(known)}, not {value!r}")

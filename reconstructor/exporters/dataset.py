@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -24,8 +24,10 @@ from rolltap.reconstructor.exporters.decontaminate import HeldOut
 from rolltap.reconstructor.exporters.destinations import Destination, NewFolder, Nowhere, SplitRows
 from rolltap.reconstructor.exporters.failures import Failures
 from rolltap.reconstructor.exporters.figures import SCHEMA_VERSION, Figures
+from rolltap.reconstructor.exporters.grouping import Grouping
 from rolltap.reconstructor.exporters.narrowing import Eligible, Narrowing
-from rolltap.reconstructor.exporters.redact import KindPattern, Redactor, token_arrays
+from rolltap.reconstructor.exporters.near_duplicates import NearDuplicates
+from rolltap.reconstructor.exporters.redact import Detector, Redactor, token_arrays
 from rolltap.reconstructor.exporters.select import Where
 from rolltap.reconstructor.exporters.writers import disk_errors
 from rolltap.reconstructor.report import Report, report_of, total
@@ -48,6 +50,8 @@ class Query:
     content. `shard_mb` is the size at which the next file begins. `chosen` are the sessions that `narrowing`
     leaves, which takes a pass of its own (`FirstPass`). Sessions that overlap with `held_out`
     stay out. `tokenizer` has the hashes of the tokenizer at hand and of its chat template, for the manifest.
+    `near` is the similarity from which on rows are near-duplicates; 0 keeps them. `grouping` is of sessions without a
+    rollout.
     """
 
     where: Where = field(default_factory=Where)
@@ -57,13 +61,15 @@ class Query:
     duplicates: bool = False
     include: frozenset[str] = frozenset()
     secrets: Sequence[str] = ()
-    detectors: Sequence[KindPattern] = ()
+    detectors: Sequence[Detector] = ()
     shard_mb: float = 256.0
     strategy: str = "tree"
     narrowing: Narrowing = field(default_factory=Narrowing)
     chosen: frozenset[str] | None = None
     held_out: HeldOut | None = None
     tokenizer: Mapping[str, str] | None = None
+    near: float = 0.0
+    grouping: Grouping = field(default_factory=Grouping)
 
     def __post_init__(self) -> None:
         if not self.splits or min(self.splits.values()) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6:
@@ -112,7 +118,7 @@ class DatasetWriter:
 
     Without `out` it is a dry run: everything is made and counted, and nothing is written.
     `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones. `decode` shows the
-    text of a row's token ids, which is looked through for secrets.
+    text of a row's token ids, which is looked through for secrets. Rows whose digests are `known` are duplicates.
     """
 
     def __init__(
@@ -123,8 +129,12 @@ class DatasetWriter:
         *,
         differs: Differs | None = None,
         decode: Decode | None = None,
+        known: Collection[bytes] = frozenset(),
     ) -> None:
         self._decode = decode
+        self._known = known
+        self._near = NearDuplicates(query.near) if query.near else None
+        self.contents: set[bytes] = set()  # digests of the rows that were written
         self._out = out or Path()
         self._destination: Destination = NewFolder(out) if out is not None else Nowhere()
         self._exporter = exporter
@@ -132,15 +142,14 @@ class DatasetWriter:
         self._differs = differs
         self._container: Container = query.container or exporter.containers[0]
         if self._container not in exporter.containers:
-            known = " or ".join(exporter.containers)
-            raise DatasetError(f"--container: {exporter.name} is written as {known}, not {self._container}")
+            names = " or ".join(exporter.containers)
+            raise DatasetError(f"--container: {exporter.name} is written as {names}, not {self._container}")
         self._redactor = Redactor(query.secrets, query.detectors)
         self._figures = Figures()
         self._failures = Failures()
         self._shards: dict[str, SplitRows] = {}
-        self._seen: set[bytes] = set()
         self._counts: Counter[str] = Counter()
-        self._tasks: dict[str, set[str]] = {name: set() for name in query.splits}
+        self.tasks: dict[str, set[str]] = {name: set() for name in query.splits}  # those that have rows
         self._skipped: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
         self._report = Report()
@@ -228,10 +237,13 @@ class DatasetWriter:
         if row.content is None or self._query.duplicates:
             return True
         digest = hashlib.blake2b(_canonical(row.content), digest_size=16).digest()
-        if digest in self._seen:
+        if digest in self.contents or digest in self._known:
             self._counts["duplicates_left_out"] += 1
             return False
-        self._seen.add(digest)
+        if self._near is not None and self._near.knows(row.content):
+            self._counts["near_duplicates_left_out"] += 1
+            return False
+        self.contents.add(digest)
         return True
 
     def _spells_secret(self, row: Row) -> bool:
@@ -247,18 +259,22 @@ class DatasetWriter:
         self._shards[split].write(self._redactor.clean(row.values))
         self._counts["rows_rendered"] += differs is not None
         self._counts["rows_that_differ"] += differs or False
-        self._tasks[split].add(task_id)
+        self.tasks[split].add(task_id)
         self._figures.take_row(split, row)
         self._counts["rows"] += 1
         self._counts[f"rows.{split}"] += 1
 
-    def _manifest(self, files: list[dict[str, Any]]) -> dict[str, Any]:
+    @property
+    def size(self) -> int:
+        """About how many bytes the rows take so far."""
+        return sum(shards.size for shards in self._shards.values())
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the manifest says of the query."""
         query = self._query
-        manifest: dict[str, Any] = {
+        return {
             "schema_version": SCHEMA_VERSION,
-            "rolltap_version": version("rolltap"),
-            "policies": self._figures.policies,
-            "lengths": self._figures.lengths,
             "format": self._exporter.name,
             "container": self._container,
             "options": asdict(self._exporter),  # type: ignore[call-overload]
@@ -268,25 +284,37 @@ class DatasetWriter:
                 "seed": query.seed,
                 "include": sorted(query.include),
                 "duplicates": query.duplicates,
+                "near_duplicates": query.near,
                 "strategy": query.strategy,
                 "narrowing": asdict(query.narrowing),
+                "grouping": asdict(query.grouping),
                 "held_out": query.held_out.files if query.held_out is not None else [],
+                "detectors": sorted({detector.kind for detector in query.detectors}),
             },
             "tokenizer": query.tokenizer,
             "token_faithful": self._exporter.faithful,
+        }
+
+    def _manifest(self, files: list[dict[str, Any]]) -> dict[str, Any]:
+        manifest: dict[str, Any] = {
+            **self.asked,
+            "rolltap_version": version("rolltap"),
+            "policies": self._figures.policies,
+            "lengths": self._figures.lengths,
             "rows": self._counts["rows"],
             "splits": {
                 name: {
                     "rows": self._counts[f"rows.{name}"],
-                    "tasks": len(self._tasks[name]),
+                    "tasks": len(self.tasks[name]),
                     **self._figures.tokens(name),
                 }
-                for name in query.splits
+                for name in self._query.splits
             },
             "sessions": self._counts["sessions"],
             "sessions_selected": self._counts["sessions_selected"],
             "sessions_left_out": dict(sorted(self._left_out.items())),
             "duplicates_left_out": self._counts["duplicates_left_out"],
+            "near_duplicates_left_out": self._counts["near_duplicates_left_out"],
             "rows_with_secrets_left_out": self._counts["rows_with_secrets_left_out"],
             "secrets_redacted": self._redactor.redacted,
             "secrets_by_kind": dict(sorted(self._redactor.replaced.items())),

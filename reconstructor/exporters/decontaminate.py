@@ -43,9 +43,9 @@ class HeldOut:
                     continue
                 seen.add(id(message))
                 for text in _strings(message):
-                    found = next((self._grams[gram] for gram in self._ngrams(text) if gram in self._grams), None)
-                    if found is not None:
-                        return self.files[found]
+                    file = next((self._grams[gram] for gram in self._ngrams(text) if gram in self._grams), None)
+                    if file is not None:
+                        return self.files[file]
         return None
 
     def _ngrams(self, text: str) -> Iterator[int]:

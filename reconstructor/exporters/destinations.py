@@ -19,8 +19,15 @@ MANIFEST = "manifest.json"
 CARD = "README.md"
 
 
+def encoded(manifest: Mapping[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
 class SplitRows(Protocol):
-    """The rows of one split under way."""
+    """The rows of one split under way; `size` is about how many bytes they take."""
+
+    @property
+    def size(self) -> int: ...
 
     def write(self, values: Mapping[str, Any]) -> None: ...
 
@@ -63,8 +70,7 @@ class NewFolder:
         return Shards(self._part, name, container, schema, size)
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
-        encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-        (self._part / MANIFEST).write_bytes(encoded + b"\n")
+        (self._part / MANIFEST).write_bytes(encoded(manifest))
         (self._part / CARD).write_text(card(manifest, manifest["files"]), encoding="utf-8")
         for path in self._part.rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)  # prompts and replies, whatever the umask
@@ -95,6 +101,10 @@ class _Discarded:
 
     def __init__(self, file: RowFile) -> None:
         self._file = file
+
+    @property
+    def size(self) -> int:
+        return self._file.size
 
     def write(self, values: Mapping[str, Any]) -> None:
         self._file.write(values)

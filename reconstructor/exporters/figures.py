@@ -15,8 +15,7 @@ from rolltap.types import NO_VERSION
 SCHEMA_VERSION = 1
 """Of the manifest and the rows; it grows when a reader of older ones would misread them."""
 
-TOKEN_COLUMNS = ("token_ids", "input_ids")
-LOSS_COLUMNS = ("loss_mask", "labels")
+TOKEN_COLUMNS = ("token_ids", "input_ids", "tokens")
 IGNORED = -100
 
 
@@ -44,8 +43,9 @@ class Figures:
         ids = next((row.values[name] for name in TOKEN_COLUMNS if name in row.values), None)
         if ids is None:
             return
-        loss = next((np.asarray(row.values[name]) for name in LOSS_COLUMNS if name in row.values), np.zeros(0))
-        trained = int(loss.sum()) if loss.dtype == bool else int((loss != IGNORED).sum())
+        labels = row.values.get("labels")
+        loss = np.asarray(row.values.get("loss_mask", ())) if labels is None else np.asarray(labels) != IGNORED
+        trained = int(loss.sum())
         self._tokens.setdefault(split, Counter()).update(tokens=len(ids), trained=trained)
         self._lengths[max(len(ids) - 1, 0).bit_length()] += 1
 
@@ -68,7 +68,6 @@ class Figures:
 
 def card(manifest: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
     """README.md in the hub's layout: YAML that names each split's files, and what the manifest says, to read."""
-    kind = "parquet" if manifest["container"] == "parquet" else "json"
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for split in manifest["splits"]:
         if any(entry["path"].startswith(f"{split}-") for entry in files):
@@ -81,8 +80,10 @@ def card(manifest: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str
         lines.append(f"| {name} | {split['rows']} | {split['tasks']} | {tokens} | {split.get('trained', '')} |")
     query = msgspec.json.encode(manifest["query"]).decode()
     lines += ["", f"Made by rolltap {manifest['rolltap_version']}, schema {manifest['schema_version']}: `{query}`.", ""]
-    lines += [
-        f'Load it: `load_dataset("{kind}", data_files=...)`, or the folder itself. `manifest.json` has the rest.',
-        "",
-    ]
+    readers = {
+        "jsonl": '`load_dataset("json", data_files=...)`, or the folder itself',
+        "parquet": '`load_dataset("parquet", data_files=...)`, or the folder itself',
+        "pt": "`torch.load(file)`",
+    }
+    lines += [f"Load it: {readers[manifest['container']]}. `manifest.json` has the rest.", ""]
     return "\n".join(lines)

@@ -10,24 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
-from rolltap.reconstructor.exporters.conversation import ReasoningUse, one_of, rewarded, tools_text
+from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.conversation import MessageForm, rewarded, tools_text
 
 
 @dataclass(frozen=True, slots=True)
-class Kto:
+class Kto(MessageForm):
     """One row a rollout."""
 
     threshold: float = 0.0
-    reasoning: ReasoningUse = "keep"
 
     name: ClassVar[str] = "kto"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
     faithful: ClassVar[bool] = False
     for_training: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        one_of("reasoning", self.reasoning, ("keep", "drop"))
 
     def schema(self) -> Mapping[str, str]:
         return {
@@ -35,21 +31,17 @@ class Kto:
             "completion": "messages",
             "label": "bool",
             "tools": "string",
-            "session_id": "string",
-            "rollout_id": "string",
-            "group_id": "string",
-            "task_id": "string",
-            "reward": "float64",
+            **LABEL_TYPES,
         }
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
-            found = rewarded(item)
-            if isinstance(found, Skipped):
-                yield found
+            outcome = rewarded(item)
+            if isinstance(outcome, Skipped):
+                yield outcome
             else:
-                reward, conversation = found
-                messages = conversation.messages(self.reasoning)
+                reward, conversation = outcome
+                messages = conversation.messages(self)
                 values = {
                     "prompt": messages[: conversation.opening],
                     "completion": messages[conversation.opening :],

@@ -91,9 +91,9 @@ class _Builder(Transformer[Token, Expression]):
             raise DatasetError(
                 f"--where: no field {name!r} (character {(field.start_pos or 0) + 1}); known: {known}, tag.NAME"
             )
-        wanted = ("=", "!=", "~") if kind in ("text", "tags", "list") else tuple(COMPARE)
-        if op not in wanted:
-            raise DatasetError(f"--where: {name} knows {' '.join(wanted)}, not {op}")
+        operators = ("=", "!=", "~") if kind in ("text", "tags", "list") else tuple(COMPARE)
+        if op not in operators:
+            raise DatasetError(f"--where: {name} knows {' '.join(operators)}, not {op}")
         plain = str(value)
         plain = plain[1:-1] if plain[0] in "\"'" else plain
         return FilterCondition(f"{name}{op}{value}", name, op, _value(name, kind, plain))

@@ -2,8 +2,8 @@
 
 The rollouts of a group that have a reward and one main conversation are ranked; the best is paired with the worst, the
 second best with the second worst, and so on, as long as their rewards differ by more than `margin`. No rollout is used
-twice. Both sides go on from the same opening messages; a completion is the whole rest of the conversation, the
-tools' answers included.
+twice. Both sides begin alike, apart from clocks, paths and other text that changes by itself (`opening`): the prompt is
+the better one's. A completion is the whole rest of the conversation, the tools' answers included.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ from typing import Any, ClassVar
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
 from rolltap.reconstructor.exporters.conversation import (
     Conversation,
-    ReasoningUse,
-    one_of,
+    MessageForm,
     rewarded,
     tools_text,
 )
+from rolltap.reconstructor.exporters.opening import begin_alike
 
 
 @dataclass(frozen=True, slots=True)
-class Preference:
+class Preference(MessageForm):
     """Pairs whose rewards differ by more than `margin`."""
 
     margin: float = 0.0
-    reasoning: ReasoningUse = "keep"
 
     name: ClassVar[str] = "preference"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
     faithful: ClassVar[bool] = False
     for_training: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        one_of("reasoning", self.reasoning, ("keep", "drop"))
 
     def schema(self) -> Mapping[str, str]:
         return {
@@ -47,44 +43,47 @@ class Preference:
             "reward_rejected": "float64",
             "rollout_chosen": "string",
             "rollout_rejected": "string",
+            "session_chosen": "string",
+            "session_rejected": "string",
             "group_id": "string",
             "task_id": "string",
         }
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
-        if group[0].rollout is None:
+        if group[0].group_id is None:
             yield Skipped("belongs to no group")
             return
         ranked: list[tuple[float, str, ExportItem, Conversation]] = []
         for item in group:
-            found = rewarded(item)
-            if isinstance(found, Skipped):
-                yield found
+            outcome = rewarded(item)
+            if isinstance(outcome, Skipped):
+                yield outcome
             else:
-                reward, conversation = found
+                reward, conversation = outcome
                 ranked.append((reward, item.session.id, item, conversation))
         ranked.sort(key=lambda entry: (-entry[0], entry[1]))
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
             if better[0] - worse[0] <= self.margin:
                 yield Skipped("pair whose rewards don't differ by more than the margin")
-            elif self._prompt(better[3]) != self._prompt(worse[3]):
+            elif not begin_alike(better[2:], worse[2:]):
                 yield Skipped("pair that doesn't begin alike")
             else:
                 yield self._pair(better, worse)
 
     def _prompt(self, conversation: Conversation) -> list[dict[str, Any]]:
-        return conversation.messages(self.reasoning)[: conversation.opening]
+        return conversation.messages(self)[: conversation.opening]
 
     def _pair(
         self, better: tuple[float, str, ExportItem, Conversation], worse: tuple[float, str, ExportItem, Conversation]
     ) -> Row:
         values: dict[str, Any] = {"prompt": self._prompt(better[3])}
         for side, (reward, _, item, conversation) in (("chosen", better), ("rejected", worse)):
-            values[side] = conversation.messages(self.reasoning)[conversation.opening :]
+            values[side] = conversation.messages(self)[conversation.opening :]
             values[f"reward_{side}"] = reward
             values[f"rollout_{side}"] = item.rollout.id if item.rollout else None
+            values[f"session_{side}"] = item.session.id
         values["tools"] = tools_text(better[3].tools)
-        values["group_id"], values["task_id"] = better[2].group_id, better[2].task_id
+        values |= {name: better[2].labels()[name] for name in ("group_id", "task_id")}
         return Row(
             values,
             content=[values[name] for name in ("prompt", "chosen", "rejected", "tools")],

@@ -1,55 +1,155 @@
-"""Keeps secrets out of datasets.
+"""Keeps secrets and personal data out of datasets.
 
-Texts are redacted in place, and counted by kind. Token ids can't be: a row whose tokens spell a secret is left out.
-What they spell is what their calls said; with the tokenizer at hand the ids themselves are decoded as well.
+Texts are redacted in place, and counted by kind. Token ids can't be: a row whose tokens spell one is left out. What
+they spell is what their calls said; with the tokenizer at hand the ids themselves are decoded as well.
+
+What is looked for are `Detector`s: the patterns of well-known keys, always; others by `--detector NAME` (`DETECTORS`,
+or a package's entry point `rolltap.detectors`) and by `--redact FILE`.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from rolltap.errors import DatasetError
+from rolltap.extras import install_line
+from rolltap.plugins import lookup
 
-PATTERNS: Mapping[str, str] = {
-    "rolltap key": r"\brt-[a-z]*-?[A-Za-z0-9_\-]{32,}",
-    "OpenAI or Anthropic key": r"\bsk-[A-Za-z0-9_\-]{20,}",
-    "Google key": r"\bAIza[A-Za-z0-9_\-]{35}",
-    "GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,})",
-    "GitLab token": r"\bglpat-[A-Za-z0-9_\-]{20,}",
-    "Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}",
-    "AWS key id": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
-    "Slack token": r"\bxox[abeoprs]-[A-Za-z0-9\-]{10,}",
-    "JSON web token": r"\beyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]+",
-    "private key": r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----[\s\S]*?(?:-----END (?:[A-Z]+ )?PRIVATE KEY-----|$)",
-    "bearer token": r"(?<=[Bb]earer )[A-Za-z0-9_\-.=+/]{20,}",
-}
+ENTRY_POINTS = "rolltap.detectors"
 REPLACEMENT = "[redacted]"
-
-
 CONFIGURED = "configured secret"
+SHORT, KEPT = 64, 10_000
+"""Letters, and number, of texts that are remembered as harmless."""
+
 UNSUITABLE = ("Public IP (ipv4)",)
 """What detect-secrets looks for beside secrets."""
 
-KindPattern = tuple[str, re.Pattern[str]]
+
+class Detector(Protocol):
+    """Finds one kind of text that may not be in a dataset."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def spans(self, text: str) -> Iterable[tuple[int, int]]:
+        """Where it stands, in order and apart from each other."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PatternDetector:
+    """A regular expression. A text without any of `anchors` can't match and is not searched, which is much faster."""
+
+    kind: str
+    pattern: re.Pattern[str]
+    anchors: tuple[str, ...] = ()
+    check: Callable[[str], bool] | None = None
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        if self.anchors and not any(anchor in text for anchor in self.anchors):
+            return []
+        check = self.check
+        return [
+            match.span() for match in self.pattern.finditer(text) if match[0] and (check is None or check(match[0]))
+        ]
+
+
+def _detector(kind: str, pattern: str, *anchors: str, check: Callable[[str], bool] | None = None) -> PatternDetector:
+    return PatternDetector(kind, re.compile(pattern), anchors, check)
+
+
+KEYS: Sequence[PatternDetector] = (
+    _detector("rolltap key", r"\brt-[a-z]*-?[A-Za-z0-9_\-]{32,}", "rt-"),
+    _detector("OpenAI or Anthropic key", r"\bsk-[A-Za-z0-9_\-]{20,}", "sk-"),
+    _detector("Google key", r"\bAIza[A-Za-z0-9_\-]{35}", "AIza"),
+    _detector("GitHub token", r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,})",
+              "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
+    _detector("GitLab token", r"\bglpat-[A-Za-z0-9_\-]{20,}", "glpat-"),
+    _detector("Hugging Face token", r"\bhf_[A-Za-z0-9]{30,}", "hf_"),
+    _detector("AWS key id", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", "AKIA", "ASIA"),
+    _detector("Slack token", r"\bxox[abeoprs]-[A-Za-z0-9\-]{10,}", "xox"),
+    _detector("JSON web token", r"\beyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]+", "eyJ"),
+    _detector("private key",
+              r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----[\s\S]*?(?:-----END (?:[A-Z]+ )?PRIVATE KEY-----|$)",
+              "-----BEGIN "),
+    _detector("bearer token", r"(?<=[Bb]earer )[A-Za-z0-9_\-.=+/]{20,}", "earer "),
+)  # fmt: skip
+
+
+def _luhn(text: str) -> bool:
+    """Whether the digits are a payment card's: the check digit of ISO/IEC 7812."""
+    digits = [int(digit) for digit in reversed(text) if digit.isdigit()]
+    doubled = [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]
+    return (sum(digits[::2]) + sum(doubled)) % 10 == 0
+
+
+def _iban(text: str) -> bool:
+    """Whether the check digits of ISO 13616 hold."""
+    plain = text.replace(" ", "")
+    return int("".join(str(int(letter, 36)) for letter in plain[4:] + plain[:4])) % 97 == 1
+
+
+PERSONAL: Sequence[PatternDetector] = (
+    _detector("e-mail address", r"\b[\w.+\-]{1,64}@[\w\-]{1,63}(?:\.[\w\-]{1,63})+\b", "@"),
+    _detector("phone number", r"(?<![\w+])\+\d[\d ().\-]{6,16}\d\b", "+"),
+    _detector("payment card", r"(?<![\d.\-])\d(?:[ \-]?\d){12,18}(?![\d.\-])", check=_luhn),
+    _detector("IBAN", r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b", check=_iban),
+)
+
+
+def library_detectors() -> list[PatternDetector]:
+    """What detect-secrets knows by shape, by its kind."""
+    try:
+        from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+        from detect_secrets.plugins.base import RegexBasedDetector
+    except ImportError as error:
+        raise DatasetError(f"--detector detect-secrets needs its package: {install_line('export')}") from error
+    detectors: list[PatternDetector] = []
+    for kind, detector in sorted(get_mapping_from_secret_type_to_class().items()):
+        if issubclass(detector, RegexBasedDetector) and kind not in UNSUITABLE:
+            detectors += [PatternDetector(kind, pattern) for pattern in detector().denylist]
+    return detectors
+
+
+DETECTORS: Mapping[str, Callable[[], Sequence[Detector]]] = {
+    "detect-secrets": library_detectors,
+    "personal": lambda: PERSONAL,
+}
+
+
+def detectors_named(names: Iterable[str]) -> list[Detector]:
+    """The detectors of `--detector`, ours or installed packages'; unknown names list the known."""
+    return [each for name in names for each in lookup("detector", name, DETECTORS, ENTRY_POINTS, DatasetError)()]
+
+
+def detectors_in(file: Path) -> list[Detector]:
+    """The regular expressions of a TOML file, `KIND = "PATTERN"` a line."""
+    try:
+        kinds = tomllib.loads(file.read_text(encoding="utf-8"))
+        return [PatternDetector(kind, re.compile(pattern)) for kind, pattern in kinds.items()]
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, re.error, TypeError) as error:
+        raise DatasetError(f"--redact: {file}: want KIND = 'PATTERN' a line: {error}") from None
 
 
 class Redactor:
-    """Finds the built-in patterns, the configured `secrets` (literal texts of at least 6 characters), and `more`.
+    """Finds well-known keys, the configured `secrets` (literal texts of at least 6 characters), and what `more` does.
 
     `replaced` counts by kind what was.
     """
 
-    def __init__(self, secrets: Sequence[str] = (), more: Sequence[KindPattern] = ()) -> None:
-        literal = sorted((re.escape(secret) for secret in secrets if len(secret) >= 6), key=len, reverse=True)
-        kinds = ({CONFIGURED: "|".join(literal)} if literal else {}) | dict(PATTERNS)
-        self._kinds = list(kinds)
-        own = re.compile("|".join(f"(?P<k{at}>{pattern})" for at, pattern in enumerate(kinds.values())))
-        self._patterns: list[tuple[str | None, re.Pattern[str]]] = [(None, own), *more]
+    def __init__(self, secrets: Sequence[str] = (), more: Sequence[Detector] = ()) -> None:
+        literal = sorted((secret for secret in secrets if len(secret) >= 6), key=len, reverse=True)
+        own = [_detector(CONFIGURED, "|".join(map(re.escape, literal)), *literal)] if literal else []
+        self._detectors: list[Detector] = [*own, *KEYS, *more]
+        self._harmless: set[str] = set()  # short texts that were looked through: keys, roles, names
         self.replaced: Counter[str] = Counter()
 
     @property
@@ -59,51 +159,44 @@ class Redactor:
     def clean(self, value: Any) -> Any:
         """`value` with every secret in its texts replaced; what holds none is handed back as it is."""
         if isinstance(value, str):
-            for kind, pattern in self._patterns:
-                value = pattern.sub(lambda match, kind=kind: self._replace(match, kind), value)
-            return value
+            return value if value in self._harmless or not self.finds(value) else self._cleaned(value)
         if isinstance(value, Mapping):
             return {self.clean(key): self.clean(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.clean(item) for item in value]
         return value
 
-    def _replace(self, match: re.Match[str], kind: str | None) -> str:
-        if not match[0]:
-            return ""
-        self.replaced[kind or self._kinds[int((match.lastgroup or "k0")[1:])]] += 1
-        return REPLACEMENT
+    def _cleaned(self, text: str) -> str:
+        for detector in self._detectors:
+            for start, end in sorted(detector.spans(text), reverse=True):
+                text = text[:start] + REPLACEMENT + text[end:]
+                self.replaced[detector.kind] += 1
+        return text
 
     def finds(self, value: Any) -> bool:
         """Whether a text in `value` holds a secret."""
         if isinstance(value, str):
-            return any(pattern.search(value) for _, pattern in self._patterns)
+            return value not in self._harmless and self._finds(value)
         if isinstance(value, Mapping):
             return any(self.finds(key) or self.finds(item) for key, item in value.items())
         if isinstance(value, (list, tuple)):
             return any(self.finds(item) for item in value)
         return False
 
-
-def library_patterns() -> list[KindPattern]:
-    """What detect-secrets knows by shape, by its kind."""
-    try:
-        from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
-        from detect_secrets.plugins.base import RegexBasedDetector
-    except ImportError as error:
-        raise DatasetError('--detect-secrets needs its package: pip install "rolltap[export]"') from error
-    found: list[KindPattern] = []
-    for kind, detector in sorted(get_mapping_from_secret_type_to_class().items()):
-        if issubclass(detector, RegexBasedDetector) and kind not in UNSUITABLE:
-            found += [(kind, pattern) for pattern in detector().denylist]
-    return found
+    def _finds(self, text: str) -> bool:
+        for detector in self._detectors:
+            for _ in detector.spans(text):
+                return True
+        if len(text) <= SHORT and len(self._harmless) < KEPT:
+            self._harmless.add(text)
+        return False
 
 
 def token_arrays(value: Any) -> Iterator[list[int]]:
-    """The token ids in a row: every run of integers under a key that ends with `ids`."""
+    """The token ids in a row: every run of integers under a key that ends with `ids` or is `tokens`."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _ids_in(item) if str(key).endswith("ids") else token_arrays(item)
+            yield from _ids_in(item) if key == "tokens" or str(key).endswith("ids") else token_arrays(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from token_arrays(item)

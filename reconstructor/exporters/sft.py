@@ -4,19 +4,21 @@
 the conversation by its chat template, so its tokens need not be the sampled ones; `sft-tokens` holds those.
 
 Each assistant message has a `weight`: 1 where this row trains it, 0 for context. A trainer that reads no weights (TRL)
-takes `targets=split`: a `prompt` and a `completion` for each reply that is trained.
+takes `targets=split`, a `prompt` and a `completion` for each reply that is trained, or `targets=whole`, conversations
+of which every reply is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, Skipped
 from rolltap.reconstructor.exporters.conversation import (
-    Conversation,
-    ReasoningUse,
+    UNTRAINED,
+    MessageForm,
+    Targets,
     conversations,
     one_of,
     tools_text,
@@ -24,11 +26,10 @@ from rolltap.reconstructor.exporters.conversation import (
 
 
 @dataclass(frozen=True, slots=True)
-class Sft:
-    """One row a conversation, or one a reply. `reasoning` is kept (as `reasoning_content`) or dropped."""
+class Sft(MessageForm):
+    """One row a conversation, or one a reply."""
 
-    reasoning: ReasoningUse = "keep"
-    targets: Literal["weight", "split"] = "weight"
+    targets: Targets = "weight"
 
     name: ClassVar[str] = "sft"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
@@ -36,37 +37,29 @@ class Sft:
     for_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        one_of("reasoning", self.reasoning, ("keep", "drop"))
-        one_of("targets", self.targets, ("weight", "split"))
+        MessageForm.__post_init__(self)
+        one_of("targets", self.targets, ("whole", "split", "weight"))
 
     def schema(self) -> Mapping[str, str]:
-        texts = ("messages",) if self.targets == "weight" else ("prompt", "completion")
+        texts = ("prompt", "completion") if self.targets == "split" else ("messages",)
         return {
             **dict.fromkeys(texts, "messages"),
             "tools": "string",
-            "session_id": "string",
-            "rollout_id": "string",
-            "group_id": "string",
-            "task_id": "string",
-            "reward": "float64",
+            **LABEL_TYPES,
         }
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
-            found = list(conversations(item))
-            if not found:
+            item_conversations = list(conversations(item))
+            if not item_conversations:
                 yield Skipped("no conversation that may be trained")
-            for conversation in found:
+            for conversation in item_conversations:
                 tools = tools_text(conversation.tools)
-                for text in self._texts(conversation):
-                    rendered = conversation.rendered() if self.targets == "weight" else None
+                rows = conversation.targets(self.targets, self)
+                if not rows:
+                    yield UNTRAINED
+                for messages in rows:
+                    split = self.targets == "split"
+                    text = {"prompt": messages[:-1], "completion": messages[-1:]} if split else {"messages": messages}
+                    rendered = None if split else conversation.rendered()
                     yield Row({**text, "tools": tools, **item.labels()}, content=(text, tools), rendered=rendered)
-
-    def _texts(self, conversation: Conversation) -> Iterable[dict[str, Any]]:
-        if self.targets == "weight":
-            yield {"messages": conversation.weighted(self.reasoning)}
-            return
-        messages = conversation.messages(self.reasoning)
-        for index, each in enumerate(conversation.recorded):
-            if each.train:
-                yield {"prompt": messages[:index], "completion": [messages[index]]}

@@ -11,7 +11,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_span, texts_behind
+from rolltap.reconstructor.exporters.base import (
+    LABEL_TYPES,
+    Container,
+    ExportItem,
+    Row,
+    Skipped,
+    last_span,
+    texts_behind,
+)
 
 IGNORED = -100
 
@@ -29,11 +37,7 @@ class SftTokens:
         return {
             "input_ids": "list<int32>",
             "labels": "list<int32>",
-            "session_id": "string",
-            "rollout_id": "string",
-            "group_id": "string",
-            "task_id": "string",
-            "reward": "float64",
+            **LABEL_TYPES,
         }
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:

@@ -1,9 +1,12 @@
 """ShareGPT, as LLaMA-Factory and others read it: `conversations` of `from` and `value`, `system`, `tools`.
 
 Turns alternate: `human` or `observation`, then `gpt` or `function_call`. Parallel calls are a JSON list in one
-`function_call`, their results a JSON list in one `observation`; reasoning stands before them in `<think>`. The format
-has no place for words beside a call: they are kept in the turn's own field `text`, which its readers ignore. A model's
-turn has a `weight`: 1 where this row trains it, 0 for context.
+`function_call`, their results a JSON list in one `observation`; reasoning stands before them in `<think>`. Words beside
+calls stand before these, which are in `<tool_call>` then: LLaMA-Factory keeps such words.
+
+LLaMA-Factory reads no weights: it trains every turn of the model, or with `mask_history` the last one. So `targets` is
+`whole` (conversations of which every reply is trained) or `split` (a row a reply, for `mask_history`); with `weight`,
+for other readers, each turn of the model has a `weight` of 1 or 0.
 """
 
 from __future__ import annotations
@@ -14,16 +17,26 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, Skipped
-from rolltap.reconstructor.exporters.conversation import ReasoningUse, content_text, conversations, one_of
+from rolltap.reconstructor.exporters.conversation import (
+    UNTRAINED,
+    Conversation,
+    MessageForm,
+    ReasoningUse,
+    Targets,
+    content_text,
+    conversations,
+    one_of,
+)
 
 OURS = ("gpt", "function_call")
 
 
 @dataclass(frozen=True, slots=True)
 class ShareGpt:
-    """One row a conversation."""
+    """One row a conversation, or one a reply."""
 
     reasoning: ReasoningUse = "keep"
+    targets: Targets = "whole"
 
     name: ClassVar[str] = "sharegpt"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl",)
@@ -31,7 +44,7 @@ class ShareGpt:
     for_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        one_of("reasoning", self.reasoning, ("keep", "drop"))
+        one_of("targets", self.targets, ("whole", "split", "weight"))
 
     def schema(self) -> Mapping[str, str]:
         return {}
@@ -39,15 +52,20 @@ class ShareGpt:
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
         for item in group:
             for conversation in conversations(item):
-                messages = conversation.weighted(self.reasoning)
-                turns = share_gpt_turns(messages)
-                if not alternates(turns):
-                    yield Skipped("turns don't alternate")
-                    continue
-                system = "\n\n".join(content_text(m) for m in messages if m["role"] == "system")
-                tools = json.dumps([tool["function"] for tool in conversation.tools], ensure_ascii=False)
-                values = {"conversations": turns, "system": system, "tools": tools, **item.labels()}
-                yield Row(values, content=(turns, system, tools), rendered=conversation.rendered())
+                rows = conversation.targets(self.targets, MessageForm(self.reasoning))
+                yield from (self._row(item, conversation, messages) for messages in rows)
+                if not rows:
+                    yield UNTRAINED
+
+    def _row(self, item: ExportItem, conversation: Conversation, messages: Sequence[Message]) -> Row | Skipped:
+        turns = share_gpt_turns(messages)
+        if not alternates(turns):
+            return Skipped("turns don't alternate")
+        system = "\n\n".join(content_text(m) for m in messages if m["role"] == "system")
+        tools = json.dumps([tool["function"] for tool in conversation.tools], ensure_ascii=False)
+        values = {"conversations": turns, "system": system, "tools": tools, **item.labels()}
+        rendered = None if self.targets == "split" else conversation.rendered()
+        return Row(values, content=(turns, system, tools), rendered=rendered)
 
 
 def share_gpt_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -94,5 +112,5 @@ def _assistant(message: Message) -> dict[str, Any]:
     if not calls:
         return {"from": "gpt", "value": thought + text, **weight}
     value = json.dumps(calls[0] if len(calls) == 1 else calls, ensure_ascii=False)
-    turn = {"from": "function_call", "value": thought + value, **weight}
-    return {**turn, "text": text} if text.strip() else turn
+    value = f"{text}\n<tool_call>{value}</tool_call>" if text.strip() else value
+    return {"from": "function_call", "value": thought + value, **weight}

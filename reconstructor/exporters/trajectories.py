@@ -13,21 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, texts_behind
+from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, Skipped, texts_behind
 from rolltap.reconstructor.exporters.conversation import RecordedMessage, recorded_messages
 from rolltap.types import CallSpan, Segment
 
 COLUMNS: Mapping[str, str] = {
-    "session_id": "string",
-    "rollout_id": "string",
-    "group_id": "string",
-    "task_id": "string",
-    "reward": "float64",
+    **LABEL_TYPES,
     "row_index": "int32",
     "policy": "string",
     "harness": "string",
     "status": "string",
     "scoring": "string",
+    "tampering": "json",
     "agent": "string",
     "kind": "string",
     "prompt_length": "int32",
@@ -43,6 +40,7 @@ COLUMNS: Mapping[str, str] = {
     "task": "json",
     "rewards": "json",
     "findings": "json",
+    "log_check": "json",
     "sampling": "json",
     "messages": "json",
     "tools": "json",
@@ -83,12 +81,12 @@ class _Facts:
     def of(self, turn: CallSpan) -> dict[str, Any]:
         """A turn with everything that is on record of its call."""
         call = self.item.calls[turn.call_id]
-        found, text = self.classifications.get(turn.call_id), self.item.texts.get(turn.call_id)
+        classification, text = self.classifications.get(turn.call_id), self.item.texts.get(turn.call_id)
         return {
             **asdict(turn),
-            "kind": found.kind.value if found is not None else call.kind.value,
-            "rule": found.rule if found is not None else "",
-            "mask": found.mask if found is not None else "",
+            "kind": classification.kind.value if classification is not None else call.kind.value,
+            "rule": classification.rule if classification is not None else "",
+            "mask": classification.mask if classification is not None else "",
             "outcome": call.outcome.value,
             "finish": call.finish.value,
             "flaw": call.flaw.value if call.flaw is not None else None,
@@ -96,7 +94,7 @@ class _Facts:
             "policy": call.policy,
             "shared": call.shared,
             "version_spans": [asdict(span) for span in call.versions],
-            **({"logprobs": call.logprobs} if found is not None and found.mask else {}),
+            **({"logprobs": call.logprobs} if classification is not None and classification.mask else {}),
             "break": self.break_before(turn.call_id),
             "created_at": text.created_at if text is not None else None,
             "finished_at": text.finished_at if text is not None else None,
@@ -106,8 +104,8 @@ class _Facts:
         }
 
     def break_before(self, call_id: str) -> dict[str, Any] | None:
-        found = self.breaks.get(call_id)
-        return asdict(found) if found is not None else None
+        break_ = self.breaks.get(call_id)
+        return asdict(break_) if break_ is not None else None
 
 
 def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
@@ -122,6 +120,7 @@ def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
         "harness": item.harness,
         "status": item.rollout.status.value if item.rollout else None,
         "scoring": item.rollout.scoring.value if item.rollout else None,
+        "tampering": dict(item.rollout.tampering) if item.rollout else {},
         "agent": segment.agent,
         "kind": segment.kind.value,
         "prompt_length": segment.prompt_length,
@@ -136,7 +135,8 @@ def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
         "break": facts.break_before(broken),
         "task": _task(item),
         "rewards": list(_rewards(item)),
-        "findings": [asdict(found) for found in item.trajectory.findings],
+        "findings": [asdict(finding) for finding in item.trajectory.findings],
+        "log_check": asdict(item.trajectory.log_check),
         "sampling": dict(last.sampling) if last is not None else None,
         "messages": [_message(each) for each in recorded] if recorded is not None else None,
         "tools": list(last.tools) if last is not None else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem, Rendered, Row, Skipped
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
-from rolltap.reconstructor.exporters.redact import library_patterns
+from rolltap.reconstructor.exporters.redact import detectors_named
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.exporters.sft import Sft
 
@@ -130,6 +131,15 @@ def test_a_condition_that_cannot_be_read_is_named(where: str, says_: str):
         parse_where([where])
 
 
+def test_parquet_without_pyarrow_names_the_extra(
+    many: list[ExportItem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DatasetError, match=r"pip install .*\[export\]"):
+        write(tmp_path / "out", many, "sft-tokens")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_is_not_empty_is_left_alone(many: list[ExportItem], tmp_path: Path):
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(DatasetError, match="not empty"):
@@ -171,11 +181,13 @@ def test_a_template_that_fails_on_a_row_leaves_it_out(many: list[ExportItem], tm
         return False
 
     manifest = write(tmp_path / "out", many[:3], "sft", differs=differs)
-    assert manifest["failed"]["by_reason"] == {"TypeError: Can only get item pairs from a mapping.": 1}
+    reason = "TypeError: Can only get item pairs from a mapping."
+    assert manifest["failed"]["by_reason"] == {reason: 1}
+    assert manifest["failed"]["rows"] == [{"session_id": many[1].session.id, "row": 0, "reason": reason}]
     assert (manifest["rows"], manifest["rerendered"]) == (2, {"rows": 2, "differ": 0})
 
 
-@pytest.mark.parametrize("format", ["trajectories", "sft", "verl-sft", "atif"])
+@pytest.mark.parametrize("format", ["trajectories", "sft", "verl-rl", "atif"])
 def test_a_dry_run_counts_the_same_and_writes_nothing(format: str, many: list[ExportItem], tmp_path: Path):
     query = Query(where=parse_where(["session!=s03"]), splits={"train": 0.5, "test": 0.5})
     wet = write(tmp_path / "out", many, format, query)
@@ -207,7 +219,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem
     ("name", "options", "message"),
     [
         ("csv", {}, "no format 'csv'; known: atif, harbor"),
-        ("sft", {"colour": "red"}, "sft has no option 'colour'; known: reasoning"),
+        ("sft", {"colour": "red"}, "sft has no option 'colour'; known: arguments, reasoning"),
         ("sft", {"reasoning": "some"}, "want keep or drop"),
         ("preference", {"margin": "wide"}, "want a float"),
     ],
@@ -255,7 +267,9 @@ def test_secrets_are_counted_by_kind_and_found_by_a_library(world: World, tmp_pa
     script.ask([user(f"Use {pypi} and AKIAABCDEFGHIJKLMNOP.")], says("Yes."))
     items = [script.item(reward=1.0, task="t")]
     assert write(tmp_path / "own", items, "sft")["secrets_by_kind"] == {"AWS key id": 1}
-    found = write(tmp_path / "both", items, "sft", Query(detectors=library_patterns()))["secrets_by_kind"]
+    found = write(tmp_path / "both", items, "sft", Query(detectors=detectors_named(["detect-secrets"])))[
+        "secrets_by_kind"
+    ]
     assert found == {"AWS key id": 1, "PyPI Token": 1}
     assert pypi not in next((tmp_path / "both").glob("*.jsonl")).read_text()
 

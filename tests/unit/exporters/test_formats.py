@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import atif
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from datasets import load_dataset
 
-from rolltap.reconstructor.exporters import exporter_named
+from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.types import Outcome, Reward
 
+from . import readers
 from .world import TOOLS, World, reasons_of, rows_of, says, tool, user
 
 
@@ -138,40 +139,14 @@ def test_verl_rl_has_one_row_a_task_with_verls_columns(world: World, tmp_path: P
     assert named["agent_name"] == "tool_agent"
 
 
-def test_verl_sft_reads_back_as_pandas_gives_it_to_a_chat_template(world: World, tmp_path: Path):
-    """verl's `MultiTurnSFTDataset` reads by pandas, makes lists of arrays, and renders message by message."""
-    item = world.solved("s").item()
-    loaded(tmp_path, "verl-sft", [item])
-    table = pq.read_table(tmp_path / "out" / "train-00000-of-00001.parquet").to_pandas()
-    row = _lists(table.iloc[0].to_dict())
-    assert row["enable_thinking"]
-    text = world.tokenizer.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)
-    for expected in (
-        '{"name": "bash", "arguments": {"command": "ls"}}',
-        "<think>\nall there\n</think>",
-        "Runs a command",
-    ):
-        assert expected in text
-
-
-def _lists(value: Any) -> Any:
-    """Arrays as lists at every depth, as verl does on reading."""
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    if isinstance(value, (list, np.ndarray)):
-        return [_lists(item) for item in value]
-    return value
-
-
 def test_sharegpt_alternates_as_its_readers_demand(world: World, tmp_path: Path):
     item = world.solved("s").item()
     (row,) = loaded(tmp_path, "sharegpt", [item])
     turns = row["conversations"]
     assert [turn["from"] for turn in turns] == ["human", "function_call", "observation", "gpt"]
-    thought, _, calls = turns[1]["value"].partition("</think>\n\n")
-    assert thought == "<think>\nwhat is here?\n"
+    words, _, calls = turns[1]["value"].removesuffix("</tool_call>").partition("\n<tool_call>")
+    assert words == "<think>\nwhat is here?\n</think>\n\nI look around."
     assert [call["name"] for call in json.loads(calls)] == ["bash", "read"]
-    assert turns[1]["text"] == "I look around."
     assert json.loads(turns[2]["value"]) == ["a.txt", "text"]
     assert row["system"] == "You are an agent."
     assert [entry["name"] for entry in json.loads(row["tools"])] == ["bash", "read"]
@@ -271,3 +246,25 @@ def test_tool_arguments_are_objects_in_every_container(
     rows: Any = load_dataset(kind, data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
     called = next(message for message in rows[0][column] if message.get("tool_calls"))
     assert called["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
+
+
+@pytest.mark.parametrize("format", [name for name in EXPORTERS if name != "slime"])  # its files are torch's
+def test_every_file_loads_with_datasets(format: str, world: World, tmp_path: Path) -> None:
+    items = [world.solved(f"s{i}", f"answer {i}").item(reward=float(i), task="t", group="g") for i in range(2)]
+    for container in exporter_named(format).containers:
+        out = tmp_path / container
+        with DatasetWriter(out, exporter_named(format), Query(container=container)) as writer:
+            writer.add(items)
+            rows = writer.finish()["rows"]
+        assert rows
+        assert load_dataset(str(out), split="train", cache_dir=str(tmp_path / "cache")).num_rows == rows
+
+
+def test_the_docs_table_is_made_of_the_tests() -> None:
+    text = readers.PAGE.read_text(encoding="utf-8")
+    assert text == readers.page(text), "python -m tests.unit.exporters.readers"
+    assert set(readers.ROWS) == set(readers.READERS) == set(EXPORTERS)
+    for tests in readers.READERS.values():
+        for _, file, test in tests:
+            code = (Path(__file__).parent / file).read_text(encoding="utf-8")
+            assert re.search(rf"^(async )?def {test}\(", code, re.MULTILINE), (file, test)

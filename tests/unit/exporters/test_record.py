@@ -23,6 +23,7 @@ from rolltap.cli.export import export
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
+from rolltap.ledger.rebuilding import OwnRebuilder
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.dialects import DIALECTS
@@ -120,7 +121,7 @@ async def _record(url: str) -> None:
     async def close(session_id: str) -> None:
         await log.close_session(session_id, 1_772_000_009.0)
 
-    ledger = Ledger(log.database, trajectories=trajectories, close_session=close)
+    ledger = Ledger(log.database, rebuilder=OwnRebuilder(log.database, trajectories), close_session=close)
     await ledger.policies.register("tiny")
     task = Task("list-files", "List.", {"harness": "codex"}, ("files",))
     group = await ledger.groups.open(GroupSpec("tiny", 2, task, ("first",)))
@@ -166,6 +167,18 @@ def test_the_record_becomes_conversations_whatever_the_dialect(store: str, tmp_p
     assert (rows["free"]["reward"], rows["free"]["task_id"]) == (None, None)
     assert "3 rows of sft" in output.replace("\n", " ")
     assert "2.00 calls each" in output
+
+
+TRAINERS = {"verifiers": 3, "nemo-gym": 2, "trl-grpo": 3, "slime": 2, "skyrl-sft": 1, "skyrl-rl": 2}
+"""Rows of the record, whose sessions sampled the same tokens; one of them has no reward."""
+
+
+@pytest.mark.parametrize("format", TRAINERS)
+def test_the_record_becomes_the_files_of_other_trainers(format: str, store: str, tmp_path: Path):
+    code, output = run(store, tmp_path / "out", "--format", format)
+    assert code == 0, output
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["rows"], manifest["failed"]["count"]) == (TRAINERS[format], 0)
 
 
 def test_groups_become_pairs(store: str, tmp_path: Path):

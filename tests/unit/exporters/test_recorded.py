@@ -17,7 +17,7 @@ from rolltap.types import Finish, RolloutStatus, Scoring
 
 from .world import Script, World, lines, reasons_of, rows_of, says, system, tool, user
 
-MESSAGE_FORMATS = ("sft", "sharegpt", "verl-sft", "preference", "kto")
+MESSAGE_FORMATS = ("sft", "sharegpt", "preference", "kto")
 TOKEN_FORMATS = ("sft-tokens", "trajectories", "transitions", "harbor")
 SECRET = "sk-abcdefghijklmnopqrstuvwxyz0123456789ABCD"
 
@@ -104,6 +104,19 @@ def test_a_trunk_is_a_target_once(world: World):
     assert weights.count(("the trunk", 0)) == 4
     targets = [row["completion"][0]["content"] for row in made("sft", items, targets="split")]
     assert sorted(targets) == [*(f"branch {number}" for number in range(5)), "the trunk"]
+
+
+@pytest.mark.parametrize("format", ["sft", "sharegpt"])
+def test_readers_that_train_every_reply_get_only_conversations_of_which_each_may_be(format: str, world: World):
+    found = list(exporter_named(format, {"targets": "whole"}).rows([branched(world, 5).item()]))
+    assert len(rows_of(found)) == 1
+    assert reasons_of(found) == ["a reply that may not be trained"] * 4
+
+
+def test_readers_that_train_the_last_turn_get_each_reply_as_one(world: World):
+    rows = made("sharegpt", [branched(world, 5).item()], targets="split")
+    last = [row["conversations"][-1]["value"] for row in rows]
+    assert sorted(last) == [*(f"branch {number}" for number in range(5)), "the trunk"]
 
 
 def test_cut_off_replies_and_words_that_nobody_sampled_are_no_targets(world: World):

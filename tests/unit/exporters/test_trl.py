@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 
+from .readers import PAGE
 from .world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
@@ -51,8 +54,8 @@ def model(world: World, tmp_path: Path) -> Any:
     return Qwen3ForCausalLM.from_pretrained(tmp_path / "model")
 
 
-def exported(folder: Path, format: str, items: list[ExportItem]) -> Any:
-    with DatasetWriter(folder / "out", exporter_named(format), Query()) as writer:
+def exported(folder: Path, format: str, items: list[ExportItem], **options: str) -> Any:
+    with DatasetWriter(folder / "out", exporter_named(format, options), Query()) as writer:
         for group in (items[:4], items[4:]):
             writer.add(group)
         manifest = writer.finish()
@@ -113,6 +116,18 @@ def test_sft_on_messages(items: list[ExportItem], world: World, model: Any, trl:
     assert all(math.isfinite(loss) for loss in losses(trainer))
 
 
+def test_sft_on_replies_trains_each_once(items: list[ExportItem], world: World, model: Any, trl: Any, tmp_path: Path):
+    data = exported(tmp_path, "sft", items, targets="split")
+    args = trl.SFTConfig(**settings(tmp_path))
+    trainer = trl.SFTTrainer(model=model, args=args, train_dataset=data, processing_class=world.tokenizer)
+    batches = list(trainer.get_train_dataloader())
+    trained = [[token for token in labels if token != -100] for b in batches for labels in b["labels"].tolist()]
+    sampled = [call.output_ids.tolist() for item in items for call in item.calls.values()]
+    newline = world.ids("\n")
+    assert sorted(trained) == sorted(reply + newline for reply in sampled)
+    assert all(math.isfinite(loss) for loss in losses(trainer))
+
+
 def covers_the_record(batch: Any, items: list[ExportItem]) -> int:
     """Whether each row is a recorded conversation whose loss begins with the first sampled token; how many are.
 
@@ -149,3 +164,41 @@ def test_kto_on_labels(items: list[ExportItem], world: World, model: Any, trl: A
     batches = list(trainer.get_train_dataloader())
     assert sum(covers_the_record(batch, items) for batch in batches) == 8
     assert all(math.isfinite(loss) for loss in losses(trainer))
+
+
+@pytest.mark.filterwarnings("ignore")  # of TRL about its own experiments
+def test_grpo_replays_recorded_rollouts(items: list[ExportItem], world: World, model: Any, trl: Any, tmp_path: Path):
+    """The program of docs/exports.md: a `rollout_func` that gives back the rows of each prompt's group."""
+    (program,) = re.findall(r"```python\n([^`]*?rollout_func=replay.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    exported(tmp_path, "trl-grpo", items)
+    _, _, functions = program.partition("rows = ")
+    functions, _, _ = functions.partition("args = ")
+    names: dict[str, Any] = {"load_dataset": load_dataset, "defaultdict": defaultdict}
+    exec("rows = " + functions.replace("out/", f"{tmp_path}/out/"), names)
+    chosen = {name: value for name, value in settings(tmp_path).items() if name != "max_length"}
+    batch = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 4096}
+    args = trl.GRPOConfig(**{**chosen, **batch, "beta": 0.0})
+    groups = Dataset.from_dict({"prompt": list(names["rows"])})
+    trainer = trl.GRPOTrainer(
+        model, names["recorded"], args, groups, processing_class=world.tokenizer, rollout_func=names["replay"]
+    )
+    seen: list[tuple[list[int], list[int], float]] = []
+
+    def loss(model: Any, inputs: Any) -> Any:
+        for ids, mask, on, advantage in zip(
+            inputs["completion_ids"], inputs["completion_mask"], inputs["tool_mask"], inputs["advantages"], strict=True
+        ):
+            whole = mask.bool()
+            seen.append((ids[whole].tolist(), on[whole].tolist(), advantage.item()))
+        return compute(model, inputs)
+
+    compute, trainer._compute_loss = trainer._compute_loss, loss
+    assert all(math.isfinite(loss) for loss in losses(trainer))
+    recorded = []
+    for item in items:
+        start = item.rows[0].prompt_length
+        recorded.append((item.rows[0].token_ids[start:].tolist(), item.rows[0].loss_mask[start:].tolist()))
+    assert sorted((ids, mask) for ids, mask, _ in seen[:8]) == sorted(recorded)
+    order = [recorded.index((ids, [bool(on) for on in mask])) for ids, mask, _ in seen[:8]]
+    advantages = {index: advantage for index, (*_, advantage) in zip(order, seen[:8], strict=True)}
+    assert [advantages[index] > 0 for index in range(8)] == [False, False, True, True] * 2

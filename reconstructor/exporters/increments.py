@@ -1,0 +1,228 @@
+"""`--state FILE`: a dataset that grows. Each run appends what has ended since the last one, and a killed run goes on.
+
+The dataset is made of parts, each written like a dataset of its own (`DatasetWriter`). A finished part is entered in
+the state in one transaction with the units (groups, sessions without a group) that it holds, and then moved in. A part
+that is not in the state is thrown away; one that is there and was not moved is moved by the next run. So no unit is
+twice in a dataset and none is missing, whenever a run is killed.
+
+A unit is taken once, when all of it has ended (`ExportItem.settled`); until then it waits for a later run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters.base import ExportItem
+from rolltap.reconstructor.exporters.dataset import DatasetWriter
+from rolltap.reconstructor.exporters.destinations import CARD, MANIFEST, encoded
+from rolltap.reconstructor.exporters.figures import card
+from rolltap.reconstructor.exporters.merging import merged
+from rolltap.reconstructor.exporters.writers import disk_errors
+
+TABLES = """
+create table if not exists parts (number integer primary key, manifest blob not null);
+create table if not exists units (id text primary key) without rowid;
+create table if not exists contents (digest blob primary key) without rowid;
+create table if not exists tasks (split text, id text, primary key (split, id)) without rowid;
+"""
+
+
+class ExportState:
+    """What a growing dataset holds, in a SQLite file. One export at a time: a second one is refused."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._errors():  # used by one thread after another, never by two at once
+            self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+            self._connection.execute("pragma locking_mode = exclusive")
+            self._connection.execute("pragma synchronous = full")
+            self._connection.execute("begin immediate")
+            for table in filter(None, map(str.strip, TABLES.split(";"))):
+                self._connection.execute(table)
+            self._connection.execute("commit")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @property
+    def units(self) -> set[str]:
+        return {row[0] for row in self._rows("select id from units")}
+
+    @property
+    def contents(self) -> set[bytes]:
+        return {row[0] for row in self._rows("select digest from contents")}
+
+    @property
+    def parts(self) -> dict[int, dict[str, Any]]:
+        """The manifests of the parts, by number."""
+        return {row[0]: msgspec.json.decode(row[1]) for row in self._rows("select * from parts order by number")}
+
+    def tasks(self, split: str) -> int:
+        return self._rows("select count(*) from tasks where split = ?", split)[0][0]
+
+    def enter(self, number: int, manifest: Mapping[str, Any], units: Sequence[str], writer: DatasetWriter) -> None:
+        """A part, with what it holds, or nothing at all."""
+        with self._errors():
+            run = self._connection.execute
+            run("begin immediate")
+            run("insert into parts values (?, ?)", (number, msgspec.json.encode(manifest)))
+            many = self._connection.executemany
+            many("insert into units values (?)", [(unit,) for unit in units])
+            many("insert or ignore into contents values (?)", [(digest,) for digest in writer.contents])
+            tasks = [(split, task) for split, ids in writer.tasks.items() for task in ids]
+            many("insert or ignore into tasks values (?, ?)", tasks)
+            run("commit")
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        with self._errors():
+            return self._connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            reason = "another export is using it" if "locked" in str(error) else error
+            raise DatasetError(f"--state: {self._path}: {reason}") from None
+        except sqlite3.DatabaseError as error:
+            raise DatasetError(f"--state: {self._path} is no state of an export: {error}") from None
+
+
+class GrowingDataset:
+    """As `DatasetWriter`: takes groups, and `finish` returns the manifest of the whole dataset.
+
+    `part(folder, known)` makes the writer of a part, where rows with the digests `known` are duplicates. A part ends at
+    about `part_bytes`.
+    """
+
+    def __init__(
+        self, out: Path, state: Path, part: Callable[[Path, set[bytes]], DatasetWriter], part_bytes: float
+    ) -> None:
+        self._out = out
+        self._parts = out.parent / f".{out.name}.parts"
+        self._state = ExportState(state)
+        self._make = part
+        self._part_bytes = part_bytes
+        self._writer: DatasetWriter | None = None
+        self._pending: list[str] = []
+        self.waiting = 0
+
+    def __enter__(self) -> GrowingDataset:
+        try:
+            with disk_errors(self._out):
+                parts = self._state.parts
+                self._check(parts)
+                for number, manifest in parts.items():
+                    self._move(number, manifest)
+                shutil.rmtree(self._parts, ignore_errors=True)
+                self._units, self._contents = self._state.units, self._state.contents
+                self._number = max(parts, default=-1) + 1
+        except BaseException:
+            self._state.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._writer is not None:
+            self._writer.__exit__(kind, error, at)
+        self._state.close()
+
+    def add(self, group: Sequence[ExportItem]) -> None:
+        """Takes in a group once, when all of it has ended."""
+        unit = group[0].group_id or group[0].session.id
+        if unit in self._units:
+            return
+        if not all(item.settled for item in group):
+            self.waiting += len(group)
+            return
+        if self._writer is None:
+            self._writer = self._make(self._folder(self._number), self._contents)
+            self._writer.__enter__()
+        self._writer.add(group)
+        self._units.add(unit)
+        self._pending.append(unit)
+        if self._writer.size >= self._part_bytes:
+            self._commit()
+
+    def finish(self) -> dict[str, Any]:
+        """Enters the last part; the manifest of all of them, with how many sessions wait for a later run."""
+        if self._writer is None and not self._state.parts:  # the first run makes a dataset, also one without rows
+            self._writer = self._make(self._folder(self._number), self._contents)
+            self._writer.__enter__()
+        if self._writer is not None:
+            self._commit()
+        with disk_errors(self._out):
+            shutil.rmtree(self._parts, ignore_errors=True)
+            return self._describe(self._state.parts)
+
+    def _commit(self) -> None:
+        assert self._writer is not None
+        with disk_errors(self._out):
+            writer, self._writer = self._writer, None
+            manifest = writer.finish()
+            self._state.enter(self._number, manifest, self._pending, writer)
+            self._contents |= writer.contents
+            self._move(self._number, manifest)
+            self._describe(self._state.parts)
+        self._pending = []
+        self._number += 1
+
+    def _folder(self, number: int) -> Path:
+        return self._parts / f"{number:05d}"
+
+    def _check(self, parts: Mapping[int, Mapping[str, Any]]) -> None:
+        """Refuses a folder that is not this state's, and another query than its earlier parts had."""
+        if not parts:
+            if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
+                raise DatasetError(f"{self._out} is there and not empty, and --state knows nothing of it")
+            return
+        asked = msgspec.json.decode(msgspec.json.encode(self._make(self._folder(0), set()).asked))
+        for name, value in asked.items():
+            before = next(iter(parts.values()))[name]
+            if before != value:
+                raise DatasetError(f"--state: {self._out} was made with {name} {before}, not {value}")
+        for number, manifest in parts.items():
+            for file in manifest["files"]:
+                name = _name(number, file["path"])
+                if not (self._out / name).exists() and not (self._folder(number) / file["path"]).exists():
+                    raise DatasetError(f"--state: {self._out / name} is gone")
+
+    def _move(self, number: int, manifest: Mapping[str, Any]) -> None:
+        """Puts a part's files into the dataset, as far as they are not there."""
+        self._out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file in manifest["files"]:
+            source = self._folder(number) / file["path"]
+            if source.exists():
+                source.rename(self._out / _name(number, file["path"]))
+
+    def _describe(self, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+        """Writes the manifest and the card of all parts."""
+        named = [
+            {**manifest, "files": [{**file, "path": _name(number, file["path"])} for file in manifest["files"]]}
+            for number, manifest in parts.items()
+        ]
+        manifest = merged(named)
+        for split, figures in manifest["splits"].items():
+            figures["tasks"] = self._state.tasks(split)
+        manifest["sessions_waiting"] = self.waiting
+        for name, text in ((MANIFEST, encoded(manifest)), (CARD, card(manifest, manifest["files"]).encode())):
+            fresh = self._out / f".{name}"
+            fresh.write_bytes(text)
+            fresh.chmod(0o600)
+            fresh.rename(self._out / name)
+        return manifest
+
+
+def _name(number: int, path: str) -> str:
+    """`train-00000-of-00001.parquet` of part 3 is `train-p00003-00000-of-00001.parquet`."""
+    split, rest = path.split("-", 1)
+    return f"{split}-p{number:05d}-{rest}"

@@ -1,0 +1,141 @@
+"""NeMo Gym's rollouts (`gym eval run`'s JSON Lines): one row a rollout, in the Responses API's items.
+
+The last item of a trained reply holds `prompt_token_ids`, `generation_token_ids` and `generation_log_probs`, as Gym's
+own model servers write them; NeMo RL trains on these. It wants every prompt to begin with what came before it, so a
+rollout whose history broke off, or which has subagents, has no row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rolltap.reconstructor.exporters.base import (
+    Container,
+    ExportItem,
+    Message,
+    Row,
+    Skipped,
+    only_segment,
+    texts_behind,
+)
+from rolltap.reconstructor.exporters.conversation import Conversation, as_text, content_text, conversations
+from rolltap.types import Call
+
+
+@dataclass(frozen=True, slots=True)
+class NemoGym:
+    """`agent` is the agent that Gym's figures are grouped by; "" is the rollout's harness."""
+
+    agent: str = ""
+
+    name: ClassVar[str] = "nemo-gym"
+    containers: ClassVar[tuple[Container, ...]] = ("jsonl",)
+    faithful: ClassVar[bool] = True
+    for_training: ClassVar[bool] = True
+
+    def schema(self) -> Mapping[str, str]:
+        return {}
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        for index, item in enumerate(group):
+            segment = only_segment(item)
+            if isinstance(segment, Skipped):
+                yield segment
+            elif item.reward is None:
+                yield Skipped("no reward")
+            elif not (readable := list(conversations(item))):
+                yield Skipped("a segment whose messages are not on record")
+            else:
+                values = self._values(item, readable[0], index)
+                yield Row(values, texts=texts_behind(item, [turn.call_id for turn in segment.turns]))
+
+    def _values(self, item: ExportItem, conversation: Conversation, index: int) -> dict[str, Any]:
+        opening = conversation.opening
+        request_items = [each for message in conversation.recorded[:opening] for each in _items(message.message, "in")]
+        output: list[dict[str, Any]] = []
+        for place, each in enumerate(conversation.recorded[opening:]):
+            output += _items(each.message, str(place))
+            if each.train and each.call_id is not None:
+                output[-1] |= _tokens(item.calls[each.call_id])
+        first = item.texts[next(each.call_id for each in conversation.recorded if each.call_id is not None)]
+        request = {"input": request_items, "tools": [_tool(tool) for tool in conversation.tools], **first.sampled_at}
+        response = {
+            "id": f"resp_{item.session.id}",
+            "created_at": first.created_at,
+            "model": item.session.policy,
+            "object": "response",
+            "output": output,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": request["tools"],
+        }
+        return {
+            "_ng_task_index": task_index(item.group_id or item.session.id),
+            "_ng_rollout_index": index,
+            "agent_ref": {"name": self.agent or item.harness or "agent"},
+            "responses_create_params": request,
+            "response": response,
+            **item.labels(),
+        }
+
+
+def task_index(name: str) -> int:
+    """A number for a group that does not depend on what else is exported: 48 bits of its id's hash."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
+
+
+def _tokens(call: Call) -> dict[str, Any]:
+    return {
+        "prompt_token_ids": call.prompt_ids,
+        "generation_token_ids": call.output_ids,
+        "generation_log_probs": call.logprobs,
+    }
+
+
+def _items(message: Message, place: str) -> list[dict[str, Any]]:
+    """A message as items of the Responses API; the words of a reply stand before its tool calls."""
+    if message["role"] == "tool":
+        fields = {"call_id": message.get("tool_call_id", ""), "output": content_text(message)}
+        return [{"type": "function_call_output", **fields, "status": "completed"}]
+    if message["role"] != "assistant":
+        return [{"type": "message", "role": message["role"], "content": _content(message)}]
+    items: list[dict[str, Any]] = []
+    calls = message.get("tool_calls") or ()
+    if reasoning := message.get("reasoning_content"):
+        summary = [{"type": "summary_text", "text": reasoning}]
+        items.append({"type": "reasoning", "id": f"rs_{place}", "summary": summary})
+    if (text := content_text(message)) or not calls:
+        content = [{"type": "output_text", "text": text, "annotations": []}]
+        items.append(
+            {"type": "message", "id": f"msg_{place}", "role": "assistant", "content": content, "status": "completed"}
+        )
+    for call in calls:
+        function = as_text(call["function"])
+        fields = {"name": function["name"], "arguments": function["arguments"], "call_id": call["id"]}
+        items.append({"type": "function_call", "id": call["id"], **fields, "status": "completed"})
+    return items
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else [_part(part) for part in content]
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] == "text":
+        return {"type": "input_text", "text": part["text"]}
+    return {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool.get("function", tool)
+    return {
+        "type": "function",
+        "name": function["name"],
+        "description": function.get("description"),
+        "parameters": function.get("parameters"),
+        "strict": function.get("strict"),
+    }

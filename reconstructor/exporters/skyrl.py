@@ -1,0 +1,83 @@
+"""SkyRL's files: `skyrl-sft` for its SFT trainer's `pretokenized_dataset_paths`, `skyrl-rl` for its `PromptDataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rolltap.reconstructor.exporters.base import (
+    LABEL_TYPES,
+    Container,
+    ExportItem,
+    Row,
+    Skipped,
+    last_span,
+    texts_behind,
+)
+from rolltap.reconstructor.exporters.verl import TaskPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class SkyRlSft:
+    """One row a segment with loss: its sampled tokens, and a mask over all of them."""
+
+    name: ClassVar[str] = "skyrl-sft"
+    containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
+    faithful: ClassVar[bool] = True
+    for_training: ClassVar[bool] = True
+
+    def schema(self) -> Mapping[str, str]:
+        return {
+            "input_ids": "list<int32>",
+            "loss_mask": "list<int32>",
+            **LABEL_TYPES,
+        }
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        for item in group:
+            if not item.rows:
+                yield Skipped("no tokens that may be trained")
+            for segment in item.rows:
+                end = last_span(segment).end
+                ids, mask = segment.token_ids[:end], segment.loss_mask[:end].astype(np.int32)
+                texts = texts_behind(item, [turn.call_id for turn in segment.turns])
+                yield Row({"input_ids": ids, "loss_mask": mask, **item.labels()}, content=(ids, mask), texts=texts)
+
+
+@dataclass(frozen=True, slots=True)
+class SkyRlRl:
+    """One row a task: its opening messages, to be sampled from again in the environment `env_class`."""
+
+    env_class: str = "rolltap"
+    data_source: str = "rolltap"
+
+    name: ClassVar[str] = "skyrl-rl"
+    containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
+    faithful: ClassVar[bool] = False
+    for_training: ClassVar[bool] = False
+
+    def schema(self) -> Mapping[str, str]:
+        return {
+            "data_source": "string",
+            "prompt": "inferred",
+            "env_class": "string",
+            "reward_spec": "inferred",
+            "extra_info": "inferred",
+        }
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        task = TaskPrompt.of(group)
+        if task is None:
+            yield Skipped("no conversation that may be trained")
+            return
+        values: dict[str, Any] = {
+            "data_source": self.data_source,
+            "prompt": task.messages,
+            "env_class": self.env_class,
+            "reward_spec": {"method": "rule", "ground_truth": task.truth},
+            "extra_info": {"index": task.id, "task_id": task.id},
+        }
+        yield Row(values, content=(task.id, task.messages))

@@ -1,0 +1,96 @@
+"""What is kept out of datasets: found by kind, replaced, counted; and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolltap.errors import DatasetError
+from rolltap.reconstructor.exporters.redact import KEYS, PatternDetector, Redactor, detectors_in, detectors_named
+
+
+@given(st.data())
+@pytest.mark.parametrize("detector", KEYS, ids=lambda detector: detector.kind)
+def test_whatever_a_pattern_matches_is_found_in_any_text(detector: PatternDetector, data: st.DataObject):
+    """So the anchors, which spare the search, are in everything that the pattern matches."""
+    found = data.draw(st.from_regex(detector.pattern))
+    assert detector.spans(f"before {found} behind") or not detector.pattern.search(f"before {found} behind")
+    assert detector.spans(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("write to ada.lovelace+x@mail.example.org now", "e-mail address"),
+        ("call +49 (30) 1234-5678.", "phone number"),
+        ("card 4111 1111 1111 1111, please", "payment card"),
+        ("to DE89 3704 0044 0532 0130 00", "IBAN"),
+    ],
+)
+def test_personal_data_is_replaced_and_counted_by_kind(text: str, kind: str):
+    redactor = Redactor(more=detectors_named(["personal"]))
+    clean = redactor.clean({"content": text, "n": 1})
+    assert "[redacted]" in clean["content"]
+    assert redactor.replaced == {kind: 1}
+    assert not redactor.finds(clean)
+    assert Redactor().clean(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["card 4111 1111 1111 1112", "a@b and @decorator", "x + 12345678901", "12345678901234567890123456789", "1.5+2.25",
+     "2026-11-22 19:00:00 1700000000", "GB00 WEST 1234 5698 7654 32"],
+)  # fmt: skip
+def test_what_only_looks_like_personal_data_stays(text: str):
+    assert Redactor(more=detectors_named(["personal"])).clean(text) == text
+
+
+@pytest.mark.parametrize("text", ["a" * 200_000, "a@" * 100_000, "4 " * 100_000, "AB12 " * 40_000, "+1 " * 60_000])
+def test_no_pattern_takes_long_over_long_texts(text: str):
+    start = time.process_time()
+    Redactor(more=detectors_named(["personal"])).clean(text)
+    assert time.process_time() - start < 5
+
+
+def test_patterns_of_a_file(tmp_path: Path):
+    (tmp_path / "own.toml").write_text("'ticket' = 'PROJ-\\d{3,}'\n")
+    redactor = Redactor(more=detectors_in(tmp_path / "own.toml"))
+    assert redactor.clean("see PROJ-1234 and PROJ-1") == "see [redacted] and PROJ-1"
+    assert redactor.replaced == {"ticket": 1}
+
+
+@pytest.mark.parametrize("text", ["'ticket' = '('", "no toml", "'ticket' = 3"])
+def test_a_file_that_cannot_be_read_is_named(text: str, tmp_path: Path):
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(DatasetError, match=r"own.toml: want KIND = 'PATTERN' a line"):
+        detectors_in(tmp_path / "own.toml")
+
+
+class Names:
+    """A package's detector."""
+
+    kind = "name"
+
+    def spans(self, text: str) -> Iterable[tuple[int, int]]:
+        at = text.find("Ada")
+        return [(at, at + 3)] if at >= 0 else []
+
+
+def names() -> list[Names]:
+    return [Names()]
+
+
+def test_a_packages_detector_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch):
+    point = EntryPoint("names", f"{__name__}:names", "rolltap.detectors")
+    monkeypatch.setattr(EntryPoint, "load", lambda _: names)
+    monkeypatch.setattr("rolltap.plugins.entry_points", lambda **asked: EntryPoints([point]).select(**asked))
+    redactor = Redactor(more=detectors_named(["names"]))
+    assert redactor.clean("Ada wrote") == "[redacted] wrote"
+    with pytest.raises(DatasetError, match="no detector 'faces'; known: detect-secrets, names, personal"):
+        detectors_named(["faces"])
