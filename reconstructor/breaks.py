@@ -20,20 +20,20 @@ def breaks_of(forest: TokenForest, compacted: frozenset[str]) -> dict[str, Break
     was no call of a conversation and has no break.
     """
     retries = {node.id for siblings in forest.siblings() for node in siblings[1:]}
-    found: dict[str, Break] = {}
+    breaks: dict[str, Break] = {}
     for node in forest:
         named = _named_parent(forest, node)
         if node.call.outcome is Outcome.REFUSED:
             continue
         if node.call.break_ is not None:
-            found[node.id] = _measured(node.call.break_, node, named)
+            breaks[node.id] = _measured(node.call.break_, node, named)
         elif node.parent is None and named is not None:
-            found[node.id] = _measured(Break(_reason(node, named), node.id, named.id, 0), node, named)
+            breaks[node.id] = _measured(Break(_reason(node, named), node.id, named.id, 0), node, named)
         elif node.parent is None and node is not forest.nodes[0] and node.id not in retries:
-            found[node.id] = Break(BreakReason.NEW_CONVERSATION, node.id, None, 0)
-        if node.id in found:
-            found[node.id] = replace(found[node.id], reason=_proven_reason(found[node.id], node.id in compacted))
-    return found
+            breaks[node.id] = Break(BreakReason.NEW_CONVERSATION, node.id, None, 0)
+        if node.id in breaks:
+            breaks[node.id] = replace(breaks[node.id], reason=_proven_reason(breaks[node.id], node.id in compacted))
+    return breaks
 
 
 def _proven_reason(recorded: Break, compacted: bool) -> BreakReason:

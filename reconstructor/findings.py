@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from rolltap.finding import Grade, SessionFinding
+from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
 from rolltap.types import (
     Break,
     BreakReason,
@@ -34,24 +35,35 @@ REFUSED_SHARE = 0.1
 
 UNAPPLIED: Mapping[str, tuple[str, str]] = {
     "tool_choice": ("tool_choice_not_forced", "asked for a tool call that is not forced: served as auto"),
-    "reasoning_effort": ("effort_not_applied", "asked for an effort that no prompt here changes by"),
+    "reasoning_effort": (
+        "effort_not_applied",
+        "asked for an effort that the model's prompt does not have: its nearest, or none",
+    ),
+    "thinking": ("thinking_not_switched", "asked to think, or not to, and the model's prompt does not change by it"),
 }
 BREAKS: Mapping[BreakReason, tuple[str, str]] = {
     BreakReason.TOOLS_CHANGED: ("tools_changed", "offer other tools than the conversation before them"),
-    BreakReason.SYSTEM_CHANGED: ("system_changed", "begin with another system text than the conversation before them"),
+    BreakReason.SYSTEM_CHANGED: (
+        "system_changed",
+        "begin with another system text or effort than the conversation before them",
+    ),
     BreakReason.TEMPLATE_NOT_BRIDGEABLE: ("template_changed", "were rendered anew: the template writes another prompt"),
 }
 Test = Callable[[Call], bool]
 
 
 def findings_of(
-    calls: Sequence[Call], classifications: Sequence[Classification], breaks: Sequence[Break]
+    calls: Sequence[Call],
+    classifications: Sequence[Classification],
+    breaks: Sequence[Break],
+    log_check: LogCheck = UNCHECKED,
 ) -> tuple[SessionFinding, ...]:
     """The findings of a session, the worst first. `classifications` are those of `calls`, one each."""
-    kinds = {found.call_id: found.kind for found in classifications}
+    kinds = {one.call_id: one.kind for one in classifications}
     agents = [call for call in calls if kinds[call.id] is CallKind.MAIN and call.outcome is not Outcome.REFUSED]
     replied = [call for call in agents if call.outcome is Outcome.COMPLETED]
-    found = [
+    findings = [
+        *_outside(log_check, len(calls)),
         *_whole(replied, calls, trained=any(not each.mask for each in classifications)),
         *_endings(replied),
         *_tokens(replied),
@@ -60,7 +72,14 @@ def findings_of(
         *_breaks(breaks, kinds),
     ]
     order = list(Grade)
-    return tuple(sorted(found, key=lambda finding: order.index(finding.grade)))
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.grade)))
+
+
+def _outside(log_check: LogCheck, calls: int) -> Iterable[SessionFinding]:
+    """What the harness itself says otherwise."""
+    if log_check.verdict is LogVerdict.MISMATCH:
+        text = f"calls of a session that its harness's own log does not confirm: {log_check.text}"
+        yield SessionFinding("log_mismatch", Grade.FATAL, calls, text)
 
 
 def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> Iterable[SessionFinding]:

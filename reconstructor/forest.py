@@ -101,9 +101,9 @@ class TokenForest:
         start = self._start(call)
         certain = start is not None and start.id == call.parent_id and start.call.outcome is Outcome.COMPLETED
         for candidates in self._contexts.proposals(call.prompt_ids, start, others=not certain):
-            proven = [found for found in candidates if _extends(call, found.call)]
+            proven = [candidate for candidate in candidates if _extends(call, candidate.call)]
             if proven:
-                return max(proven, key=lambda found: _preference(call, found))
+                return max(proven, key=lambda candidate: _preference(call, candidate))
         return start
 
     def _start(self, call: Call) -> PrefixNode | None:

@@ -131,12 +131,12 @@ def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         {"id": call["tool_call_id"], "function": {"name": call["function_name"], "arguments": call["arguments"]}}
         for call in step.get("tool_calls") or ()
     ]
-    said: dict[str, Any] = {"role": "assistant", "content": _atif_text(step.get("message"))}
+    message: dict[str, Any] = {"role": "assistant", "content": _atif_text(step.get("message"))}
     if step.get("reasoning_content"):
-        said["reasoning_content"] = step["reasoning_content"]
+        message["reasoning_content"] = step["reasoning_content"]
     if calls:
-        said["tool_calls"] = [_wire_call(call) for call in calls]
-    yield said
+        message["tool_calls"] = [_wire_call(call) for call in calls]
+    yield message
     called = {call["id"] for call in calls}
     for result in results:
         text = _atif_text(result.get("content"))

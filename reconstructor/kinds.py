@@ -4,7 +4,9 @@
 2. `stated`: the policy is a frozen helper, or the harness's own header names the purpose.
 3. `role`: the session's owner gave the caller a role, whose calls are the agent's.
 4. `replaces_history`: a summary. Nothing goes on from the reply; the next call of the same agent has a shorter history,
-   and quotes the reply or was preceded by this call without tools.
+   and quotes the reply or was preceded by this call without tools. Where that call holds the last replies as they
+   were, it is shorter if it lacks some of those before them, or if it goes on from none and quotes a reply that was
+   asked for without tools. A try for a summary, asked for behind the same reply and thrown away, is one too.
 5. `aside`: a side call. The session's agent offers tools, this call offers none, and nothing goes on from it. Where no
    call offers tools: a request of its own that nothing goes on from, beside a conversation of several calls, and for
    another model or delivered otherwise (streamed or whole) than any call of that conversation.
@@ -20,11 +22,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rolltap.reconstructor.forest import PrefixNode, TokenForest
+from rolltap.reconstructor.siblings import quoted_share
 from rolltap.reconstructor.threads import Thread, Threads, threads_of
 from rolltap.types import BreakReason, CallKind
 
 SUBAGENT = "subagent-{}"
 """Name of an agent that no header names: the number of its conversation within the session."""
+
+REPLY_END, STANDS = 32, 0.5
+"""A reply stands in a later prompt if half of its last tokens, this many, do."""
 
 
 class KindRule(StrEnum):
@@ -120,32 +126,65 @@ def _is_apart(node: PrefixNode, threads: Threads) -> bool:
 
 def _summaries(forest: TokenForest, threads: Threads) -> dict[str, str]:
     """By the id of a call whose reply replaced a history, the call that goes on behind it."""
-    found: dict[str, str] = {}
+    summaries: dict[str, str] = {}
     nodes = forest.nodes
     for position, later in enumerate(nodes):
-        if later.parent is not None or (later.id in threads.before and later.call.shape.replies):
+        if later.parent is not None:
             continue
+        kept = _kept_beside_a_summary(forest, later, threads)
+        goes_on = later.id in threads.before and later.call.shape.replies
         named = [forest.get(call_id) for call_id in later.call.shape.quotes]
         previous = nodes[position - 1] if position else None
         for node in [*named, previous]:
-            if node is None or node.id >= later.id or node.id in threads.followers or node.id in found:
+            if node is None or node.id >= later.id or node.id in threads.followers or node.id in summaries:
                 continue
             quoted = node.id in later.call.shape.quotes
-            if (quoted or node.call.shape.tools == 0) and _replaces(node, later, threads):
-                found[node.id] = later.id
-    return found
+            pasted = kept is not None and not threads.by_call[node.id].toolsets
+            if goes_on and not (quoted and (pasted or threads.by_call[node.id] is threads.by_call[later.id])):
+                continue
+            if (quoted or node.call.shape.tools == 0) and _replaces(node, later, kept, threads):
+                summaries[node.id] = later.id
+                summaries.update((each.id, later.id) for each in _thrown_away(node, later, kept, threads))
+    return summaries
 
 
-def _replaces(node: PrefixNode, later: PrefixNode, threads: Threads) -> bool:
+def _kept_beside_a_summary(forest: TokenForest, later: PrefixNode, threads: Threads) -> PrefixNode | None:
+    """The call whose reply `later` seems to hold without all the replies that were before it."""
+    recorded = later.call.break_
+    kept = forest.get(recorded.parent_id) if recorded is not None else None
+    return kept if kept is not None and 0 < threads.depths[later.id] <= threads.depths[kept.id] else None
+
+
+def _replaces(node: PrefixNode, later: PrefixNode, kept: PrefixNode | None, threads: Threads) -> bool:
     """Whether `later` is the same agent's call with a shorter history than the one that `node` was shown."""
     thread = threads.by_call[node.id]
+    quoted = node.id in later.call.shape.quotes
     shown = threads.depths[node.id] > threads.depths[later.id]
     if not thread.toolsets and later.call.shape.tools:  # a history pasted into one message, without tools
         earlier = [other for other in threads.threads if other.first.id < node.id]
-        return node.id in later.call.shape.quotes and any(later.call.shape.toolset in o.toolsets for o in earlier)
+        return quoted and any(later.call.shape.toolset in other.toolsets for other in earlier)
     if thread.toolsets:
+        lacks_some = kept is not None and threads.by_call[kept.id] is thread
+        withheld = node.call.shape.tools == 0 and later.id not in threads.before
+        if quoted and (lacks_some or withheld):
+            shown = threads.depths[node.id] > 0
         return shown and later.call.shape.toolset in thread.toolsets
-    return shown and node.id in later.call.shape.quotes and later.call.shape.system in thread.systems
+    return shown and quoted and later.call.shape.system in thread.systems
+
+
+def _thrown_away(summary: PrefixNode, later: PrefixNode, kept: PrefixNode | None, threads: Threads) -> list[PrefixNode]:
+    """Tries for `summary`, from the same reply on, that nothing goes on from and whose reply `later` does not hold.
+
+    Of a reply that `later` holds, what stands last does so even where its thinking was dropped.
+    """
+    tries = summary.parent.children if summary.parent is not None else []
+    return [
+        node
+        for node in tries
+        if node.id < summary.id and node is not kept and node.id not in threads.followers
+        if node.call.agent == summary.call.agent and len(node.call.output_ids)
+        if quoted_share(later.call.prompt_ids, node.call.output_ids[-REPLY_END:]) < STANDS
+    ]
 
 
 def _agents(threads: Threads) -> dict[str, str]:

@@ -78,8 +78,8 @@ class PrefixIndex:
         hashes = prefix_hashes(prompt[base:], known, offset=base)
         lengths = np.unique(self._lengths[low:high])
         for value in reversed(hashes[lengths - base].tolist()):
-            if found := self._by_hash.get(value):
-                yield found
+            if entry := self._by_hash.get(value):
+                yield entry
 
     def _hash_waiting(self) -> None:
         """Hashes what is new, each context from where its parent's ends if that is hashed."""

@@ -56,14 +56,17 @@ def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajecto
     segments = tuple(build_segment(plan, spans, purposes) for plan in plans)
     classifications = tuple(_classification(node.id, kept) for node in forest)
     found_breaks = tuple(breaks.values())
-    findings = findings_of([node.call for node in forest], classifications, found_breaks)
+    findings = findings_of([node.call for node in forest], classifications, found_breaks, rules.log_check)
     return Trajectory(
         session_id=forest.nodes[0].call.session_id if forest.nodes else "",
         segments=segments,
         breaks=found_breaks,
-        counts=_counts(forest, kept, breaks, segments) | {f"findings.{found.name}": 1 for found in findings},
+        counts=_counts(forest, kept, breaks, segments)
+        | {f"findings.{finding.name}": 1 for finding in findings}
+        | {f"log_checks.{rules.log_check.verdict}": 1},
         classifications=classifications,
         findings=findings,
+        log_check=rules.log_check,
     )
 
 
@@ -131,6 +134,6 @@ def _counts(
         if reason is not MaskReason.TRAINED:
             counts[f"masked_calls.{reason}"] += 1
             counts[f"masked_tokens.{reason}"] += len(node.call.output_ids)
-    counts.update(f"breaks.{found.reason}" for found in breaks.values())
+    counts.update(f"breaks.{break_.reason}" for break_ in breaks.values())
     counts.update(f"calls.{purpose.kind}" for purpose in kept.purposes.by_call.values())
     return {name: counts[name] for name in sorted(counts)}

@@ -39,10 +39,10 @@ class Report:
         return _share(whole - self.counts.get("row_tokens", 0), whole)
 
     def breakdown(self, prefix: str) -> dict[str, int]:
-        """The counts under `prefix` (`breaks`, `masked_calls`, `masked_tokens`; `findings`, in sessions), the largest
-        first."""
-        found = {name.split(".", 1)[1]: n for name, n in self.counts.items() if name.startswith(f"{prefix}.")}
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        """The counts under `prefix`, the largest first: `breaks`, `masked_calls`, `masked_tokens`; in sessions
+        `findings`, `log_checks`."""
+        counts = {name.split(".", 1)[1]: n for name, n in self.counts.items() if name.startswith(f"{prefix}.")}
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON."""
@@ -59,12 +59,23 @@ class Report:
             "masked_calls": self.breakdown("masked_calls"),
             "masked_tokens": self.breakdown("masked_tokens"),
             "findings": self.breakdown("findings"),
+            "log_checks": self.breakdown("log_checks"),
         }
 
 
 def report_of(trajectory: Trajectory) -> Report:
     """The report of one trajectory."""
     return Report(1, dict(trajectory.counts))
+
+
+def report_from(values: Mapping[str, Any]) -> Report:
+    """The report of what `to_dict` made of it."""
+    parts = {"calls_by_kind": "calls", "breaks_by_reason": "breaks"}
+    counts = {name: value for name, value in values.items() if isinstance(value, int) and name != "trajectories"}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            counts.update({f"{parts.get(name, name)}.{key}": count for key, count in value.items()})
+    return Report(values["trajectories"], counts)
 
 
 def total(reports: Iterable[Report]) -> Report:

@@ -14,6 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from rolltap.errors import ConfigError
+from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
 from rolltap.types import EVALUATION, PURPOSE_TAG, Call, CallKind, Finish, Flaw, Outcome, SamplingFlaw, Session
 
 
@@ -41,8 +42,9 @@ class MaskReason(StrEnum):
     LENGTH_TRUNCATED = "length_truncated"  # cut off by the token limit
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
     VERSION_UNKNOWN = "version_unknown"  # the weight version that sampled it is not on record
-    SAMPLING_TRUNCATED = "sampling_truncated"  # greedy, top-p, top-k, min-p or penalties: no trainer can replay it
+    SAMPLING_TRUNCATED = "sampling_truncated"  # greedy, penalties, or cut without a mask: no trainer can replay it
     LOGPROBS_UNTEMPERED = "logprobs_untempered"  # the log-probs are not at the temperature that it was sampled with
+    LOG_MISMATCH = "log_mismatch"  # the harness's own log says otherwise than the record
 
 
 SWITCHABLE = frozenset(
@@ -56,6 +58,7 @@ SWITCHABLE = frozenset(
         MaskReason.VERSION_UNKNOWN,
         MaskReason.SAMPLING_TRUNCATED,
         MaskReason.LOGPROBS_UNTEMPERED,
+        MaskReason.LOG_MISMATCH,
     }
 )
 
@@ -75,11 +78,13 @@ class Rules:
     """What is kept out of the loss on top of what always is; the defaults mask every doubtful call.
 
     `policy` trains only that policy's calls; None trains every policy's. With `evaluation` no call is trained.
+    `log_check` is the session's: with a mismatch no call is trained, unless that rule is off.
     """
 
     mask: frozenset[MaskReason] = SWITCHABLE
     policy: str | None = None
     evaluation: bool = False
+    log_check: LogCheck = UNCHECKED
 
     def __post_init__(self) -> None:
         if fixed := sorted(self.mask - SWITCHABLE):
@@ -117,6 +122,7 @@ class Rules:
             MaskReason.VERSION_UNKNOWN: call.flaw is Flaw.VERSION_UNKNOWN or not call.versions,
             MaskReason.SAMPLING_TRUNCATED: call.sampling_flaw is SamplingFlaw.TRUNCATED,
             MaskReason.LOGPROBS_UNTEMPERED: call.sampling_flaw is SamplingFlaw.UNTEMPERED,
+            MaskReason.LOG_MISMATCH: self.log_check.verdict is LogVerdict.MISMATCH,
         }
         return next((reason for reason, true in holds.items() if true and reason in self.mask), None)
 
@@ -124,7 +130,7 @@ class Rules:
 def session_rules(session: Session, train: Iterable[MaskReason | str] = ()) -> Rules:
     """The rules of a session, with those named in `train` off: its own policy's calls, and none if it measures."""
     evaluation = session.tags.get(PURPOSE_TAG) == EVALUATION
-    return Rules(policy=session.policy, evaluation=evaluation).train(*train)
+    return Rules(policy=session.policy, evaluation=evaluation, log_check=session.log_check).train(*train)
 
 
 def unusable(call: Call) -> MaskReason | None:

@@ -18,6 +18,9 @@ from rolltap.reconstructor.rules import MaskReason
 from rolltap.reconstructor.strategies import SegmentPlan
 from rolltap.types import NO_VERSION, Call, CallKind, CallSpan, Segment
 
+ROUTED_EXPERTS = "routed_experts"
+"""The extra array with the experts of the passes that sampled a call's tokens."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpanPair:
@@ -36,7 +39,10 @@ def span_pair(node: PrefixNode, index: int, reason: MaskReason, agent: str) -> S
 
 
 def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair], purposes: Mapping[str, Purpose]) -> Segment:
-    """The arrays of a run. Extras are 0 off the mask; where a trained call lacks one, NaN (floats) or -1 (integers)."""
+    """The arrays of a run. Extras are 0 off the mask; where a trained call lacks one, NaN (floats) or -1 (integers).
+
+    Experts are of every sampled token, context too, and -1 elsewhere: 0 is an expert.
+    """
     last = plan.path[-1].call
     token_ids = np.concatenate([last.prompt_ids, last.output_ids]).astype(np.int32, copy=False)
     length = len(token_ids)
@@ -62,24 +68,43 @@ def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair], purposes: Ma
         turns=context + tuple(spans[node.id].owned for node in own),
         agent=purpose.agent,
         kind=purpose.kind,
-        extras=_extras(trained, length),
+        extras=_extras(trained, [node.call for node in plan.path], length),
     )
 
 
-def _extras(trained: Sequence[Call], length: int) -> dict[str, np.ndarray]:
-    """The optional per-token arrays of the trained calls, laid out over the segment."""
+def _extras(trained: Sequence[Call], path: Sequence[Call], length: int) -> dict[str, np.ndarray]:
+    """The optional per-token arrays of the trained calls, laid out over the segment; experts of the whole path's.
+
+    Tables [T, K] are as wide as the widest: who runs the server may ask for more candidates while a session lasts.
+    """
     extras: dict[str, np.ndarray] = {}
     for name in sorted({name for call in trained for name in call.extras}):
         samples = {call.id: call.extras[name] for call in trained if name in call.extras}
-        forms = {(array.dtype, array.shape[1:]) for array in samples.values()}
-        if len(forms) > 1:
-            raise AlignmentError(f"extra {name!r} has several forms in one segment: calls {', '.join(samples)}")
-        dtype, shape = forms.pop()
-        laid = np.zeros((length, *shape), dtype)
-        for call in trained:
-            laid[len(call.prompt_ids) : call.context_length] = samples.get(call.id, _absent(dtype))
+        dtype, shape = _common_form(name, samples)
+        routed = name == ROUTED_EXPERTS
+        laid = np.full((length, *shape), -1 if routed else 0, dtype)
+        for call in path if routed else trained:
+            values = call.extras.get(name) if routed else samples.get(call.id)
+            laid[len(call.prompt_ids) : call.context_length] = _fitted(values, dtype, shape)
         extras[name] = laid
     return extras
+
+
+def _common_form(name: str, samples: Mapping[str, np.ndarray]) -> tuple[np.dtype, tuple[int, ...]]:
+    """The type and sizes of one token's values; `AlignmentError` where calls differ in more than a table's width."""
+    forms = {(array.dtype, array.shape[1:]) for array in samples.values()}
+    if len(forms) > 1 and not (len({dtype for dtype, _ in forms}) == 1 and all(len(sizes) == 1 for _, sizes in forms)):
+        raise AlignmentError(f"extra {name!r} has several forms in one segment: calls {', '.join(samples)}")
+    return max(forms, key=lambda form: form[1])
+
+
+def _fitted(values: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray | float | int:
+    """A call's `values`, a table with absent ones up to its width; absent where the call has none of this form."""
+    if values is not None and values.shape[1:] == shape:
+        return values
+    if values is None or values.ndim != 2 or len(shape) != 1:
+        return _absent(dtype)
+    return np.pad(values, ((0, 0), (0, shape[0])), constant_values=_absent(dtype))[:, : shape[0]]
 
 
 def _absent(dtype: np.dtype) -> float | int:

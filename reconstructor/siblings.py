@@ -75,13 +75,13 @@ def _ranks_by_content(rivals: Sequence[PrefixNode], later: Sequence[PrefixNode])
     """Ranks for the one sibling whose reply stands in a later prompt more than any other's."""
     ranks: dict[str, int] = {}
     for node in later:
-        shares = sorted((_quoted_share(node.call.prompt_ids, rival.call.output_ids), rival.id) for rival in rivals)
+        shares = sorted((quoted_share(node.call.prompt_ids, rival.call.output_ids), rival.id) for rival in rivals)
         if shares[-1][0] > shares[-2][0]:
             ranks[shares[-1][1]] = max(_rank([node]), ranks.get(shares[-1][1], 0))
     return ranks
 
 
-def _quoted_share(prompt: Int32, output: Int32) -> float:
+def quoted_share(prompt: Int32, output: Int32) -> float:
     """The share of a reply's windows that stand in a prompt."""
     window = min(WINDOW, len(output))
     return float(np.isin(_windows(output, window), _windows(prompt, window)).mean())

@@ -83,13 +83,19 @@ def _earlier(forest: TokenForest, node: PrefixNode, depths: Mapping[str, int]) -
     named = forest.get(recorded.parent_id if recorded is not None else node.call.parent_id)
     if named is None or named is node:
         return None
-    return named if recorded is None or _goes_on(recorded, node, depths.get(named.id, 0)) else None
+    return named if recorded is None or _goes_on(recorded, node, named, depths.get(named.id, 0)) else None
 
 
-def _goes_on(recorded: Break, node: PrefixNode, depth: int) -> bool:
-    """Whether a conversation goes on over a break. A request without replies goes on from none, whatever it shares."""
+def _goes_on(recorded: Break, node: PrefixNode, named: PrefixNode, depth: int) -> bool:
+    """Whether a conversation goes on over a break from `named`, which was shown `depth` replies.
+
+    A request without replies goes on from none, whatever it shares. Nor does one with tools from a call without, if it
+    holds no more replies than that was shown: a router is shown the agent's history, and the agent then goes on.
+    """
     shape = node.call.shape
     if shape.tools is not None and not shape.replies:
+        return False
+    if shape.tools and named.call.shape.tools == 0 and shape.replies <= depth:
         return False
     return recorded.reason not in FRESH_STARTS or 0 < shape.replies >= depth
 

@@ -53,6 +53,15 @@ def test_a_title_of_the_first_message_under_another_frame_is_a_side_call():
     assert kinds([first, title, second])[1] == ("auxiliary", "aside")
 
 
+def test_a_router_that_is_shown_the_agents_history_is_a_side_call():
+    """Gemini CLI, resumed: the next call of the agent holds the history that the router was shown, not its choice."""
+    first = make_call(0, [1], [2], shape=AGENT)
+    router = fresh(make_call(1, [9, 1, 2, 3], [8], shape=replace(PLAIN, replies=1)))
+    second = make_call(2, [1, 7, 2, 3], [4], shape=replace(AGENT, replies=1))
+    second = broken(second, BreakReason.TOOLS_CHANGED, router)
+    assert kinds([first, router, second]) == [("main", "agent"), ("auxiliary", "aside"), ("main", "agent")]
+
+
 def test_the_last_answer_with_the_tools_withheld_is_the_agents():
     first = make_call(0, [1], [2], shape=AGENT)
     last = broken(make_call(1, [9, 1, 2, 3], [4], shape=replace(PLAIN, replies=1)), BreakReason.TOOLS_CHANGED, first)
@@ -87,6 +96,43 @@ def test_a_summary_that_the_next_history_quotes_is_masked_unless_switched_on():
     assert masks(trajectory) == ["", "", "summary", ""]
     assert [found.reason for found in trajectory.breaks] == [BreakReason.COMPACTION]
     assert masks(reconstruct([first, second, summary, behind], rules=Rules().train("summary"))) == [""] * 4
+
+
+def test_a_summary_behind_which_the_last_turn_is_kept_is_one():
+    """Claude Code keeps the turn before the compaction beside the summary, so its history goes on from that turn."""
+    first = make_call(0, [1], [2], shape=AGENT)
+    second = make_call(1, after(first, 3), [4], shape=AGENT)
+    summary = make_call(2, after(second, 7), [6, 6], shape=AGENT)
+    kept = replace(AGENT, replies=1, quotes=(summary.id,))
+    behind = broken(make_call(3, [1, 6, 6, 4], [5], shape=kept), BreakReason.COMPACTION, second)
+    assert masks(reconstruct([first, second, summary, behind])) == ["", "", "summary", ""]
+
+
+def test_a_turn_that_is_kept_beside_a_summary_without_its_thinking_is_no_try_for_it():
+    first = make_call(0, [1], [2], shape=AGENT)
+    second = make_call(1, after(first, 3), [4], shape=AGENT)
+    turn = make_call(3, after(second, 5), [*range(70, 79), *range(50, 90)], shape=AGENT)
+    summary = make_call(4, after(second, 5, 7), [6, 6], shape=AGENT)
+    kept = replace(AGENT, replies=1, quotes=(summary.id,))
+    behind = broken(make_call(5, [1, 6, 6, *turn.output_ids[9:], 8], [9], shape=kept), BreakReason.COMPACTION)
+    assert masks(reconstruct([first, second, turn, summary, behind])) == ["", "", "", "summary", ""]
+
+
+def test_a_last_word_without_tools_that_is_quoted_where_the_history_goes_on_is_the_agents():
+    first = make_call(0, [1], [2], shape=AGENT)
+    last = broken(make_call(1, [9, 1, 2, 3], [4, 4], shape=replace(PLAIN, replies=1)), BreakReason.TOOLS_CHANGED, first)
+    quoting = replace(AGENT, system="later", replies=1, quotes=(last.id,))
+    further = broken(make_call(2, [8, 1, 2, 3, 4, 4], [5], shape=quoting), BreakReason.SYSTEM_CHANGED, first)
+    assert masks(reconstruct([first, last, further]))[1] != "summary"
+
+
+def test_a_turn_whose_quoted_reply_ends_a_history_that_goes_on_is_no_summary():
+    first = make_call(0, [1], [2], shape=AGENT)
+    second = make_call(1, after(first, 3), [4], shape=AGENT)
+    other = make_call(2, after(first, 7), [6, 6], shape=AGENT)
+    quoting = replace(AGENT, replies=2, quotes=(other.id,))
+    behind = broken(make_call(3, [8, 2, 4, 6, 6], [5], shape=quoting), BreakReason.COMPACTION, second)
+    assert masks(reconstruct([first, second, other, behind])) == ["", "", "", ""]
 
 
 def test_a_summary_without_tools_is_one_even_if_the_next_prompt_rewrites_it():

@@ -221,9 +221,20 @@ def test_extras_are_full_width_and_say_where_the_engine_gave_none():
     assert extras["experts"].tolist() == [[0, 0], [1, 2], [0, 0], [-1, -1]]
 
 
-def test_extras_of_two_forms_are_refused():
+def test_a_session_outlasts_another_number_of_candidates():
+    """`top_logprobs` and `sampling_mask` are the server's settings: it may start again with others in mid-session."""
+    first = make_call(0, [1], [2], extras={"top_ids": np.asarray([[2, 7, 8]], np.int32), "top": np.zeros((1, 3), "f4")})
+    more = {"top_ids": np.asarray([[4, 7, 8, 9]], np.int32), "top": np.zeros((1, 4), np.float32)}
+    second = make_call(1, after(first, 3), [4], extras=more)
+    extras = reconstruct([first, second]).segments[0].extras
+    assert extras["top_ids"].tolist() == [[0, 0, 0, 0], [2, 7, 8, -1], [0, 0, 0, 0], [4, 7, 8, 9]]
+    assert np.isnan(extras["top"]).tolist() == [[False] * 4, [False, False, False, True], [False] * 4, [False] * 4]
+
+
+@pytest.mark.parametrize("other", [np.zeros((1, 3), np.float64), np.zeros((1, 3, 1), np.float32)])
+def test_extras_of_two_forms_are_refused(other: np.ndarray):
     first = make_call(0, [1], [2], extras={"top": np.zeros((1, 3), np.float32)})
-    second = make_call(1, after(first, 3), [4], extras={"top": np.zeros((1, 5), np.float32)})
+    second = make_call(1, after(first, 3), [4], extras={"top": other})
     with pytest.raises(AlignmentError, match="extra 'top' has several forms in one segment: calls 000000, 000001"):
         reconstruct([first, second])
 
