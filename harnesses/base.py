@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -88,12 +88,13 @@ class Ending(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Exit:
     """What a finished run tells. `output` is what it printed, the middle of very much left out; `code` is None where a
-    signal ended it."""
+    signal ended it; `excess` names the limit that it was over and ended for ("": none)."""
 
     ending: Ending
     seconds: float
     code: int | None = None
     output: str = ""
+    excess: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +305,9 @@ class Evidence:
         budget ends first.
         """
         await workspace.clear_home()
-        left = self.began + self.limits.evaluate_s - time.monotonic()
+        remaining_s = self.began + self.limits.evaluate_s - time.monotonic()
         launch = replace(launch, env={**OWN_CONFIGURATION, **launch.env})
-        exit_ = await workspace.run(launch, self.limits, max(0.0, left))
+        exit_ = await workspace.run(launch, self.limits, max(0.0, remaining_s))
         self.seen.add(step, exit_.output)
         if exit_.ending is Ending.TIMED_OUT:
             raise EvaluatorFailed(f"{step} ran past {self.limits.evaluate_s:g} s")
@@ -322,6 +323,11 @@ class Evaluator(Protocol):
     @property
     def needs_clean_workspace(self) -> bool:
         """Whether it calls `Evidence.clean_workspace`; the runner then prepares that workspace while the agent runs."""
+        ...
+
+    @property
+    def reward_files(self) -> Sequence[str]:
+        """Files below the working copy that only the evaluator may write."""
         ...
 
     async def evaluate(self, evidence: Evidence) -> Verdict:

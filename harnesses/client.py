@@ -26,10 +26,11 @@ from rolltap.contract.admin import (
     SubmitTasks,
 )
 from rolltap.contract.base import values_of
+from rolltap.contract.harness_log import HarnessLog
 from rolltap.harnesses.base import Endpoint
 from rolltap.http_client import AsyncHttpClient, Request
 from rolltap.ids import new_id
-from rolltap.types import Task
+from rolltap.types import RolloutStatus, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,14 @@ class OpenedGroup:
     rollout_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutStanding:
+    """What the ledger says of a rollout: its status, and the attempt that it is at."""
+
+    status: RolloutStatus
+    attempt: int
+
+
 class AdminClient(AsyncHttpClient):
     """Calls to the admin plane at `url`, in an `async with` block."""
 
@@ -94,9 +103,15 @@ class AdminClient(AsyncHttpClient):
         reply = await self._post(f"/rollouts/{claim.rollout_id}/start", body)
         return _opened(reply, reply["model"])
 
-    async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> None:
-        """The one terminal state; closes the session. Without `end.scoring` the ledger decides."""
-        await self._post(f"/rollouts/{rollout_id}/finish", end)
+    async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> RolloutStanding:
+        """The one terminal state; closes the session. Without `end.scoring` the ledger decides.
+
+        After a failure of the infrastructure the rollout may be pending again: a new attempt is to be made.
+        """
+        return _standing(await self._post(f"/rollouts/{rollout_id}/finish", end))
+
+    async def rollout_standing(self, rollout_id: str) -> RolloutStanding:
+        return _standing(await self.get(f"/rollouts/{rollout_id}"))
 
     async def reward(self, reward: NewReward) -> None:
         """Appends a reward; one for an attempt that is over is refused."""
@@ -157,12 +172,20 @@ class AdminClient(AsyncHttpClient):
         """Later calls are refused. Whether calls were refused before for the session's cap of turns."""
         return (await self._post(f"/sessions/{session_id}/close")).get("capped", False)
 
+    async def check_log(self, session_id: str, log: HarnessLog) -> dict[str, Any]:
+        """Has the harness's own log compared with the closed session: its verdict and a text. The first one stands."""
+        return await self._post(f"/sessions/{session_id}/log", log)
+
     async def get(self, path: str, **query: str) -> Any:
         """Any read of the admin plane: `get("/sessions/ID")`."""
         return await self.send(Request("GET", path, query=query))
 
     async def _post(self, path: str, body: Any = None) -> Any:
         return await self.send(Request("POST", path, {} if body is None else values_of(body)))
+
+
+def _standing(rollout: Mapping[str, Any]) -> RolloutStanding:
+    return RolloutStanding(RolloutStatus(rollout["status"]), rollout["attempt"])
 
 
 def _opened(reply: Mapping[str, Any], model: str) -> OpenedSession:

@@ -17,14 +17,16 @@ class Codex:
         "Completed items of a dropped stream stay in its history, one more copy for each retry.",
         "Comments in the stream do not reset its idle timer of 300 s; real events do.",
         "A 429 without Retry-After ends the run at once.",
+        "With its built-in provider (`openai_base_url`) it asks for a WebSocket first; 426 sends it to HTTP at once.",
     )
 
     def launch(self, job: Job) -> Command:
-        provider = {
+        provider: dict[str, str | bool] = {
             "name": "rolltap",
             "base_url": job.endpoint.v1,
             "wire_api": "responses",
             "env_key": "ROLLTAP_KEY",
+            "supports_websockets": False,
         }
         settings: dict[str, str | bool | int] = {
             "model_provider": "rolltap",

@@ -1,8 +1,9 @@
 """The life of one rollout: prepare, run, evaluate, tear down; each stage has its own slots.
 
 A slot of one stage never waits for another stage, so a slow test does not block an agent; budgets count the stage's
-own time, not the wait for a slot. Every rollout is finished in exactly one terminal state. Failures of the workspace
-(`RuntimeFailed`, `SetupTimedOut`) are retried as new attempts with new keys; failures of the agent are results.
+own time, not the wait for a slot. Every rollout is finished in exactly one terminal state. Failures of the agent are
+results. Failures of the infrastructure are told to the ledger, which lets the rollout be tried again a few times as a
+new attempt with a new key: by this runner where it opened the group, else by the node that leases it next.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rolltap.contract.admin import FinishRollout, NewReward
-from rolltap.errors import EvaluatorFailed, InvalidRequest, LedgerError, RolltapError, RuntimeFailed, SetupTimedOut
+from rolltap.errors import EvaluatorFailed, InvalidRequest, LedgerError, RolltapError, SetupTimedOut
 from rolltap.harnesses.base import (
     Ending,
     Evaluator,
@@ -32,7 +33,11 @@ from rolltap.harnesses.base import (
     Workspace,
 )
 from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedSession
-from rolltap.harnesses.output import Transcript, last_line
+from rolltap.harnesses.logs.check import check_log
+from rolltap.harnesses.output import Transcript
+from rolltap.harnesses.result import CAUSES, STATUSES, Result, reason_of
+from rolltap.harnesses.tampering import Look, look_at
+from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import Cause, RolloutStatus, Task
 
 log = logging.getLogger("rolltap.runner")
@@ -44,17 +49,6 @@ SETTLE_S = 10.0
 
 ENDING_S = 5.0
 """How much longer than its budget an evaluation may last: the time to end what it runs, in seconds."""
-
-STATUSES = {
-    Ending.DONE: RolloutStatus.SUCCEEDED,
-    Ending.LIMIT: RolloutStatus.SUCCEEDED,
-    Ending.CRASHED: RolloutStatus.FAILED,
-    Ending.TIMED_OUT: RolloutStatus.TIMED_OUT,
-    Ending.CANCELLED: RolloutStatus.CANCELLED,
-}
-"""A harness that crashed or ran out of time is still evaluated; its status says how it ended."""
-
-CAUSES = {Ending.CRASHED: Cause.AGENT, Ending.TIMED_OUT: Cause.AGENT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,53 +114,31 @@ DEFAULT_SLOTS = Slots()
 
 @dataclass(slots=True)
 class RolloutState:
-    """A rollout under way. `session` is that of the last attempt that began; the rest is of the current attempt."""
+    """A rollout under way. The ledger knows `attempt` (0: none); `session` is that attempt's, once it began."""
 
     claim: ClaimedRollout
     assignment: Assignment
+    attempt: int = 0
     session: OpenedSession | None = None
     workspace: Workspace | None = None
     clean: asyncio.Task[Workspace] | None = None
     seen: Transcript = field(default_factory=Transcript)
+    tampering: list[TamperingAct] = field(default_factory=list)
     seconds: dict[Stage, float] = field(default_factory=dict)
-
-    @property
-    def attempt(self) -> int:
-        """0 while the ledger knows of none."""
-        return self.session.attempt if self.session else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The terminal state of a rollout, and the verdict that it is finished with."""
-
-    status: RolloutStatus
-    reason: str
-    verdict: Verdict | None = None
-    cause: Cause | None = None
-
-    @classmethod
-    def by(cls, error: RolltapError) -> Result:
-        """The result that an error of the machinery, not of the agent, leads to."""
-        status = RolloutStatus.TIMED_OUT if isinstance(error, SetupTimedOut) else RolloutStatus.FAILED
-        cause = Cause.EVALUATION if isinstance(error, EvaluatorFailed) else Cause.INFRASTRUCTURE
-        return cls(status, f"{error.code}: {error.message}", cause=cause)
 
 
 class RolloutRunner:
-    """Runs rollouts that the ledger has opened. `attempts` bounds the retries of a failing workspace."""
+    """Runs rollouts that the ledger has opened."""
 
     def __init__(
         self,
         client: AdminClient,
         slots: Slots = DEFAULT_SLOTS,
         *,
-        attempts: int = 3,
         name: str = "runner",
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         self._client = client
-        self._attempts = attempts
         self._name = name
         self._progress = progress
         self._leftovers: set[asyncio.Task[None]] = set()
@@ -179,21 +151,22 @@ class RolloutRunner:
         }
 
     async def run(self, claim: ClaimedRollout, assignment: Assignment) -> RolloutSummary:
-        """Takes the rollout to its terminal state.
+        """Takes the rollout to its terminal state; one of a node also to where it waits to be leased again.
 
         Cancelling this call ends the rollout as cancelled, unless `abandon` was called: then other nodes run it.
         """
         state = RolloutState(claim, assignment)
         self._report(state, Stage.WAITING)
-        result = Result(RolloutStatus.LOST, "no attempt was made", cause=Cause.INFRASTRUCTURE)
+        while (summary := await self._try(state)).status is RolloutStatus.PENDING and not claim.token:
+            pass
+        return summary
+
+    async def _try(self, state: RolloutState) -> RolloutSummary:
+        """One attempt, and what the ledger makes of how it ended."""
+        claim = state.claim
         try:
-            for _ in range(self._attempts):
-                try:
-                    async with self._alive:
-                        result = await self._attempt(state)
-                    break
-                except RuntimeFailed as failure:
-                    result = Result.by(failure)
+            async with self._alive:
+                result = await self._attempt(state)
         except LedgerError as refused:  # ended elsewhere: cancelled, or leased to another runner
             return await self._ended_elsewhere(state, refused)
         except RolltapError as error:
@@ -216,24 +189,30 @@ class RolloutRunner:
 
     async def _attempt(self, state: RolloutState) -> Result:
         assignment = state.assignment
-        state.workspace = state.clean = None
-        state.seen = Transcript()
+        state.session = state.workspace = state.clean = None
+        state.seen, state.tampering = Transcript(), []
         try:
             async with self._stage(state, Stage.PREPARE):
                 state.workspace = await self._prepare(assignment)
             async with self._stage(state, Stage.RUN):
                 if assignment.evaluator.needs_clean_workspace:
                     state.clean = asyncio.create_task(self._prepare_clean(assignment))
+                before = await _look(assignment, state.workspace)
                 state.session = await self._open(state)
+                state.attempt = state.session.attempt
                 exit_ = await self._run_agent(assignment, state.session, state.workspace)
                 if await self._client.close_session(state.session.session_id) and exit_.ending is Ending.CRASHED:
                     exit_ = replace(exit_, ending=Ending.LIMIT)
+                await check_log(self._client, state.session, assignment.harness, state.workspace, exit_)
             async with self._stage(state, Stage.EVALUATE):
+                state.tampering = (await _look(assignment, state.workspace)).acts_since(before)
+                if exit_.excess:
+                    state.tampering.append(TamperingAct.at(TamperingKind.LIMITS, exit_.excess))
                 try:
                     verdict = await self._evaluate(state, state.workspace, exit_)
                 except EvaluatorFailed as failure:
                     return Result.by(failure)
-            return Result(STATUSES[exit_.ending], _reason(exit_), verdict, CAUSES.get(exit_.ending))
+            return Result(STATUSES[exit_.ending], reason_of(exit_), verdict, CAUSES.get(exit_.ending))
         finally:
             await asyncio.shield(_tear_down(state))
 
@@ -285,9 +264,8 @@ class RolloutRunner:
     async def _run_agent(self, assignment: Assignment, session: OpenedSession, workspace: Workspace) -> Exit:
         endpoint = workspace.endpoint(session.endpoint)
         limits = replace(assignment.limits, turns=session.turns)
-        launch = assignment.harness.launch(
-            Job(endpoint, assignment.task.instruction, workspace.workdir, workspace.home, limits)
-        )
+        job = Job(endpoint, assignment.task.instruction, workspace.workdir, workspace.home, limits)
+        launch = assignment.harness.launch(job)
         return await workspace.run(launch, limits, limits.agent_s, reach=session.endpoint.base_url)
 
     async def _evaluate(self, state: RolloutState, workspace: Workspace, exit_: Exit) -> Verdict:
@@ -330,10 +308,14 @@ class RolloutRunner:
                 node_token=state.claim.token,
                 cause=result.cause,
                 evaluation=str(state.seen),
+                tampering=state.tampering,
             )
-            await self._client.finish_rollout(state.claim.rollout_id, end)
+            standing = await self._client.finish_rollout(state.claim.rollout_id, end)
         except LedgerError as refused:
             return await self._ended_elsewhere(state, refused)
+        if standing.status is RolloutStatus.PENDING:
+            state.attempt = standing.attempt
+            return self._summarise(state, replace(result, status=standing.status), None)
         scores = result.verdict.scores if result.verdict else ()
         whole = [score.value for score in scores if score.scope == "rollout"]
         return self._summarise(state, result, sum(whole) if whole else None)
@@ -358,8 +340,9 @@ class RolloutRunner:
 
     async def _ended_elsewhere(self, state: RolloutState, refused: LedgerError) -> RolloutSummary:
         """The ledger refused this runner's result, so the summary has the ledger's status."""
-        rollout = await self._client.get(f"/rollouts/{state.claim.rollout_id}")
-        return self._summarise(state, Result(RolloutStatus(rollout["status"]), refused.message), None)
+        standing = await self._client.rollout_standing(state.claim.rollout_id)
+        state.attempt = standing.attempt
+        return self._summarise(state, Result(standing.status, refused.message), None)
 
     def _summarise(self, state: RolloutState, result: Result, reward: float | None) -> RolloutSummary:
         summary = RolloutSummary(
@@ -373,15 +356,13 @@ class RolloutRunner:
             session_id=state.session.session_id if state.session else "",
             seconds=state.seconds,
         )
-        self._report(state, Stage.ENDED, summary)
+        self._report(state, Stage.WAITING if result.status is RolloutStatus.PENDING else Stage.ENDED, summary)
         return summary
 
 
-def _reason(exit_: Exit) -> str:
-    if exit_.ending is Ending.DONE:
-        return ""
-    code = "" if exit_.code is None else f" (exit code {exit_.code})"
-    return f"agent {exit_.ending.value}{code}: {last_line(exit_.output)}"
+async def _look(assignment: Assignment, workspace: Workspace) -> Look:
+    folders = workspace.folder, workspace.home_folder
+    return await asyncio.to_thread(look_at, *folders, assignment.evaluator.reward_files)
 
 
 async def _close_when_prepared(preparing: asyncio.Future[Workspace]) -> None:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 from rolltap.harnesses.base import Command, Ending, Job, Launch, Package, PythonCall
+from rolltap.harnesses.refusals import choice
 
 PACKAGE = Package("pip", "mini-swe-agent", "2.4.6", executable="mini", also=("litellm==1.106.2", "mcp>=1"))
 QUIRKS = (
@@ -51,12 +53,11 @@ ATTEMPTS = 3
 """Tries of one model call; the proxy retries its engine itself, so few are needed."""
 
 
-@dataclass(frozen=True, slots=True)
 class MiniSweAgent:
-    name: str = "mini-swe-agent"
-    package: Package = PACKAGE
-    dialect: str = "openai_chat"
-    quirks: tuple[str, ...] = QUIRKS
+    name = "mini-swe-agent"
+    package = PACKAGE
+    dialect = "openai_chat"
+    quirks = QUIRKS
 
     def launch(self, job: Job) -> Launch:
         argv = ["mini", "-m", f"openai/{job.endpoint.model}", "-y", "--exit-immediately", "-t", job.instruction]
@@ -87,6 +88,9 @@ class MiniSweAgentInProcess:
     dialect: str = "openai_chat"
     quirks: tuple[str, ...] = QUIRKS
 
+    def __post_init__(self) -> None:
+        choice("dialect of mini-swe-agent-inprocess", self.dialect, {"openai_chat": None})
+
     def launch(self, job: Job) -> Launch:
         return PythonCall(partial(_run, job, self.config))
 
@@ -110,7 +114,7 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
         from minisweagent.exceptions import TimeExceeded
         from minisweagent.models.litellm_model import LitellmModel
     except ImportError as error:
-        raise ConfigError(f"mini-swe-agent is not installed ({error}); pip install 'rolltap[demo]'") from error
+        raise ConfigError(f"mini-swe-agent is not installed ({error}); {install_line('demo')}") from error
 
     litellm.suppress_debug_info = True  # else it prints advice with every failed call
 

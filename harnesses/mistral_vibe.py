@@ -27,7 +27,7 @@ alias = "rolltap"
 
 class MistralVibe:
     name = "mistral-vibe"
-    package = Package("pip", "mistral-vibe", "3.0.3", executable="vibe", python=(3, 12))
+    package = Package("pip", "mistral-vibe", "3.0.2", executable="vibe", python=(3, 12))
     dialect = "openai_chat"
     quirks = ("It hangs up at [DONE], which is not an abort.",)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rolltap.contract.admin import PolicyOrRoles
 from rolltap.errors import RateLimited
@@ -74,9 +74,12 @@ def first_of(errors: ExceptionGroup) -> Exception:
 async def _open(
     client: AdminClient, assignment: Assignment, *, policy: PolicyOrRoles, n: int, tags: tuple[str, ...]
 ) -> OpenedGroup:
+    """Opens a group of the assignment's task, whose spec says which harness runs it."""
+    spec = {"harness": assignment.harness.name, **assignment.task.spec}
+    task = replace(assignment.task, spec=spec)
     while True:
         try:
-            return await client.open_group(assignment.task, policy=policy, n=n, tags=tags)
+            return await client.open_group(task, policy=policy, n=n, tags=tags)
         except RateLimited as limited:
             await asyncio.sleep(limited.retry_after or BACKPRESSURE_WAIT_S)
 

@@ -31,6 +31,10 @@ class EvaluatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     def needs_clean_workspace(self) -> bool:
         return False
 
+    @property
+    def reward_files(self) -> tuple[str, ...]:
+        return ()
+
     def check(self, policies: Collection[str]) -> None:
         """Raises `TaskInvalid` if no node can evaluate by this table; `policies` are those that are served."""
 

@@ -28,6 +28,10 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         if self.reward_file:
             inside(self.reward_file)
 
+    @property
+    def reward_files(self) -> tuple[str, ...]:
+        return (self.reward_file,) if self.reward_file else ()
+
     async def evaluate(self, evidence: Evidence) -> Verdict:
         workspace = evidence.workspace
         reward_path = workspace.folder / self.reward_file

@@ -63,6 +63,7 @@ class LlmJudge:
     criteria: str = CRITERIA
     name: str = "llm_judge"
     needs_clean_workspace: bool = True
+    reward_files: tuple[str, ...] = ()
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         clean = await evidence.clean_workspace()
@@ -108,13 +109,13 @@ class LlmJudge:
 
 def _shown(evidence: Evidence, changed: list[Change]) -> str:
     """The changed files with their text, up to `SHOWN_BYTES` in all."""
-    parts, left = [], SHOWN_BYTES
+    parts, budget = [], SHOWN_BYTES
     for change in changed:
         path = evidence.workspace.folder / change.path
         text = ""
-        if change.kind is not ChangeKind.DELETED and not path.is_symlink() and left > 0:
+        if change.kind is not ChangeKind.DELETED and not path.is_symlink() and budget > 0:
             with path.open("rb") as file:
-                text = file.read(left).decode("utf-8", errors="replace")
-            left -= len(text)
+                text = file.read(budget).decode("utf-8", errors="replace")
+            budget -= len(text)
         parts.append(f"## {change.path} ({change.kind.value})\n{text}")
     return "\n".join(parts) or "none"

@@ -75,6 +75,7 @@ class PythonCheck:
     check: Check
     name: str = "python"
     needs_clean_workspace: bool = False
+    reward_files: tuple[str, ...] = ()
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         try:

@@ -27,6 +27,7 @@ from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
+from rolltap.harnesses.runtimes.machine import task_limit
 from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
 from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
 from rolltap.harnesses.runtimes.seccomp import filter_file
@@ -79,7 +80,7 @@ class BubblewrapWorkspace(FolderWorkspace):
             **launch.env,
             MARK: self._mark,
         }
-        inner = limited(launch.argv, limits)
+        inner = limited(launch.argv, limits, task_limit(limits))
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             descriptors: tuple[int, ...] = ()
@@ -96,7 +97,7 @@ class BubblewrapWorkspace(FolderWorkspace):
                 stack.enter_context(calls)
                 guard = ["--seccomp", str(calls.fileno())]
                 descriptors = (*descriptors, calls.fileno())
-            code, ending = await run_tree(
+            code, ending, excess = await run_tree(
                 [*self._walls(launch.mounts, limits), *guard, "--", *inner],
                 env=env,
                 cwd=self._folders.root,
@@ -113,7 +114,7 @@ class BubblewrapWorkspace(FolderWorkspace):
                 f"bubblewrap could not make the sandbox: {output.strip()[:300]}; allow user namespaces on this machine "
                 "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces), or use the runtime 'process'"
             )
-        return Exit(ending or launch.ending(code), seconds, code, output)
+        return Exit(ending or launch.ending(code), seconds, code, output, excess)
 
     def _walls(self, mounts: Mapping[str, Path], limits: Limits) -> list[str]:
         argv = [shutil.which("bwrap") or "bwrap", *WALLS, *SYSTEM]  # never one that a harness brought along
@@ -161,5 +162,5 @@ class BubblewrapRuntime:
 
     async def prepare(self, source: Source) -> BubblewrapWorkspace:
         path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
-        shown = tuple(dict.fromkeys([Path(sys.base_prefix), *self.shown]))
-        return BubblewrapWorkspace(await make_folders(self.base, source), path, shown)
+        visible_folders = tuple(dict.fromkeys([Path(sys.base_prefix), *self.shown]))
+        return BubblewrapWorkspace(await make_folders(self.base, source), path, visible_folders)

@@ -82,7 +82,7 @@ class ContainerWorkspace(FolderWorkspace):
         own = {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
         started = time.monotonic()
         try:
-            code, ending = await run_tree(
+            code, ending, excess = await run_tree(
                 self.command_line(launch, inside, limits),
                 env={**own, **self.client_environment(inside), MARK: self.container},
                 cwd=self._folders.root,
@@ -96,7 +96,7 @@ class ContainerWorkspace(FolderWorkspace):
         output = self._folders.output()
         if code in ENGINE_FAILURES:
             raise RuntimeFailed(f"{self.client} could not run {self.image}: {output.strip()[-300:]}")
-        return Exit(ending or launch.ending(code), time.monotonic() - started, code, output)
+        return Exit(ending or launch.ending(code), time.monotonic() - started, code, output, excess)
 
 
 def require_client(client: str) -> None:

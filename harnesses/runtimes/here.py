@@ -41,8 +41,8 @@ def runtime_here(harness: Harness, installation: Installation | None, *, unsandb
     folder, bins = Path.cwd(), installation.bins if installation else ()
     switch = approvals_off(harness)
     if not switch or unsandboxed:
-        told = f"{harness.name} runs with {switch}: it may do whatever you can" if switch else ""
-        return HereRuntime(folder, bins), told
+        notice = f"{harness.name} runs with {switch}: it may do whatever you can" if switch else ""
+        return HereRuntime(folder, bins), notice
     if refusal := bubblewrap.refusal():
         raise RuntimeFailed(
             f"{harness.name} is started with {switch} and no sandbox can be made here ({refusal.splitlines()[0]}): "
@@ -54,8 +54,8 @@ def runtime_here(harness: Harness, installation: Installation | None, *, unsandb
             f"{harness.name}; or let it do whatever you can with --no-sandbox"
         )
     needs = installation.needs if installation else ()
-    told = f"{harness.name} runs in a sandbox: it sees this folder and the proxy only (--no-sandbox: all that you see)"
-    return HereRuntime(folder, bins, BubblewrapRuntime(None, bins, needs)), told
+    notice = f"{harness.name} runs in a sandbox: it sees this folder and the proxy only (--no-sandbox: all you see)"
+    return HereRuntime(folder, bins, BubblewrapRuntime(None, bins, needs)), notice
 
 
 @dataclass(frozen=True, slots=True)

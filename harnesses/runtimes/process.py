@@ -40,16 +40,19 @@ def clean_environment(home: Path, tmp: Path, path: str) -> dict[str, str]:
     }
 
 
-def limited(argv: tuple[str, ...], limits: Limits) -> list[str]:
+def limited(argv: tuple[str, ...], limits: Limits, tasks: int = 0) -> list[str]:
     """`argv` under `limits`, set by a shell that then becomes the command: no moment runs without them.
 
     The address space is not limited, as V8 reserves terabytes of it, but what of it can be written is. Sizes of
-    `ulimit -f` are 512-byte blocks (POSIX), of `ulimit -d` 1,024 bytes. The watchdog counts processes.
+    `ulimit -f` are 512-byte blocks (POSIX), of `ulimit -d` 1,024 bytes. The watchdog counts processes. With `tasks` the
+    kernel counts processes and threads too: those of the user, so this is for a run with a user namespace of its own.
     """
     settings = (
         f"ulimit -c 0; ulimit -f {limits.file_mb * 2048}; ulimit -n {limits.open_files}; "
         f"ulimit -d {limits.memory_mb * 1024}"
     )
+    if tasks:  # -u in bash, -p in dash; where neither can be set, a lower limit holds already
+        settings += f"; {{ ulimit -u {tasks} || ulimit -p {tasks}; }} 2>/dev/null"
     return ["/bin/sh", "-c", f'{settings}; exec "$@"', "sh", *argv]
 
 
@@ -78,7 +81,7 @@ class ProcessWorkspace(FolderWorkspace):
             MARK: self._mark,
         }
         started = time.monotonic()
-        code, ending = await run_tree(
+        code, ending, excess = await run_tree(
             limited(launch.argv, limits),
             env=env,
             cwd=self.folder,
@@ -88,7 +91,7 @@ class ProcessWorkspace(FolderWorkspace):
             share=Share(limits, (self.folder, self.home_folder, self._folders.tmp)),
         )
         seconds = time.monotonic() - started
-        return Exit(ending or launch.ending(code), seconds, code, self._folders.output())
+        return Exit(ending or launch.ending(code), seconds, code, self._folders.output(), excess)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,12 @@ HANDOFF_S = 30.0
 CONNECTIONS = 128
 """Connections of one sandbox at a time: two files each, of the runner's, which all rollouts share."""
 
+SENT_PER_S = 32 << 20
+"""Bytes that one sandbox sends a second for long: what it sends faster waits, so that the others' calls do not."""
+SAVED_S = 1.0
+LEAST_SENT = 16 << 10
+"""What a part counts at least, and a new connection: small ones cost the runner nearly as much."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -60,6 +66,19 @@ class Target:
         return replace(endpoint, base_url=f"http://127.0.0.1:{self.inner_port}{path}")
 
 
+class Pace:
+    """Holds one sandbox to `SENT_PER_S`; what it did not use within the last `SAVED_S` it may use at once."""
+
+    def __init__(self) -> None:
+        self._used_until = 0.0
+
+    async def take(self, size: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self._used_until = max(self._used_until, now - SAVED_S) + max(size, LEAST_SENT) / SENT_PER_S
+        if self._used_until > now:
+            await asyncio.sleep(self._used_until - now)
+
+
 class Relay:
     """Waits for the sandbox's listener on `channel` and serves it until it is left."""
 
@@ -68,6 +87,7 @@ class Relay:
         self._target = target
         self._task: asyncio.Task[None] | None = None
         self._open = 0
+        self._pace = Pace()
 
     async def __aenter__(self) -> Self:
         self._channel.setblocking(False)
@@ -113,6 +133,7 @@ class Relay:
             return
         self._open += 1
         try:
+            await self._pace.take(0)
             await self._connect(reader, writer)
         finally:
             self._open -= 1
@@ -126,7 +147,7 @@ class Relay:
             writer.transport.abort()
             return
         try:
-            await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
+            await asyncio.gather(_pump(reader, there_writer, self._pace), _pump(there_reader, writer))
         except OSError:
             pass  # one side is gone; both ends are cut, as they would be without a relay
         finally:
@@ -134,9 +155,11 @@ class Relay:
             there_writer.transport.abort()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pace: Pace | None = None) -> None:
     """Carries bytes until their end, which is passed on as an end of this direction only."""
     while data := await reader.read(CHUNK):
+        if pace is not None:
+            await pace.take(len(data))
         writer.write(data)
         await writer.drain()
     if writer.can_write_eof():

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Ending, Limits
@@ -33,6 +33,15 @@ class Share:
     folders: tuple[Path, ...]
 
 
+class TreeEnd(NamedTuple):
+    """How a tree ended: the exit code of its first process (negative: the signal that ended it), `Ending.TIMED_OUT` and
+    no code where its time was over, and which limit it was over ("": none)."""
+
+    code: int | None
+    ending: Ending | None
+    excess: str
+
+
 async def run_tree(
     argv: Sequence[str],
     *,
@@ -43,11 +52,10 @@ async def run_tree(
     timeout: float,
     share: Share,
     pass_fds: tuple[int, ...] = (),
-) -> tuple[int | None, Ending | None]:
+) -> TreeEnd:
     """Runs `argv` with exactly `env`; `out` then holds what it printed, and a line of ours if it took over its share.
 
-    Returns its exit code (negative: the signal that ended it), or `Ending.TIMED_OUT` after `timeout` seconds. No
-    process of the run is alive when this returns or raises.
+    No process of the run is alive when this returns or raises.
     """
     mark = f"{MARK}={env[MARK]}".encode()
     try:
@@ -68,11 +76,12 @@ async def run_tree(
         raise RuntimeFailed(f"can't start {argv[0]!r}: {error}") from error
     run = WatchedRun(process.pid, share.limits, share.folders, lambda: kill_group(process.pid))
     WATCHDOG.watch(run)
+    code, ending = None, None
     try:
         async with asyncio.timeout(timeout):
-            return await process.wait(), None
+            code = await process.wait()
     except TimeoutError:
-        return None, Ending.TIMED_OUT
+        ending = Ending.TIMED_OUT
     finally:
         WATCHDOG.leave(run)
         kill_group(process.pid)
@@ -81,6 +90,7 @@ async def run_tree(
         if run.excess:
             with out.open("ab") as output:
                 output.write(f"\nrolltap: this run was ended: {run.excess}\n".encode())
+    return TreeEnd(code, ending, run.excess)
 
 
 @contextmanager

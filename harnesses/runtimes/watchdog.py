@@ -1,8 +1,9 @@
 """Ends runs that take more than their share: processes and memory of the whole tree, and disk in their folders.
 
-Resource limits of the kernel hold for one process each, and the count of processes does not bind root. One thread looks
-at `/proc` twice a second for all runs of this machine's runner, and at a run's folders every `DISK_EVERY` looks. A run
-that is over a limit is killed at once, with a line that says which.
+Resource limits of the kernel hold for one process each, and the count of processes does not bind root. One thread
+looks at `/proc` twice a second for all runs of this machine's runner. A run's folders are measured every `DISK_EVERY`
+looks by a thread of the run's own: a slow disk or a million files delay no other run's limits. A run that is over a
+limit is killed at once, with a line that says which.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class WatchedRun:
     folders: Sequence[Path]
     kill: Callable[[], None]
     excess: str = ""
+    over: bool = False  # the run has ended: its process's number may be another's
     looks: int = field(default=0)
+    measuring: threading.Thread | None = field(default=None)
 
     def look(self, processes: int, memory: int) -> None:
         self.looks += 1
@@ -39,7 +42,12 @@ class WatchedRun:
             self._end(f"over {self.limits.processes} processes")
         elif memory > self.limits.memory_mb << 20:
             self._end(f"over {self.limits.memory_mb} MB of memory")
-        elif self.looks % DISK_EVERY == 1 and disk_usage(self.folders) > self.limits.disk_mb << 20:
+        elif self.looks % DISK_EVERY == 1 and (self.measuring is None or not self.measuring.is_alive()):
+            self.measuring = threading.Thread(target=self._measure, name="rolltap-disk", daemon=True)
+            self.measuring.start()
+
+    def _measure(self) -> None:
+        if disk_usage(self.folders) > self.limits.disk_mb << 20 and not self.over:
             self._end(f"over {self.limits.disk_mb} MB of disk")
 
     def _end(self, excess: str) -> None:
@@ -64,6 +72,7 @@ class Watchdog:
 
     def leave(self, run: WatchedRun) -> None:
         with self._changed:
+            run.over = True
             self._runs.discard(run)
             self._changed.notify()
 
@@ -108,13 +117,13 @@ class ProcessTable:
         In a sandbox orphans stay below its first process, whatever session they make.
         """
         waiting = [pid, *self.sessions.get(pid, ())]
-        found: set[int] = set()
+        members: set[int] = set()
         while waiting:
             each = waiting.pop()
-            if each in self.memory and each not in found:
-                found.add(each)
+            if each in self.memory and each not in members:
+                members.add(each)
                 waiting += self.children.get(each, ())
-        return found
+        return members
 
 
 def disk_usage(folders: Sequence[Path]) -> int:

@@ -31,6 +31,7 @@ class Stub:
 
     reply: Reply
     groups_allowed: int = 10**9
+    infra_retries: int = 3
     refuse_finish: str = ""  # the status in which every rollout was ended elsewhere
     url: str = ""
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -38,10 +39,12 @@ class Stub:
     sessions: dict[str, str] = field(default_factory=dict)  # key → session
     closed: set[str] = field(default_factory=set)
     finished: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=dict)  # of the infrastructure, by rollout
     rewards: list[dict[str, Any]] = field(default_factory=list)
     calls: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     pending: list[dict[str, Any]] = field(default_factory=list)  # rollouts for nodes: id and task
     held: dict[str, str] = field(default_factory=dict)  # rollout → node
+    leased: dict[str, dict[str, Any]] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
     late_calls: int = 0
     refusals: int = 0
@@ -81,14 +84,21 @@ class Stub:
             error = {"code": "ledger_error", "message": f"the rollout has ended as {self.refuse_finish}"}
             return web.json_response({"error": error}, status=409)
         assert rollout not in self.finished, "two terminal states"
-        self.finished[rollout] = await request.json()
-        return web.json_response({})
+        body = await request.json()
+        failures = self.failures.setdefault(rollout, [])
+        if body.get("cause") == "infrastructure" and len(failures) < self.infra_retries:
+            failures.append(body["reason"])
+            self.pending += [self.leased[rollout]] if rollout in self.leased else []
+            return web.json_response({"status": "pending", "attempt": body.get("attempt", 0) + 1})
+        self.finished[rollout] = body
+        return web.json_response({"status": body["status"], "attempt": body.get("attempt", 0)})
 
     async def lease(self, request: web.Request) -> web.Response:
         node, asked = request.match_info["node"], await request.json()
         given, self.pending = self.pending[: asked["capacity"]], self.pending[asked["capacity"] :]
         for rollout in given:
             self.held[rollout["rollout_id"]] = node
+            self.leased[rollout["rollout_id"]] = rollout
         if not given:
             await asyncio.sleep(min(asked["wait"], 0.02))
         return web.json_response({"rollouts": given})
@@ -105,11 +115,15 @@ class Stub:
         return web.json_response({})
 
     async def show_rollout(self, request: web.Request) -> web.Response:
-        return web.json_response({"id": request.match_info["id"], "status": self.refuse_finish})
+        return web.json_response({"id": request.match_info["id"], "status": self.refuse_finish, "attempt": 1})
 
     async def close(self, request: web.Request) -> web.Response:
         self.closed.add(request.match_info["id"])
         return web.json_response({})
+
+    async def log(self, request: web.Request) -> web.Response:
+        assert request.match_info["id"] in self.closed, "compared before the session is closed"
+        return web.json_response({"verdict": "none", "text": (await request.json())["problem"]})
 
     async def reward(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -155,6 +169,7 @@ class Stub:
                 web.get("/rollouts/{id}", self.show_rollout),
                 web.post("/sessions", self.open_session),
                 web.post("/sessions/{id}/close", self.close),
+                web.post("/sessions/{id}/log", self.log),
                 web.post("/rewards", self.reward),
                 web.post("/s/{session}/v1/chat/completions", self.chat),
             ]

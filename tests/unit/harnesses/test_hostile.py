@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import struct
+import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +19,9 @@ from rolltap.harnesses.base import Command, Ending, Evaluator, Evidence, Exit, L
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
-from rolltap.harnesses.runtimes import bubblewrap, relay, seccomp, watchdog
+from rolltap.harnesses.runtimes import bubblewrap, machine, relay, seccomp, watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
-from rolltap.harnesses.runtimes.process import ProcessRuntime
+from rolltap.harnesses.runtimes.process import ProcessRuntime, limited
 from rolltap.harnesses.runtimes.registry import runtime_for
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.harnesses.sources import Files
@@ -206,6 +209,70 @@ async def test_a_run_takes_no_more_than_its_share(
     assert exit_.ending is not Ending.TIMED_OUT
     assert exit_.seconds < 15
     assert told in exit_.output
+
+
+FORKS = "for i in $(seq 60); do sleep 5 & done; wait"
+
+
+def test_the_kernel_ends_a_fork_bomb_at_once_unless_root_runs_it() -> None:
+    """No watchdog runs here. Root is exempt, so a test run by root starts the sandbox as another user."""
+    argv = limited(("/bin/bash", "-c", FORKS), Limits(), 20)
+    user = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
+    sandbox = ["bwrap", *bubblewrap.WALLS, *bubblewrap.SYSTEM, "--", *argv]
+    run = subprocess.run(sandbox, capture_output=True, text=True, cwd="/", timeout=60, check=False, **user)
+    assert run.returncode != 0
+    assert "Resource temporarily unavailable" in run.stderr
+
+
+@pytest.mark.parametrize(("release", "limited_to_28"), [("6.1.0-13-amd64", True), ("5.4.0", False)])
+async def test_a_sandbox_has_its_limit_of_tasks(
+    release: str, limited_to_28: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.platform, "release", lambda: release)
+    workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
+    exit_ = await workspace.run(Command(("bash", "-c", "ulimit -u")), Limits(processes=7), 20)
+    await workspace.close()
+    assert (exit_.output.strip() == "28") == limited_to_28, exit_.output
+
+
+def test_a_slow_disk_delays_no_other_runs_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose folders take for ever to measure, beside one that is over its disk and one over its processes."""
+    measuring_slow, stuck, ended = threading.Event(), threading.Event(), threading.Event()
+    killed: list[str] = []
+
+    def measure(folders: Sequence[Path]) -> int:
+        if folders == (tmp_path / "slow",):
+            measuring_slow.set()
+            stuck.wait(30)
+        return 2 << 20
+
+    def run(name: str, limits: Limits) -> watchdog.WatchedRun:
+        def kill() -> None:
+            killed.append(name)
+            if {"disk", "processes"} <= set(killed):
+                ended.set()
+
+        return watchdog.WatchedRun(os.getpid(), limits, (tmp_path / name,), kill)
+
+    monkeypatch.setattr(watchdog, "disk_usage", measure)
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.01)
+    dog = watchdog.Watchdog()
+    runs = [
+        run("slow", Limits(disk_mb=1)),
+        run("disk", Limits(disk_mb=1)),
+        run("processes", Limits(processes=0)),
+    ]
+    for each in runs:
+        dog.watch(each)
+    assert ended.wait(20)
+    assert measuring_slow.wait(20), "the runs are looked at in no order: its turn may come after the two others"
+    assert "slow" not in killed
+    for each in runs:
+        dog.leave(each)
+    stuck.set()
+    assert runs[0].measuring is not None
+    runs[0].measuring.join()
+    assert "slow" not in killed, "its process has ended, and the number may be another's"
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/var/tmp", "/dev/shm"])

@@ -50,6 +50,10 @@ def test_unknown_names_list_the_known_ones() -> None:
         get_harness("pi", dialect="soap")
     with pytest.raises(TaskInvalid, match="codex speaks openai_responses only"):
         get_harness("codex", dialect="gemini")
+    with pytest.raises(TaskInvalid, match="mini-swe-agent speaks openai_chat only"):
+        get_harness("mini-swe-agent", dialect="gemini")
+    with pytest.raises(TaskInvalid, match="no dialect of mini-swe-agent-inprocess 'gemini'"):
+        get_harness("mini-swe-agent-inprocess", dialect="gemini")
     with pytest.raises(TaskInvalid, match="needs the command"):
         get_harness("command")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from rich.console import Console
 
@@ -40,9 +42,13 @@ def test_rewards_of_rollouts_that_were_left_out_do_not_count() -> None:
     assert "0.750" in shown.get()
 
 
+UNTRIED: dict[str, Any] = {"tampering": {}, "tampering_acts": []}
+"""Of an agent that tried nothing."""
+
+
 def test_a_failed_rollout_shows_all_that_its_evaluator_saw() -> None:
     rollout = {"id": "r", "task_id": "t", "attempt": 2, "status": "failed", "cause": "evaluation", "session_id": "s"}
     seen = "=== the tests ===\n" + "\n".join(f"line {number}" for number in range(1000)) + "\n"
-    shown = describe({**rollout, "reason": "no report", "rewards": [], "evaluation": seen})
+    shown = describe({**rollout, "reason": "no report", "rewards": [], "evaluation": seen, **UNTRIED})
     assert "failed (evaluation): no report" in shown
     assert shown.endswith(seen)

@@ -1,0 +1,1 @@
+"""Readers of the logs that harnesses keep of their own runs; each is one file."""

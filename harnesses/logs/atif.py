@@ -1,0 +1,32 @@
+"""ATIF (Agent Trajectory Interchange Format, Harbor): `trajectory.json`, where a command of one's own leaves one.
+
+A step is a message of the user or the agent; the results of an agent's tool calls stand in its own step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+
+NAME = "trajectory.json"
+
+
+def read_atif(remains: Remains) -> Iterator[LogEntry]:
+    for files in (remains.home, remains.work):
+        if not files.has(NAME):
+            continue
+        log = files.json(NAME)
+        if not text(log.get("schema_version")).startswith("ATIF"):
+            continue  # a file of that name that is the task's
+        for step in items(log.get("steps")):
+            if step.get("source") == "user":
+                yield LogEntry("user")
+            elif step.get("source") == "agent":
+                calls = tuple(text(call.get("tool_call_id")) for call in items(step.get("tool_calls")))
+                yield LogEntry("assistant", "", count(mapping(step.get("metrics")).get("completion_tokens")), calls)
+                for result in items(mapping(step.get("observation")).get("results")):
+                    if text(result.get("source_call_id")):
+                        yield LogEntry("tool", text(result.get("source_call_id")))
+        return

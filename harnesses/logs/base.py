@@ -1,0 +1,46 @@
+"""What a log reader is, and what it may rely on in a log: nothing. Fields are taken by the helpers here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.harnesses.logs.files import LeftFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What a run left: its HOME and its working copy."""
+
+    home: LeftFiles
+    work: LeftFiles
+
+
+LogReader = Callable[[Remains], Iterable[LogEntry]]
+"""The entries of the main conversation that a harness logged, in order; nothing where it left no log.
+
+Raises `LogUnreadable` for a log that it can't make sense of. Wrong types and missing fields in a log may also raise
+`LookupError`, `TypeError`, `ValueError` or `AttributeError`: an agent may have written it.
+"""
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: Any) -> list[Mapping[str, Any]]:
+    """The JSON objects of a JSON list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def text(value: Any) -> str:
+    """The value if it is a text, else ""."""
+    return value if isinstance(value, str) else ""
+
+
+def count(value: Any) -> int | None:
+    """The value if it is a count, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None

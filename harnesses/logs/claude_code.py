@@ -1,0 +1,52 @@
+"""Claude Code: `~/.claude/projects/FOLDER/SESSION.jsonl`; subagents' files lie deeper. The agent SDK writes the same.
+
+A reply is a line for each of its blocks, all with the reply's id and the usage of the whole. Results of a tool may
+stand between the lines of the reply that calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+
+FOLDER = ".claude/projects"
+SYNTHETIC = "<synthetic>"
+"""The model of messages that no model wrote: errors that are shown to the user."""
+
+
+def read_claude_code(remains: Remains) -> Iterator[LogEntry]:
+    for path in remains.home.find(FOLDER, ".jsonl"):
+        if path.count("/") == FOLDER.count("/") + 2:
+            yield from _entries(remains.home.lines(path))
+
+
+def _entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
+    reply: LogEntry | None = None
+    behind: list[LogEntry] = []
+    for line in lines:
+        message = mapping(line.get("message"))
+        if line.get("isSidechain") or line.get("isMeta") or message.get("model") == SYNTHETIC:
+            continue
+        if line.get("type") == "assistant":
+            if reply is None or reply.id != text(message.get("id")):
+                yield from ([reply] if reply is not None else [])
+                yield from behind
+                reply, behind = LogEntry("assistant", text(message.get("id"))), []
+            calls = [
+                text(block.get("id")) for block in items(message.get("content")) if block.get("type") == "tool_use"
+            ]
+            tokens = count(mapping(message.get("usage")).get("output_tokens"))
+            reply = LogEntry("assistant", reply.id, tokens, (*reply.tool_calls, *calls))
+        elif line.get("type") == "user":
+            behind += _results(message.get("content"))
+    yield from ([reply] if reply is not None else [])
+    yield from behind
+
+
+def _results(content: Any) -> list[LogEntry]:
+    blocks = items(content)
+    results = [LogEntry("tool", text(one.get("tool_use_id"))) for one in blocks if one.get("type") == "tool_result"]
+    return results or [LogEntry("user")]

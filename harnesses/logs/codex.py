@@ -1,0 +1,75 @@
+"""Codex: `~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl`, one file a thread; subagents have threads of their own.
+
+A reply's items share the number of the last item that was sent with their request; its token counts follow them. Tools
+may run, and their results be logged, before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.harnesses.logs.base import Remains, count, mapping, text
+
+FOLDER = ".codex/sessions"
+CALLS = ("function_call", "custom_tool_call", "local_shell_call", "tool_search_call")
+RESULTS = ("function_call_output", "custom_tool_call_output", "tool_search_output")
+
+
+def read_codex(remains: Remains) -> Iterator[LogEntry]:
+    for path in remains.home.find(FOLDER, ".jsonl"):
+        lines = list(remains.home.lines(path))
+        first = mapping(lines[0].get("payload")) if lines else {}
+        if not isinstance(first.get("source"), dict):  # {"subagent": ...}
+            yield from _entries(lines)
+
+
+@dataclass(slots=True)
+class _Reply:
+    """A reply whose items are being read, and what was logged in between."""
+
+    request: Any
+    id: str
+    calls: list[str] = field(default_factory=list)
+    behind: list[LogEntry] = field(default_factory=list)
+
+    def entries(self, id: str = "", tokens: int | None = None) -> Iterator[LogEntry]:
+        yield LogEntry("assistant", id or self.id, tokens, tuple(self.calls))
+        yield from self.behind
+
+
+def _entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
+    reply: _Reply | None = None
+    for line in lines:
+        kind, item = line.get("type"), mapping(line.get("payload"))
+        if kind == "token_usage_record":
+            tokens = count(mapping(item.get("usage")).get("output_tokens"))
+            yield from (reply or _Reply(None, "")).entries(text(item.get("response_id")), tokens)
+            reply = None
+            continue
+        if kind != "response_item":
+            continue
+        if item.get("type") in (*CALLS, "reasoning") or item.get("role") == "assistant":
+            request = mapping(line.get("metadata")).get("sampled_through_sequence")
+            if reply is not None and reply.request != request:
+                yield from reply.entries()
+                reply = None
+            reply = reply or _Reply(request, text(item.get("id")))
+            if item.get("type") in CALLS:
+                reply.calls.append(text(item.get("call_id")))
+            continue
+        entry = _other(item)
+        if entry is not None and reply is not None:
+            reply.behind.append(entry)
+        elif entry is not None:
+            yield entry
+    if reply is not None:
+        yield from reply.entries()
+
+
+def _other(item: Mapping[str, Any]) -> LogEntry | None:
+    if item.get("type") in RESULTS:
+        return LogEntry("tool", text(item.get("call_id")))
+    return LogEntry("user") if item.get("role") == "user" else None

@@ -1,0 +1,127 @@
+"""Files that an agent left behind, read as hostile: regular files only, no link followed, all sizes capped."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import LogUnreadable
+
+MAX_BYTES = 64 << 20
+"""Of all files that are read below one root."""
+
+MAX_FILES = 2_000
+"""Entries of folders that one search looks at."""
+
+DEPTH = 6
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(slots=True)
+class LeftFiles:
+    """What lies below `root`: the HOME or the working copy of a run that is over. `bytes_read` so far."""
+
+    root: Path
+    bytes_read: int = 0
+
+    def find(self, folder: str, suffix: str) -> list[str]:
+        """The regular files below `folder` whose names end with `suffix`, the oldest first; none where it is no folder.
+
+        `LogUnreadable` where there are more entries than `MAX_FILES`.
+        """
+        found: list[tuple[float, str]] = []
+        waiting, looked_at = [folder], 0
+        while waiting:
+            path = waiting.pop()
+            for entry_path, status in self._entries(path):
+                looked_at += 1
+                if looked_at > MAX_FILES:
+                    raise LogUnreadable(f"{folder} holds more than {MAX_FILES} files")
+                if stat.S_ISDIR(status.st_mode) and entry_path.count("/") - folder.count("/") < DEPTH:
+                    waiting.append(entry_path)
+                elif stat.S_ISREG(status.st_mode) and entry_path.endswith(suffix):
+                    found.append((status.st_mtime, entry_path))
+        return [path for _, path in sorted(found)]
+
+    def has(self, path: str) -> bool:
+        """Whether anything of this name is there."""
+        folder, _, name = path.rpartition("/")
+        return any(entry_path == f"{folder}/{name}" for entry_path, _ in self._entries(folder))
+
+    def read(self, path: str) -> bytes:
+        """The file's bytes. `LogUnreadable` for a link on the way, no regular file, or too many bytes in all."""
+        try:
+            folder = self._folder(path.rpartition("/")[0])
+            try:
+                descriptor = os.open(path.rpartition("/")[2], _FILE, dir_fd=folder)
+            finally:
+                os.close(folder)
+            with os.fdopen(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise LogUnreadable(f"{path} is no regular file")
+                data = file.read(MAX_BYTES - self.bytes_read + 1)
+        except OSError as error:
+            raise LogUnreadable(f"{path} can't be read: {error.strerror}") from error
+        self.bytes_read += len(data)
+        if self.bytes_read > MAX_BYTES:
+            raise LogUnreadable(f"{path}: the log has more than {MAX_BYTES >> 20} MB")
+        return data
+
+    def json(self, path: str) -> Any:
+        """The file's JSON object."""
+        return _object(self.read(path), path)
+
+    def lines(self, path: str) -> Iterator[dict[str, Any]]:
+        """The JSON objects of the file's lines; of a last line that was cut off, nothing."""
+        for number, line in enumerate(io.BytesIO(self.read(path)), 1):
+            if not line.strip():
+                continue
+            try:
+                value = _object(line, f"{path}, line {number}")
+            except LogUnreadable:
+                if not line.endswith(b"\n"):
+                    return
+                raise
+            yield value
+
+    def _folder(self, path: str) -> int:
+        """A descriptor of a folder below the root; every step is opened without following links."""
+        descriptor = os.open(self.root, _FOLDER)
+        for part in filter(None, path.split("/")):
+            outer = descriptor
+            try:
+                descriptor = os.open(part, _FOLDER, dir_fd=outer)
+            finally:
+                os.close(outer)
+        return descriptor
+
+    def _entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        try:
+            descriptor = self._folder(path)
+        except OSError:
+            return
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)
+        finally:
+            os.close(descriptor)
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise LogUnreadable(f"{where}: no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise LogUnreadable(f"{where}: no JSON object")
+    return value

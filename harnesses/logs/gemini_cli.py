@@ -1,0 +1,40 @@
+"""Gemini CLI: `~/.gemini/tmp/FOLDER/chats/session-*.jsonl`. A later line with a message's id changes what it has.
+
+A resumed run writes the former messages again, without their tokens and tool calls, into the same file if it begins
+within the same minute. Tokens are told apart into those of the answer and those of its thoughts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+
+FOLDER = ".gemini/tmp"
+
+
+def read_gemini_cli(remains: Remains) -> Iterator[LogEntry]:
+    messages: dict[str, Mapping[str, Any]] = {}
+    for path in remains.home.find(FOLDER, ".jsonl"):
+        if path.split("/")[-2] != "chats":
+            continue
+        for line in remains.home.lines(path):
+            for message in [*items(mapping(line.get("$set")).get("messages")), line]:
+                if id := text(message.get("id")):
+                    messages[id] = {**messages.get(id, {}), **message}
+    for message in messages.values():
+        yield from _entries(message)
+
+
+def _entries(message: Mapping[str, Any]) -> Iterator[LogEntry]:
+    if message.get("type") == "gemini":
+        tokens = mapping(message.get("tokens"))
+        output, thoughts = count(tokens.get("output")), count(tokens.get("thoughts"))
+        calls = tuple(text(call.get("id")) for call in items(message.get("toolCalls")))
+        yield LogEntry("assistant", "", None if output is None else output + (thoughts or 0), calls)
+    elif message.get("type") == "user":
+        results = [mapping(part.get("functionResponse")) for part in items(message.get("content"))]
+        answered = [LogEntry("tool", text(result.get("id"))) for result in results if result]
+        yield from answered or [LogEntry("user")]

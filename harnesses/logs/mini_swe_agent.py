@@ -1,0 +1,27 @@
+"""mini-swe-agent: `~/.config/mini-swe-agent/last_mini_run.traj.json`, its messages as it sent and got them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+
+FOLDER = ".config/mini-swe-agent"
+NAME = "last_mini_run.traj.json"
+
+
+def read_mini_swe_agent(remains: Remains) -> Iterator[LogEntry]:
+    if not remains.home.has(f"{FOLDER}/{NAME}"):
+        return
+    for message in items(remains.home.json(f"{FOLDER}/{NAME}").get("messages")):
+        match message.get("role"):
+            case "assistant":
+                response = mapping(mapping(message.get("extra")).get("response"))
+                tokens = count(mapping(response.get("usage")).get("completion_tokens"))
+                calls = tuple(text(call.get("id")) for call in items(message.get("tool_calls")))
+                yield LogEntry("assistant", text(response.get("id")), tokens, calls)
+            case "tool":
+                yield LogEntry("tool", text(message.get("tool_call_id")))
+            case "user":
+                yield LogEntry("user")

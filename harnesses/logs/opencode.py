@@ -1,0 +1,79 @@
+"""OpenCode: the tables `session`, `message` and `part` of `~/.local/share/opencode/opencode.db` (SQLite).
+
+A tool's result stands in the part of its call. Tokens are told apart into those of the answer and of its reasoning.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.errors import LogUnreadable
+from rolltap.harnesses.logs.base import Remains, count, mapping, text
+from rolltap.harnesses.logs.files import LeftFiles
+
+FOLDER = ".local/share/opencode"
+NAME = "opencode.db"
+BESIDE = "-wal"
+"""A write-ahead log: what is not in the database's own file yet."""
+
+STEPS = 20_000_000
+"""Steps of SQLite's machine that a query may take: a database that an agent made may hold endless views."""
+
+MESSAGES = """
+    SELECT message.id, message.data, part.data FROM message JOIN session ON session.id = message.session_id
+    LEFT JOIN part ON part.message_id = message.id
+    WHERE session.parent_id IS NULL ORDER BY message.time_created, message.id, part.id LIMIT 200000
+"""
+ENDED = ("completed", "error")
+
+
+def read_opencode(remains: Remains) -> list[LogEntry]:
+    if not remains.home.has(f"{FOLDER}/{NAME}"):
+        return []
+    try:
+        return list(_entries(_rows(remains.home)))
+    except (sqlite3.Error, msgspec.DecodeError) as error:
+        raise LogUnreadable(f"{FOLDER}/{NAME}: {error}") from error
+
+
+def _rows(home: LeftFiles) -> list[tuple[str, str, str | None]]:
+    """Each message with each of its parts. SQLite is shown a copy, with nothing beside it but its own log."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / NAME
+        for suffix in ("", BESIDE):
+            if home.has(f"{FOLDER}/{NAME}{suffix}"):
+                copy.with_name(NAME + suffix).write_bytes(home.read(f"{FOLDER}/{NAME}{suffix}"))
+        with closing(sqlite3.connect(copy)) as database:
+            database.execute("PRAGMA trusted_schema = OFF")
+            budget = iter(range(STEPS // 10_000))
+            database.set_progress_handler(lambda: next(budget, None) is None, 10_000)
+            return database.execute(MESSAGES).fetchall()
+
+
+def _entries(rows: list[tuple[str, str, str | None]]) -> Iterator[LogEntry]:
+    by_message: dict[str, tuple[str, list[str]]] = {}
+    for id, packed, part in rows:
+        by_message.setdefault(id, (packed, []))[1].extend([part] if part is not None else [])
+    for packed, parts in by_message.values():
+        message = mapping(msgspec.json.decode(packed))
+        if message.get("role") == "user":
+            yield LogEntry("user")
+        if message.get("role") != "assistant":
+            continue
+        tools = [part for part in (mapping(msgspec.json.decode(one)) for one in parts) if part.get("type") == "tool"]
+        tokens = mapping(message.get("tokens"))
+        output, reasoning = count(tokens.get("output")), count(tokens.get("reasoning"))
+        total = None if output is None else output + (reasoning or 0)
+        if not total and not tools:  # it broke off: nothing of it has been counted
+            continue
+        yield LogEntry("assistant", "", total, tuple(text(tool.get("callID")) for tool in tools))
+        for tool in tools:
+            if mapping(tool.get("state")).get("status") in ENDED:
+                yield LogEntry("tool", text(tool.get("callID")))

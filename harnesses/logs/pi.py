@@ -1,0 +1,30 @@
+"""Pi: `~/.pi/agent/sessions/FOLDER/*.jsonl`, a line a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+
+FOLDER = ".pi/agent/sessions"
+FAILED = ("error", "aborted")
+"""Reasons to stop of a reply that broke off; Pi takes it out of its history and asks again."""
+
+
+def read_pi(remains: Remains) -> Iterator[LogEntry]:
+    for path in remains.home.find(FOLDER, ".jsonl"):
+        for line in remains.home.lines(path):
+            message = mapping(line.get("message"))
+            role = message.get("role")
+            if line.get("type") != "message" or message.get("stopReason") in FAILED:
+                continue
+            if role == "assistant":
+                blocks = items(message.get("content"))
+                calls = tuple(text(block.get("id")) for block in blocks if block.get("type") == "toolCall")
+                tokens = count(mapping(message.get("usage")).get("output"))
+                yield LogEntry("assistant", text(message.get("responseId")), tokens, calls)
+            elif role == "toolResult":
+                yield LogEntry("tool", text(message.get("toolCallId")))
+            elif role == "user":
+                yield LogEntry("user")

@@ -1,0 +1,27 @@
+"""Qwen Code: `~/.qwen/projects/FOLDER/chats/SESSION.jsonl`, a line a message; its candidates' tokens are all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+
+FOLDER = ".qwen/projects"
+
+
+def read_qwen_code(remains: Remains) -> Iterator[LogEntry]:
+    for path in remains.home.find(FOLDER, ".jsonl"):
+        if path.split("/")[-2] != "chats":
+            continue
+        for line in remains.home.lines(path):
+            parts = items(mapping(line.get("message")).get("parts"))
+            if line.get("type") == "assistant":
+                calls = tuple(text(mapping(part["functionCall"]).get("id")) for part in parts if "functionCall" in part)
+                tokens = count(mapping(line.get("usageMetadata")).get("candidatesTokenCount"))
+                yield LogEntry("assistant", "", tokens, calls)
+            elif line.get("type") == "tool_result":
+                for part in parts:
+                    yield LogEntry("tool", text(mapping(part.get("functionResponse")).get("id")))
+            elif line.get("type") == "user":
+                yield LogEntry("user")

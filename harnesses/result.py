@@ -1,0 +1,45 @@
+"""How a rollout ended, and whose doing that was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rolltap.errors import EvaluatorFailed, RolltapError, SetupTimedOut
+from rolltap.harnesses.base import Ending, Exit, Verdict
+from rolltap.harnesses.output import last_line
+from rolltap.types import Cause, RolloutStatus
+
+STATUSES = {
+    Ending.DONE: RolloutStatus.SUCCEEDED,
+    Ending.LIMIT: RolloutStatus.SUCCEEDED,
+    Ending.CRASHED: RolloutStatus.FAILED,
+    Ending.TIMED_OUT: RolloutStatus.TIMED_OUT,
+    Ending.CANCELLED: RolloutStatus.CANCELLED,
+}
+"""A harness that crashed or ran out of time is still evaluated; its status says how it ended."""
+
+CAUSES = {Ending.CRASHED: Cause.AGENT, Ending.TIMED_OUT: Cause.AGENT}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The terminal state of a rollout, and the verdict that it is finished with."""
+
+    status: RolloutStatus
+    reason: str
+    verdict: Verdict | None = None
+    cause: Cause | None = None
+
+    @classmethod
+    def by(cls, error: RolltapError) -> Result:
+        """The result that an error of the machinery, not of the agent, leads to."""
+        status = RolloutStatus.TIMED_OUT if isinstance(error, SetupTimedOut) else RolloutStatus.FAILED
+        cause = Cause.EVALUATION if isinstance(error, EvaluatorFailed) else Cause.INFRASTRUCTURE
+        return cls(status, f"{error.code}: {error.message}", cause=cause)
+
+
+def reason_of(exit_: Exit) -> str:
+    if exit_.ending is Ending.DONE:
+        return ""
+    code = "" if exit_.code is None else f" (exit code {exit_.code})"
+    return f"agent {exit_.ending.value}{code}: {last_line(exit_.output)}"
