@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from rolltap.harnesses.base import Package
 from rolltap.harnesses.install import Installation, install
 from rolltap.harnesses.registry import HARNESSES
 
-from .matrix import Cell, table, write_report
+from ..conftest import CELL
+from .matrix import Cell
 
 CACHE = Path(__file__).parents[2] / ".cache" / "harnesses"
 
 
-MATRIX: list[Cell] = []
+@pytest.fixture
+def note_cell(record_property: Callable[[str, object], None]) -> Callable[[Cell], None]:
+    """Puts a cell into the stage's report, with the outcome of this test."""
+    return lambda cell: record_property(CELL, asdict(cell))
 
 
-@pytest.fixture(scope="session")
-def cells() -> list[Cell]:
-    """The matrix; printed and written at the end."""
-    return MATRIX
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if MATRIX:
-        write_report(MATRIX)
-        terminalreporter.write_line(table(MATRIX))
+def installed(package: Package) -> Installation:
+    """`package` in the cache; of several processes one installs it and the others wait."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return install(package, CACHE)
 
 
 @pytest.fixture(scope="session")
 def release() -> Callable[[str], Installation]:
-    def installed(name: str) -> Installation:
+    def of(name: str) -> Installation:
         package = HARNESSES[name].package
         assert package is not None
-        return install(package, CACHE)
+        return installed(package)
 
-    return installed
+    return of

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rolltap.contract.harness_log import HarnessLog
 from rolltap.engine.scripted import Entry, Script, ScriptedEngine
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.base import Command, Exit, Harness, Job, Limits, Workspace
@@ -21,7 +22,9 @@ from rolltap.harnesses.install import Installation
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.sources import Files
 from rolltap.proxy.app import Rolltap
+from rolltap.proxy.reading_process.vocabularies import Vocabularies
 from rolltap.proxy.server import bind, serve
+from rolltap.reading import RecordReader, reader_on
 from rolltap.settings import Settings, load_settings
 
 POLICY = "tiny"
@@ -38,17 +41,20 @@ class Run:
     calls: list[dict[str, Any]] = field(default_factory=list)
     asked: list[Entry] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
+    log: HarnessLog | None = None
+    check: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class House:
-    def __init__(
-        self, app: Rolltap, urls: Mapping[str, str], engine: ScriptedEngine, client: AdminClient, workspaces: Path
-    ) -> None:
-        self.app = app
-        self.urls = urls
-        self.engine = engine
-        self.client = client
-        self.workspaces = workspaces
+    """`reader` reads the store beside the server's own reading process."""
+
+    app: Rolltap
+    urls: Mapping[str, str]
+    engine: ScriptedEngine
+    client: AdminClient
+    workspaces: Path
+    reader: RecordReader
 
     async def open(self) -> OpenedSession:
         return await self.client.open_session(policy=POLICY)
@@ -74,9 +80,13 @@ class House:
         return Job(session.endpoint, prompt, workspace.workdir, workspace.home, Limits(), **more)
 
     async def read(self, run: Run) -> Run:
-        """Fills in what the record and the engine's journal hold of the run's session."""
+        """Fills in what the record and the engine's journal hold of the run's session, which ends here."""
         session_id = run.session.session_id
-        run.calls = (await self.client.get(f"/sessions/{session_id}"))["calls"]
+        await self.client.close_session(session_id)
+        if run.log is not None:
+            await self.client.check_log(session_id, run.log)
+        session = await self.client.get(f"/sessions/{session_id}")
+        run.calls, run.check = session["calls"], session["log_check"]
         run.report = await self.client.get(f"/sessions/{session_id}/trajectory")
         run.asked = [entry for entry in self.engine.journal.entries if entry.session == session_id]
         return run
@@ -102,7 +112,12 @@ async def opened(
         serving(app, settings, port) as urls,
         AdminClient(urls["admin"], app.settings.keys.admin) as client,
     ):
-        yield House(app, urls, engine, client, folder / "workspaces")
+        folders = {name: policy.tokenizer for name, policy in settings.policies.items()}
+        reader = reader_on(app.services.call_log, vocabulary=Vocabularies(folders).of_policy)
+        try:
+            yield House(app, urls, engine, client, folder / "workspaces", reader)
+        finally:
+            await reader.close()
 
 
 def house_settings(folder: Path, engine_url: str, **policy: Any) -> Mapping[str, Any]:

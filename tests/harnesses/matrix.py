@@ -1,4 +1,4 @@
-"""The matrix harness x scenario: what is counted in a cell, and what is known to break, with the reason."""
+"""The matrix harness x scenario: what is counted in a cell, what is known to break, and what the logs say of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rolltap import __version__
-from rolltap.harnesses.registry import HARNESSES
+from rolltap.harnesses.base import Harness
 
 from .house import Run
 
@@ -36,9 +37,11 @@ KNOWN_BREAKS: Mapping[tuple[str, str], tuple[BreakCounts, str]] = {
 
 @dataclass
 class Cell:
-    """`main` calls carry loss; `bridged` are those whose prompt begins with their parent's prompt and output."""
+    """`main` calls carry loss; `bridged` are those whose prompt begins with their parent's prompt and output. `check`
+    is the verdict of the harness's own log."""
 
     harness: str
+    release: str
     dialect: str
     scenario: str
     calls: int = 0
@@ -47,14 +50,16 @@ class Cell:
     aborted: int = 0
     breaks: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    check: str = ""
 
     @classmethod
-    def of(cls, harness: str, dialect: str, scenario: str, run: Run) -> Cell:
+    def of(cls, harness: Harness, scenario: str, run: Run) -> Cell:
         completed = [call for call in run.calls if call["outcome"] == "completed"]
         main = [call for call in completed if call["kind"] == "main"]
         return cls(
-            harness,
-            dialect,
+            harness.name,
+            harness.package.version if harness.package else "",
+            harness.dialect,
             scenario,
             calls=len(run.calls),
             main=len(main),
@@ -62,6 +67,7 @@ class Cell:
             aborted=sum(call["outcome"] == "aborted" for call in run.calls),
             breaks=dict(Counter(call["break"]["reason"] for call in main if call["break"])),
             seconds=round(sum(exit_.seconds for exit_ in run.exits), 1),
+            check=run.check["verdict"],
         )
 
     def shown(self) -> str:
@@ -82,24 +88,8 @@ def bridged(call: dict, run: Run) -> bool:
     return call["shared"] == whole <= call["prompt_tokens"]
 
 
-def write_report(cells: list[Cell]) -> None:
-    """The figures that the docs' table is made from."""
+def write_report(results: Sequence[Mapping[str, Any]]) -> None:
+    """The stage's results, which `scripts/harnesses_page.py` makes tables of."""
     REPORT.parent.mkdir(exist_ok=True)
-    versions = {
-        name: f"{harness.package.name} {harness.package.version}"
-        for name, harness in HARNESSES.items()
-        if harness.package is not None
-    }
     about = {"rolltap": __version__, "python": platform.python_version(), "cores": os.cpu_count(), "at": time.time()}
-    REPORT.write_text(json.dumps({"cells": [asdict(cell) for cell in cells], "releases": versions, **about}, indent=1))
-
-
-def table(cells: list[Cell]) -> str:
-    """The matrix as Markdown."""
-    scenarios = list(dict.fromkeys(cell.scenario for cell in cells))
-    rows: dict[str, dict[str, str]] = {}
-    for cell in cells:
-        rows.setdefault(f"{cell.harness} ({cell.dialect})", {})[cell.scenario] = cell.shown()
-    head = "| harness | " + " | ".join(scenarios) + " |\n" + "|---" * (len(scenarios) + 1) + "|\n"
-    lines = [f"| {name} | " + " | ".join(row.get(one, "") for one in scenarios) + " |" for name, row in rows.items()]
-    return head + "\n".join(lines) + "\n"
+    REPORT.write_text(json.dumps({"cells": results, **about}, indent=1))

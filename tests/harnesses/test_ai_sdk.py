@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rolltap.harnesses.base import Command, Ending, Limits, Package
-from rolltap.harnesses.install import install
 
 from ..integration.talk import TALK
-from .conftest import CACHE
+from .conftest import installed
 from .house import Run, house
 
 AI_SDK = Package(
@@ -29,7 +28,7 @@ SCRIPT = Path(__file__).with_name("ai_sdk.mjs")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("dialect", ["openai_chat", "openai_responses", "anthropic", "gemini"])
 async def test_the_ai_sdk_does_not_notice(dialect: str, tmp_path: Path) -> None:
-    installation = install(AI_SDK, CACHE)
+    installation = installed(AI_SDK)
     async with house(TALK, tmp_path, history_thinking="keep") as home:
         session = await home.open()
         async with home.workspace(installation) as workspace:

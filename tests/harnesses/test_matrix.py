@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.contract.harness_log import HarnessLog
 from rolltap.harnesses.base import Ending, Harness
 from rolltap.harnesses.install import Installation
+from rolltap.harnesses.logs.check import read_log
+from rolltap.harnesses.logs.registry import LOG_READERS
 from rolltap.harnesses.registry import get_harness
 
 from .house import House, Run, house
@@ -38,6 +41,12 @@ RUNS = [
     ("mini-swe-agent", "openai_chat"),
     ("openai-agents", "openai_responses"),
 ]
+PROTOCOLS = [(name, dialect) for name, dialect in RUNS if name in ("pi", "mini-swe-agent")]
+"""Each protocol streamed, and one that is not: they run what the proxy hides, an engine that refuses once."""
+
+ELSEWHERE = [("pi", dialect) for dialect in ("openai_responses", "anthropic", "gemini")]
+"""Their long and their cancelled runs are those of the harnesses whose own protocol it is."""
+
 CELLS = [
     pytest.param(name, dialect, scenario, id=f"{name}-{dialect}-{scenario.name}")
     for name, dialect in RUNS
@@ -45,6 +54,8 @@ CELLS = [
     if TOOLS[name].agent is not None or not scenario.needs_agent
     if TOOLS[name].compacts_at or not scenario.compacts
     if name not in ONE_SHOT or len(scenario.prompts) == 1  # they can't resume
+    if scenario.notice or (name, dialect) in PROTOCOLS
+    if (name, dialect) not in ELSEWHERE or scenario.name not in ("long", "cancelled")
 ]
 
 
@@ -56,15 +67,16 @@ async def test_a_harness_does_not_notice(
     dialect: str,
     scenario: Scenario,
     release: Callable[[str], Installation],
-    cells: list[Cell],
+    note_cell: Callable[[Cell], None],
     tmp_path: Path,
 ) -> None:
     harness, tools = get_harness(name, dialect=dialect), TOOLS[name]
     installation = release(name)
     async with house(scenario.script(tools), tmp_path) as home:
         run = await through(home, harness, installation, scenario)
-    cell = Cell.of(name, dialect, scenario.name, run)
-    cells.append(cell)
+    cell = Cell.of(harness, scenario.name, run)
+    note_cell(cell)
+    assert run.check["verdict"] == (scenario.check if name in LOG_READERS else "none"), run.check
     told = "\n".join(exit_.output[-2000:] for exit_ in run.exits)
     if scenario.kill:
         assert [call["outcome"] for call in run.calls][-1] == "aborted"
@@ -77,6 +89,8 @@ async def test_a_harness_does_not_notice(
     assert len(run.asked) >= len(run.calls) + (scenario.failed_calls if name in NOT_STREAMED else 0)
     if scenario.compacts:
         assert "compaction" in cell.breaks, told
+        assert run.report["calls_by_kind"]["summary"] >= 1
+        assert run.report["masked_calls"]["summary"] == run.report["calls_by_kind"]["summary"]
         return
     breaks, _ = KNOWN_BREAKS.get((name, scenario.name), (scenario.breaks, ""))
     assert cell.breaks == breaks, told
@@ -85,8 +99,17 @@ async def test_a_harness_does_not_notice(
     assert not [entry for entry in run.asked if entry.extends is False and not breaks]
 
 
-async def through(home: House, harness: Harness, installation: Installation, scenario: Scenario) -> Run:
-    """Runs the scenario's prompts in one workspace under one session, and reads what was recorded."""
+async def through(
+    home: House,
+    harness: Harness,
+    installation: Installation,
+    scenario: Scenario,
+    change: Callable[[HarnessLog], HarnessLog] = lambda log: log,
+) -> Run:
+    """Runs the scenario's prompts in one workspace under one session, and reads what was recorded.
+
+    `change` is applied to the harness's own log before that is compared.
+    """
     session = await home.open()
     if scenario.compacts:
         session = replace(session, endpoint=replace(session.endpoint, context=TOOLS[harness.name].compacts_at))
@@ -102,6 +125,8 @@ async def through(home: House, harness: Harness, installation: Installation, sce
                 await home.engine.journal.until(lambda entries: all(e.outcome != "running" for e in entries))
             else:
                 run.exits.append(await launched)
+        log = read_log(harness.name, workspace)
+        run.log = change(replace(log, complete=not scenario.kill)) if log is not None else None
         run.files = {
             path: (workspace.folder / path).read_text() for path in scenario.makes if (workspace.folder / path).exists()
         }

@@ -1,0 +1,152 @@
+"""The README's three uses, as they stand there: real Codex and Claude Code and a loop of one's own, a group of rollouts
+and a step on it, then the exports. `pip install` is what made this environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rolltap.demo.stack import Process, free_ports
+from rolltap.engine.tiny import FOLDER
+from rolltap.harnesses.install import Installation
+
+from .conftest import CACHE
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ENGINE = "http://127.0.0.1:8000"
+REPLY = "It is fixed."
+LOOP = """
+from openai import OpenAI
+
+client, messages = OpenAI(), [{"role": "user", "content": "fix the failing test"}]
+for _ in range(2):
+    reply = client.chat.completions.create(model="my-model", messages=messages).choices[0].message.content
+    messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "go on"}]
+print(reply)
+"""
+
+
+def block(beginning: str, language: str = "") -> str:
+    """The README's block that has a line beginning so."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return next(text for text in blocks if re.search(rf"^{re.escape(beginning)}", text, re.MULTILINE))
+
+
+def line(beginning: str) -> str:
+    return next(text for text in block(beginning).splitlines() if text.startswith(beginning))
+
+
+@dataclass
+class Newcomer:
+    """A shell in an empty folder, with the commands of this environment and of the harnesses."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def types(self, command: str) -> str:
+        """What the command prints; it has to succeed."""
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def sessions(self) -> list[dict[str, object]]:
+        """The newest first."""
+        return json.loads(self.types("rolltap sessions list --json"))
+
+    def starts(self, command: str, health: str) -> Process:
+        words = shlex.split(command, comments=True)
+        server = Process.start(words[1], words, self.folder, self.environment)
+        server.wait_for(f"{health}/health")
+        return server
+
+
+@pytest.fixture
+def newcomer(
+    tmp_path: Path, release: Callable[[str], Installation], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Newcomer]:
+    monkeypatch.chdir(tmp_path)
+    bins = [Path(sys.executable).parent, *release("codex").bins, *release("claude-code").bins]
+    engine, agent, trainer, admin = free_ports(4)
+    listen = zip(("AGENT", "TRAINER", "ADMIN"), (agent, trainer, admin), strict=True)
+    environment = {
+        "PATH": os.pathsep.join([*map(str, bins), os.environ["PATH"]]),
+        "HOME": str(tmp_path / "home"),
+        "COLUMNS": "160",
+        "ROLLTAP_HARNESSES": str(CACHE),
+        **{f"ROLLTAP_LISTEN__{plane}_PORT": str(port) for plane, port in listen},
+    }
+    shell = Newcomer(tmp_path, environment)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "my-model").symlink_to(FOLDER)
+    (tmp_path / "script.toml").write_text(f'otherwise = {{ say = "{REPLY}" }}\n')
+    url = f"http://127.0.0.1:{engine}"
+    serve = line("rolltap serve")
+    assert ENGINE in serve
+    model_server = shell.starts(f"rolltap engine --script script.toml --port {engine}", url)
+    try:
+        proxy = shell.starts(serve.replace(ENGINE, url), f"http://127.0.0.1:{admin}")
+        try:
+            yield shell
+        finally:
+            proxy.stop()
+    finally:
+        model_server.stop()
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(400)
+def test_the_three_uses_do_what_the_readme_says(newcomer: Newcomer) -> None:
+    prompt = shlex.quote("fix the failing test")
+    for name in ("codex", "claude-code"):
+        printed = newcomer.types(line("rolltap harness env").replace("codex", name))
+        assert REPLY in newcomer.types(printed.replace("PROMPT", prompt))
+    (newcomer.folder / "loop.py").write_text(LOOP)
+    opened = line("rolltap sessions open").partition("#")[0]
+    assert REPLY in newcomer.types(f'eval "$({opened})"; python loop.py')
+
+    rows = newcomer.sessions()
+    assert [row["harness"] for row in rows] == ["", "claude-code", "codex"]
+    assert rows[0]["calls"] == 2
+    assert all(row["output_tokens"] for row in rows), rows
+    for row in rows:
+        shown = newcomer.types(line("rolltap sessions show").replace("SESSION", str(row["id"])))
+        assert "main completed" in shown
+        assert "break" not in shown
+
+    exported = newcomer.types(f"{{\n{block('rolltap export')}}} 2>&1")
+    assert re.search(r"[3-9] rows of trajectories in out", exported), exported
+    assert "rows of sft in sft" in exported
+    assert (newcomer.folder / "out" / "README.md").exists()
+    frame = newcomer.types(f"python - <<'PYTHON'\n{block('import rolltap', 'python')}print(type(frame))\nPYTHON")
+    assert "DataFrame" in frame
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(400)
+def test_the_second_use_runs_a_group_of_rollouts_and_trains_a_step_on_it(newcomer: Newcomer) -> None:
+    printed = newcomer.types(block("rolltap train"))
+    assert "8 rollouts in" in printed, printed
+    assert "0 not succeeded" in printed, printed
+    (metrics,) = (newcomer.folder / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(metrics)["version"] == 1
+    rows = newcomer.sessions()
+    assert [(row["harness"], row["reward"], row["status"]) for row in rows] == [("codex", 0.0, "succeeded")] * 8
+    assert all(row["output_tokens"] for row in rows), rows
