@@ -5,18 +5,24 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+from learning_table import learning
+
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
-SYSTEM_COLUMNS = "| system | `--recipe` | settings | beside the trainer |\n|---|---|---|---|\n"
+SYSTEM_COLUMNS = "| system | run it with | beside the trainer |\n|---|---|---|\n"
 PAGE = ROOT / "docs" / "recipes.md"
 SYSTEMS = tomllib.loads((ROOT / "scripts" / "systems.toml").read_text(encoding="utf-8"))["system"]
+RESULTS = ROOT / "tests" / "learning" / "results.json"
 HEAD = ROOT / "scripts" / "recipes_head.md"
 
 
@@ -25,12 +31,32 @@ def page() -> str:
     rows = "\n".join(_row(name, recipe) for name, recipe in sorted(RECIPES.items()))
     head, _, tail = HEAD.read_text(encoding="utf-8").partition("<!-- recipes -->\n")
     columns = "| `--recipe` | method | settings that it brings | options | needs |\n|---|---|---|---|---|\n"
-    systems = "\n".join(_system(one) for one in SYSTEMS)
-    return f"{head}{columns}{rows}\n{tail}".replace("<!-- systems -->\n", f"{SYSTEM_COLUMNS}{systems}\n")
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    made = {"systems": _systems(), "learning": learning(results)}
+    for name, text in made.items():
+        tail = tail.replace(f"<!-- {name} -->\n", text)
+    return f"{head}{columns}{rows}\n{tail}"
 
 
-def _system(one: Mapping[str, Any]) -> str:
-    return f"| {one['name']} | `{one['recipe']}` | {'; '.join(_flat(one['settings']))} | {one['rest']} |"
+def _systems() -> str:
+    """The systems that run, how many they are, and the others with what they lack."""
+    lacking = [one for one in SYSTEMS if "missing" in one]
+    running = [one for one in SYSTEMS if one not in lacking]
+    examples = sum("example" in one for one in running)
+    counts = (
+        f"Of {len(SYSTEMS)} systems {len(running)} run: {len(running) - examples} by a recipe, {examples} as an "
+        "example that shows their loop. Each has a test.\n\n"
+    )
+    rows = "\n".join(f"| {one['name']} | {_how(one)} | {one.get('rest', '')} |" for one in running)
+    missing = "\n".join(f"| {one['name']} | {one['missing']} |" for one in lacking)
+    return f"{counts}{SYSTEM_COLUMNS}{rows}\n\n### Not covered\n| system | what is missing |\n|---|---|\n{missing}\n"
+
+
+def _how(one: Mapping[str, Any]) -> str:
+    if "example" in one:
+        return f"[{one['example']}.py](../examples/systems/{one['example']}.py)"
+    settings = "; ".join(_flat(one.get("settings", {})))
+    return f"`--recipe {one['recipe']}`" + (f", {settings}" if settings else "")
 
 
 def _row(name: str, recipe: type[Recipe]) -> str:

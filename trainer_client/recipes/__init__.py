@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes.aem import AEM
+from rolltap.trainer_client.recipes.agentflow import AgentFlow
 from rolltap.trainer_client.recipes.agentgym_rl import AgentGymRL
+from rolltap.trainer_client.recipes.ai_searchplanner import AISearchPlanner
+from rolltap.trainer_client.recipes.archer import ArCHer
+from rolltap.trainer_client.recipes.artist import ARTIST
+from rolltap.trainer_client.recipes.chain_of_agents import ChainOfAgents
 from rolltap.trainer_client.recipes.cm2 import CM2
 from rolltap.trainer_client.recipes.dapo import DAPO
 from rolltap.trainer_client.recipes.dr_grpo import DrGRPO
@@ -13,10 +18,13 @@ from rolltap.trainer_client.recipes.epo import EPO
 from rolltap.trainer_client.recipes.gigpo import GiGPO
 from rolltap.trainer_client.recipes.grpo_tcr import GRPOTCR
 from rolltap.trainer_client.recipes.gspo import GSPO
+from rolltap.trainer_client.recipes.hiper import HiPER
 from rolltap.trainer_client.recipes.infopo import InfoPO
 from rolltap.trainer_client.recipes.lite_ppo import LitePPO
 from rolltap.trainer_client.recipes.mars import MARS
+from rolltap.trainer_client.recipes.mua_rl import MUARL
 from rolltap.trainer_client.recipes.odysseus import Odysseus
+from rolltap.trainer_client.recipes.opd import OPD
 from rolltap.trainer_client.recipes.ppo import PPO
 from rolltap.trainer_client.recipes.reinforce import Reinforce
 from rolltap.trainer_client.recipes.reinforce_pp import ReinforcePP
@@ -24,6 +32,7 @@ from rolltap.trainer_client.recipes.rise import RISE
 from rolltap.trainer_client.recipes.rloo import RLOO
 from rolltap.trainer_client.recipes.seeupo import SeeUPO
 from rolltap.trainer_client.recipes.skill_sd import SkillSD
+from rolltap.trainer_client.recipes.slea_rl import SLEARL
 from rolltap.trainer_client.recipes.spear import SPEAR
 from rolltap.trainer_client.recipes.spiral import SPIRAL
 from rolltap.trainer_client.recipes.ssp import SSP
@@ -31,10 +40,16 @@ from rolltap.trainer_client.recipes.steppo import StepPO
 from rolltap.trainer_client.recipes.tcod import TCOD
 from rolltap.trainer_client.recipes.tt_opd import TTOPD
 from rolltap.trainer_client.recipes.turn_grpo import TurnGRPO
+from rolltap.trainer_client.recipes.webagent_r1 import WebAgentR1
 
 RECIPES: dict[str, type[Recipe]] = {
     "aem": AEM,
+    "agentflow": AgentFlow,
     "agentgym_rl": AgentGymRL,
+    "ai_searchplanner": AISearchPlanner,
+    "archer": ArCHer,
+    "artist": ARTIST,
+    "chain_of_agents": ChainOfAgents,
     "cm2": CM2,
     "dapo": DAPO,
     "dr_grpo": DrGRPO,
@@ -44,10 +59,13 @@ RECIPES: dict[str, type[Recipe]] = {
     "grpo": Recipe,
     "grpo_tcr": GRPOTCR,
     "gspo": GSPO,
+    "hiper": HiPER,
     "infopo": InfoPO,
     "lite_ppo": LitePPO,
     "mars": MARS,
+    "mua_rl": MUARL,
     "odysseus": Odysseus,
+    "opd": OPD,
     "ppo": PPO,
     "reinforce": Reinforce,
     "reinforce_pp": ReinforcePP,
@@ -55,6 +73,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "rloo": RLOO,
     "seeupo": SeeUPO,
     "skill_sd": SkillSD,
+    "slea_rl": SLEARL,
     "spear": SPEAR,
     "spiral": SPIRAL,
     "ssp": SSP,
@@ -62,4 +81,5 @@ RECIPES: dict[str, type[Recipe]] = {
     "tcod": TCOD,
     "tt_opd": TTOPD,
     "turn_grpo": TurnGRPO,
+    "webagent_r1": WebAgentR1,
 }

@@ -30,8 +30,8 @@ class CM2(Recipe):
     def credit(self, step: Step) -> Credit:
         judged = np.array([turn.rewarded for turn in step.turns], bool)
         alike = keyed(step.turn_groups, (turn.agent for turn in step.turns), (turn.index for turn in step.turns))
-        advantages, kept = np.zeros(len(judged)), judged.copy()
+        advantages, counts = np.zeros(len(judged)), judged.copy()
         if judged.any():
             advantages[judged] = centre(step.turn_rewards[judged], alike[judged])
-            kept &= np.bincount(alike[judged], minlength=alike.max() + 1)[alike] > self.least
-        return step.broadcast_turns(advantages).weighted(step.spread_turns(kept))
+            counts &= np.bincount(alike[judged], minlength=alike.max() + 1)[alike] > self.least
+        return step.broadcast_turns(advantages).weighted(step.spread_turns(counts))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rolltap.trainer_client.estimators import normalise, spread, whiten
+from rolltap.trainer_client.experts import EXPERTS
 from rolltap.trainer_client.recipe import Pass, Recipe
 from rolltap.trainer_client.step import POLICY, Credit, RowView, Step, StepTurn
 from rolltap.types import NO_VERSION, Segment
@@ -37,14 +38,14 @@ class InfoPO(Recipe):
     def answered(self, step: Step) -> dict[int, int]:
         """Numbers of the turns that were shown feedback on the turn before in their row, and that turn's number."""
         numbers = {(turn.rollout, turn.call_id): number for number, turn in enumerate(step.turns)}
-        found = {}
+        questions = {}
         for number, turn in enumerate(step.turns):
             calls = [span.call_id for span in step.rows[turn.row].segment.turns]
             at = calls.index(turn.call_id)
-            asked = numbers.get((turn.rollout, calls[at - 1])) if at else None
-            if asked is not None and len(turn.observed):
-                found[number] = asked
-        return found
+            question = numbers.get((turn.rollout, calls[at - 1])) if at else None
+            if question is not None and len(turn.observed):
+                questions[number] = question
+        return questions
 
     def masked(self, step: Step, turn: StepTurn) -> RowView:
         """The row up to the end of the turn, which alone is read, with the filler for what it was shown last."""
@@ -54,18 +55,19 @@ class InfoPO(Recipe):
         ids[start - len(turn.observed) : start] = self.filler
         mask[turn.places] = True
         none, versions = np.zeros(end, np.float32), np.full(end, NO_VERSION, np.int32)
-        extras = {name: array[:end] for name, array in whole.extras.items()}
+        extras = {name: array[:end] for name, array in whole.extras.items() if name != EXPERTS}  # routed anew
         return RowView(Segment(ids, mask, none, versions, (), extras=extras), turn.row, turn.places)
 
     def credit(self, step: Step) -> Credit:
         shown, masked = (step.over_turns(step.readings[name].logprobs) for name in (POLICY, "masked"))
         pairs = self.answered(step)
-        replies, asked = (np.array(list(one), np.int64) for one in (pairs.keys(), pairs.values()))
+        replies, questions = (np.array(list(one), np.int64) for one in (pairs.keys(), pairs.values()))
         gain = np.zeros(len(step.turns))
         if len(pairs):
-            count = np.bincount(asked, minlength=len(gain))
-            told = count > 0
-            gain[told] = whiten((np.bincount(asked, (shown - masked)[replies], len(gain)) / np.maximum(count, 1))[told])
+            count = np.bincount(questions, minlength=len(gain))
+            has_answer = count > 0
+            mean = np.bincount(questions, (shown - masked)[replies], len(gain)) / np.maximum(count, 1)
+            gain[has_answer] = whiten(mean[has_answer])
         beta = self.strength * np.exp(-spread(step.rewards, step.groups) / self.scale)
         outcome = normalise(step.rewards, step.groups)
         return step.broadcast_turns(outcome[step.turn_rollouts] + beta[step.turn_rollouts] * gain)

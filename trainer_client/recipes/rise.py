@@ -34,11 +34,11 @@ class RISE(Recipe):
         segments = [step.rows[turn.row].segment for turn in step.turns]
         shown = (part.token_ids[: turn.places[0]].tobytes() for part, turn in zip(segments, step.turns, strict=True))
         states = keyed(step.turn_groups, shown)
-        kept = np.zeros(len(step.turns))
+        is_best = np.zeros(len(step.turns))
         for state in np.unique(states):
             own = np.flatnonzero(states == state)
-            kept[own[np.argmax(rewards[own])]] = 1.0
-        return step.broadcast_turns(np.exp(rewards / self.temperature)).weighted(step.spread_turns(kept))
+            is_best[own[np.argmax(rewards[own])]] = 1.0
+        return step.broadcast_turns(np.exp(rewards / self.temperature)).weighted(step.spread_turns(is_best))
 
     def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
         likelihood = (predicted.logprobs_M * batch.advantages_M * batch.weights_M).sum()

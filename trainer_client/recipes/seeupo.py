@@ -33,10 +33,10 @@ MOST_TURNS = 1 << 20
 
 def turn_order(step: Step) -> np.ndarray:
     """[T] The place of each turn in its rollout, from 1."""
-    found = np.zeros(len(step.turns))
+    order = np.zeros(len(step.turns))
     for sequence in step.sequences():
-        found[sequence] = np.arange(1, len(sequence) + 1)
-    return found
+        order[sequence] = np.arange(1, len(sequence) + 1)
+    return order
 
 
 def later_ratios(log_ratio_M: Tensor, units_M: Tensor) -> Tensor:

@@ -51,13 +51,13 @@ class SPEAR(Recipe):
         shaped = step.rewards + self.tool_bonus(calls, done) * self.bonus
         usual = float(np.median(self.means)) if self.means else 0.0
         advantages = np.where(replayed, step.rewards - usual, centre(shaped, step.groups))
-        kept = ~replayed | (advantages > 0)
+        counts = ~replayed | (advantages > 0)
         self.means += [float(step.rewards[step.groups == group].mean()) for group in np.unique(step.groups[~replayed])]
         self.means = self.means[-self.recent :]
         trained = np.array([rollout.trained for rollout in step.rollouts], bool)
-        shares = np.where(replayed, self.ramp(done), 1.0) * kept * trained.sum()
+        shares = np.where(replayed, self.ramp(done), 1.0) * counts * trained.sum()
         for kind in (replayed, ~replayed):
-            shares[kind] /= max(1, (kind & trained & kept).sum())
+            shares[kind] /= max(1, (kind & trained & counts).sum())
         return step.broadcast(advantages).weighted(step.broadcast(shares).advantages)
 
     def state(self) -> dict[str, Any]:

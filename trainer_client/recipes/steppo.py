@@ -36,13 +36,12 @@ class StepPO(Recipe):
     value_clip: float = 0.5
 
     def credit(self, step: Step) -> Credit:
-        before = step.readings[POLICY].values["value"]
-        values, rewards = step.at_start_of_turns(before), step.with_outcome()
+        values, rewards = step.read_turns(step.readings[POLICY].values["value"]), step.with_outcome()
         advantages = np.zeros(len(values))
         for sequence in step.sequences():
             advantages[sequence] = gae(rewards[sequence], values[sequence], self.gamma, self.lam)
         credit = step.broadcast_turns(self.shaped(advantages))
-        return with_turn_targets(credit, step, "value", before, advantages + values)
+        return with_turn_targets(credit, step, "value", advantages + values)
 
     def shaped(self, advantages: Numbers) -> Numbers:
         """What the policy is given of the estimated advantages [T]."""

@@ -1,0 +1,61 @@
+"""What the learning table is made with: the control's rewards, what a hint says, and that a lost cell is named."""
+
+from __future__ import annotations
+
+import random
+import runpy
+from pathlib import Path
+from typing import Any
+
+from .families import FAMILIES, Scores
+from .table import Shuffle, cells
+
+
+def test_the_control_pays_what_others_earned() -> None:
+    """The first has no other yet; calls keep their ids, and are paid by their place."""
+    shuffle = Shuffle(random.Random(0))
+    paid = [shuffle(Scores(float(number), [(f"c{number}", float(number))], {"maker": 1.0})) for number in range(50)]
+    assert paid[0].rollout == 0.0
+    assert sum(one.rollout == number for number, one in enumerate(paid)) < 10
+    assert all(one.turns == [(f"c{number}", one.rollout)] for number, one in enumerate(paid))
+    assert all(number - one.rollout < 32 for number, one in enumerate(paid))
+
+
+def test_families_have_jobs_for_their_roles_and_hints_of_them() -> None:
+    (play,) = FAMILIES["pair"].plays(1, 1, "train")
+    assert [job.role for job in play.jobs] == ["maker", "keeper"]
+    assert all(job.task.instruction in play.hint and job.task.solution in play.hint for job in play.jobs)
+    assert play.jobs[0].task.kind != play.jobs[1].task.kind
+
+
+def test_every_cell_has_its_control() -> None:
+    names = [cell.name for cell in cells(3)]
+    assert len(names) == len(set(names)) == 3 * 2 * (5 * 3 + 1)
+    assert {name.removesuffix("-own") for name in names if name.endswith("-own")} == {
+        name.removesuffix("-shuffled") for name in names if name.endswith("-shuffled")
+    }
+
+
+def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
+    learning = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "learning_table.py"))["learning"]
+
+    def cell(method: str, shuffled: bool, after: float) -> dict[str, Any]:
+        common = {"family": "files", "seed": 0, "steps": 2, "before": 0.2, "curve": [0.2, 0.3]}
+        return {**common, "method": method, "shuffled": shuffled, "after": after}
+
+    head = {
+        "planned": 96,
+        "groups": 8,
+        "rollouts": 8,
+        "held_out": 64,
+        "temperature": 0.5,
+        "cores": 2,
+        "python": "3",
+        "time": "now",
+    }
+    ran = [cell("grpo", False, 0.9), cell("grpo", True, 0.2), cell("ppo", False, 0.3), cell("ppo", True, 0.2)]
+    text = learning({**head, "cells": [*ran, cell("spear", False, 0.9)]})
+    assert "| `files` | `grpo` | 1 | 0.20 | 0.90 | 0.20 | +0.70 ± 0.12 | 0.20 0.30 |" in text
+    assert "No lead over the control is shown for `ppo` on `files`." in text
+    assert "5 of 96 cells are measured" in text
+    assert "spear" not in text  # without its control it is no result
