@@ -1,18 +1,44 @@
 #!/usr/bin/env bash
-# trainers.sh VENV: makes a virtual environment with tinker-cookbook beside ours (once; 50 MB, a minute).
-# It sees our packages through a .pth file, so torch is not installed again; only what is missing comes.
+# trainers.sh VENV: makes the virtual environment of a trainer (once). VENV's last part names what is in it.
+# It sees our packages through a .pth file, so torch is not installed again; only what is missing, and what the trainer
+# wants in another version, comes (up to 150 MB, a minute). `python-3.12` sees nothing of ours: its trainers refuse
+# Python 3.11 (5 GB with torch, some minutes).
 set -euo pipefail
 venv=${1:?usage: trainers.sh VENV}
 cd "$(dirname "$0")/.."
-
-[ -f "$venv/.ready" ] && exit 0
 die() { echo "trainers: $*" >&2; exit 1; }
 
-echo "trainers: installing tinker-cookbook into $venv (once)"
-rm -rf "$venv" && .venv/bin/python -m venv "$venv" || die "can't make a virtual environment; is python3-venv installed?"
-ours=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-echo "$ours" > "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth"
-"$venv/bin/pip" install -q --no-deps tinker-cookbook==0.5.8 chz==0.4.0 blobfile==3.3.0 lxml==6.1.3 \
+name=$(basename "$venv")
+python=$PWD/.venv/bin/python
+case "$name" in
+  tinker-cookbook-0.5.8) packages=(tinker-cookbook==0.5.8 chz==0.4.0 blobfile==3.3.0 lxml==6.1.3) ;;
+  verl-0.9.1)
+    packages=(verl==0.9.1 transformers==5.10.2 tokenizers==0.22.2 tensordict==0.10.0 pyvers==0.1.0 cloudpickle==3.1.2
+      omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 hydra-core==1.3.2 codetiming==1.4.0 torchdata==0.11.0
+      TransferQueue==0.1.11 pyzmq==27.3.0) ;;
+  llamafactory-0.9.5)
+    packages=(llamafactory==0.9.5 transformers==5.6.0 tokenizers==0.22.2 datasets==4.0.0 trl==0.24.0 peft==0.18.1
+      accelerate==1.11.0 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3) ;;
+  verifiers-0.4.0)
+    packages=(verifiers==0.4.0 prime-runs==0.1.4 prime-sandboxes==0.5.1 prime-traces==0.0.10 prime-tunnel==0.1.15
+      connectrpc==0.11.1 protobuf-py==0.1.1 aiofiles==25.1.0 tomli_w==1.2.0 math-verify==0.9.0
+      latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2) ;;
+  openenv-0.10.0) mapfile -t packages < scripts/trainers/openenv-0.10.0.txt ;;
+  python-3.12)
+    mapfile -t packages < scripts/trainers/python-3.12.txt
+    python=$(command -v "${PYTHON312:-}" || ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python 2>/dev/null | tail -1 ||
+      command -v python3.12) || true
+    [ -n "$python" ] || die "ART, SkyRL and NeMo Gym need Python 3.12, and none was found: name one, PYTHON312=/path/to/python3.12" ;;
+  *) die "no packages are known for $name" ;;
+esac
+
+[ "$(cat "$venv/.ready" 2>/dev/null)" = "${packages[*]}" ] && exit 0
+echo "trainers: installing $name into $venv (once)"
+rm -rf "$venv" && "$python" -m venv "$venv" || die "can't make a virtual environment; is python3-venv installed?"
+site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+[ "$name" = python-3.12 ] || .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/ours.pth"
+"$venv/bin/python" -m pip install -q --no-deps "${packages[@]}" \
   2> >(grep -v 'is ignored: it is neither a file nor a directory' >&2) ||
-  die "can't install tinker-cookbook; is a package index reachable?"
-touch "$venv/.ready"
+  die "can't install ${packages[0]}; is a package index reachable?"
+rm -rf "$site/tests" "$site/scripts"  # verl's own, which would stand before ours
+echo "${packages[*]}" > "$venv/.ready"

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tinker
 
-from rolltap.trainer_client.adapters.rows import rows_of
+from rolltap.trainer_client.adapters.rows import rows_of, trained_runs
 from rolltap.trainer_client.adapters.tinker_service import datum_of
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.types import Segment
 
 from .world import branching_group
-
-
-def stretches(part: Segment) -> Iterator[tuple[int, int]]:
-    """Where runs of trained tokens begin and end."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], part.loss_mask.astype(int), [0]])))
-    return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def transitions(part: Segment) -> list[Any]:
@@ -35,7 +28,7 @@ def transitions(part: Segment) -> list[Any]:
             reward=0.0,
             episode_done=False,
         )
-        for begin, end in stretches(part)
+        for begin, end in trained_runs(part)
     ]
 
 

@@ -44,12 +44,8 @@ class Seen:
 
 
 class Driver(Protocol):
-    """One trainer, run for real on a CPU. `normalise` is the mean its loss takes, in our trainer's words.
+    """One trainer, run for real on a CPU. `normalise` is the mean its loss takes, in our trainer's words."""
 
-    `proves` are the keys of `proofs.PROOFS` that the suite tries it on.
-    """
-
-    proves: frozenset[str]
     spends_steps: bool  # a step whose groups were lost counts, and changes nothing
     normalise: str
     advantage: str

@@ -1,23 +1,30 @@
 """What the contract suite proves, adapter by adapter, and the table of it in docs/trainers/README.md.
 
-`python -m tests.trainers.proofs` writes the table.
+A trainer that can't share our packages has an environment of its own in .cache/trainers (scripts/trainers.sh), where
+the suite runs again for it: `ROLLTAP_TRAINERS` names the environment. `python -m tests.trainers.proofs` writes the
+table.
 """
 
 from __future__ import annotations
 
+import os
+import re
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from rolltap.trainer_client.adapters import ADAPTERS
 
-from .driver import Driver
-from .tinker_service import TinkerService
-from .trl_async import TrlAsync
-from .trl_grpo import TrlGrpo
+from .driver import EVERYTHING, Driver
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers" / "README.md"
 BEGIN, END = "<!-- proofs -->\n", "<!-- /proofs -->\n"
+PAGES = ("trl-grpo", "trl-async", "verl", "openenv", "art", "skyrl")
+"""Those with a program; Tinker's needs an account."""
+
+HERE = os.environ.get("ROLLTAP_TRAINERS", "")
 
 PROOFS = {
     "tokens": "every trained token is in its loss once, after its own context, with the engine's log-prob",
@@ -30,14 +37,44 @@ PROOFS = {
     "staleness": "staleness is in its own log",
 }
 
-DRIVERS: dict[str, Driver] = {"trl-grpo": TrlGrpo(), "trl-async": TrlAsync(), "tinker": TinkerService()}
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """An adapter's trial: the class of its driver, the keys of `PROOFS` that it keeps, its environment."""
+
+    driver: str
+    proves: frozenset[str]
+    environment: str = ""
+
+    def load(self) -> Driver:
+        module, _, name = self.driver.partition(":")
+        return getattr(import_module(f".{module}", __package__), name)()
+
+
+SUITES = {
+    "trl-grpo": Suite("trl_grpo:TrlGrpo", EVERYTHING),
+    "trl-async": Suite("trl_async:TrlAsync", EVERYTHING),
+    "tinker": Suite("tinker_service:TinkerService", EVERYTHING - {"staleness", "gradient"}),
+    "verl": Suite("verl_ppo:VerlPpo", EVERYTHING, "verl-0.9.1"),
+    "openenv": Suite(
+        "openenv_sessions:OpenEnvSessions", frozenset({"tokens", "refused", "tokenizer"}), "openenv-0.10.0"
+    ),
+    "art": Suite("art_groups:ArtGroups", EVERYTHING - {"gradient", "staleness"}, "python-3.12"),
+    "skyrl": Suite("skyrl_generator:SkyRl", frozenset({"tokens", "gradient", "refused", "tokenizer"}), "python-3.12"),
+}
 
 
 def proves(proof: str) -> pytest.MarkDecorator:
-    """Runs a test with every adapter that is to prove this."""
-    named = [name for name, driver in DRIVERS.items() if proof in driver.proves]
+    """Runs a test with every adapter of this environment that is to prove this."""
     assert proof in PROOFS
-    return pytest.mark.parametrize("driver", [DRIVERS[name] for name in named], ids=named)
+    named = [name for name, suite in SUITES.items() if proof in suite.proves and suite.environment == HERE]
+    return pytest.mark.parametrize("driver", named, indirect=True)
+
+
+def code(name: str) -> str:
+    """The program of an adapter's page."""
+    (block,) = re.findall(r"```python\n(.*?)```", (PAGE.parent / f"{name}.md").read_text(encoding="utf-8"), re.DOTALL)
+    return block
 
 
 def table() -> str:
@@ -47,7 +84,7 @@ def table() -> str:
     tested = [f"{ADAPTERS[name].package} {', '.join(ADAPTERS[name].tested)}" for name in names]
     lines = [["", *heads], ["---"] * (len(names) + 1), ["tested with", *tested]]
     lines += [
-        [text, *("yes" if key in DRIVERS[name].proves else "no" for name in names)] for key, text in PROOFS.items()
+        [text, *("yes" if key in SUITES[name].proves else "no" for name in names)] for key, text in PROOFS.items()
     ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 

@@ -16,7 +16,7 @@ from rolltap.trainer_client.adapters.tinker_service import TinkerSettings, Tinke
 
 from ..unit.trainer_client.making import VOCABULARY
 from ..unit.trainer_client.plane import KEY
-from .driver import EVERYTHING, DyingSGD, Run, Seen, TrainedToken, tokens_of
+from .driver import DyingSGD, Run, Seen, TrainedToken, tokens_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,6 @@ class StandIn:
 
 
 class TinkerService:
-    proves = EVERYTHING - {"staleness", "gradient"}
     spends_steps = False
     normalise, advantage = "token", "dr_grpo"
 

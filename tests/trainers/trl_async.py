@@ -13,7 +13,7 @@ from rolltap.trainer_client.adapters.feed import FeedSettings, open_feed
 from rolltap.trainer_client.adapters.trl_async import LeasedAsyncGRPOTrainer
 
 from ..unit.trainer_client.plane import KEY
-from .driver import EVERYTHING, DyingSGD, Run, Seen, TrainedToken
+from .driver import DyingSGD, Run, Seen, TrainedToken
 
 
 class Watched(LeasedAsyncGRPOTrainer):
@@ -50,7 +50,6 @@ def unpacked(inputs: dict[str, torch.Tensor]) -> list[TrainedToken]:
 
 
 class TrlAsync:
-    proves = EVERYTHING
     spends_steps = True
 
     def __init__(self, passes: int = 1) -> None:

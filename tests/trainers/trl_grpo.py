@@ -12,7 +12,7 @@ from rolltap.trainer_client.adapters.feed import FeedSettings, open_feed
 from rolltap.trainer_client.adapters.trl_grpo import LeasedGRPOTrainer
 
 from ..unit.trainer_client.plane import KEY
-from .driver import EVERYTHING, DyingSGD, Run, Seen, TrainedToken, tokens_of
+from .driver import DyingSGD, Run, Seen, TrainedToken, tokens_of
 
 
 class Watched(LeasedGRPOTrainer):
@@ -34,7 +34,6 @@ class Watched(LeasedGRPOTrainer):
 
 
 class TrlGrpo:
-    proves = EVERYTHING
     spends_steps = True
 
     def __init__(self, loss_type: str = "dapo", normalise: str = "token", passes: int = 1) -> None:

@@ -41,6 +41,10 @@ def branching_group(name: str, seed: int, *, version: int = 0) -> LeasedGroup:
     return group(name, rollouts, oldest=version, newest=version)
 
 
+def groups(count: int, start: int = 0) -> list[LeasedGroup]:
+    return [branching_group(f"g{index}", index) for index in range(start, start + count)]
+
+
 def gappy(rng: np.random.Generator, prompt: list[int], version: int) -> Segment:
     """Two turns with an observation between them, and one behind, which is context of nothing."""
     lengths = rng.integers(2, 6, 4)
@@ -52,11 +56,11 @@ def gappy(rng: np.random.Generator, prompt: list[int], version: int) -> Segment:
     return Segment(made.token_ids, made.loss_mask, made.logprobs + noise, made.versions, ())
 
 
-def trained_rows(groups: list[LeasedGroup]) -> list[Segment]:
+def trained_rows(of: list[LeasedGroup]) -> list[Segment]:
     """Every segment that a trainer must see, once."""
     return [
         part
-        for one in groups
+        for one in of
         for rollout in one.rollouts
         if rollout.rollout.scoring is Scoring.SCORED
         for part in rollout.trajectory.segments

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 
 
 class UntestedTrainer(UserWarning):
@@ -31,12 +32,12 @@ class Adapter:
     def check_installed(self) -> None:
         """`ConfigError` without the package; `UntestedTrainer` is warned of where another version is installed."""
         try:
-            found = version(self.package)
+            installed = version(self.package)
         except PackageNotFoundError:
-            raise ConfigError(f"{self.trainer} is not installed: pip install 'rolltap[{self.extra}]'") from None
-        if found not in self.tested:
+            raise ConfigError(f"{self.trainer} is not installed: {install_line(self.extra)}") from None
+        if installed not in self.tested:
             tested = ", ".join(self.tested)
-            message = f"{self.package} {found} was not tested with rolltap; tested: {tested}"
+            message = f"{self.package} {installed} was not tested with rolltap; tested: {tested}"
             warnings.warn(message, UntestedTrainer, stacklevel=3)
 
 
@@ -46,5 +47,9 @@ ADAPTERS: Mapping[str, Adapter] = {
     "trl-grpo": Adapter("TRL GRPOTrainer", f"{_HERE}.trl_grpo", "trl", ("1.16.0",), "trl"),
     "trl-async": Adapter("TRL AsyncGRPOTrainer", f"{_HERE}.trl_async", "trl", ("1.16.0",), "trl"),
     "tinker": Adapter("Tinker", f"{_HERE}.tinker_service", "tinker", ("0.38.0",), "tinker"),
+    "verl": Adapter("verl", f"{_HERE}.verl_trainer", "verl", ("0.9.1",), "verl"),
+    "openenv": Adapter("OpenEnv sessions", f"{_HERE}.openenv_sessions", "openenv", ("0.10.0",), "openenv"),
+    "art": Adapter("ART", f"{_HERE}.art_groups", "openpipe-art", ("0.5.23",), "art"),
+    "skyrl": Adapter("SkyRL", f"{_HERE}.skyrl_generator", "skyrl", ("0.4.0",), "skyrl"),
 }
 """Every adapter by its name. The contract suite (tests/trainers) passes over all of them."""

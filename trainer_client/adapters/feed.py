@@ -12,8 +12,9 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rolltap import weights
 from rolltap.contract.leases import LeasedGroup
@@ -24,6 +25,7 @@ from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.run import locked, run_id
+from rolltap.trainer_client.scoring import check
 from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.weights import served_tokenizer
 
@@ -46,6 +48,7 @@ class FeedSettings:
     wait: float = 5.0
     update_mode: PauseMode = "keep"
     take_over: bool = False
+    tampered: Literal["keep", "drop", "mask"] = "keep"
 
 
 def open_feed(url: str, key: str, settings: FeedSettings, *, trainer: str, out: Path) -> Feed:
@@ -68,8 +71,11 @@ class Feed:
     def leasing(self, vocabulary: int) -> Iterator[None]:
         """Leases are held, and extended, inside only; those that were not acknowledged are given back at its end."""
         chosen = self.settings
-        options = LeaseOptions(max_staleness=chosen.max_staleness, wait=chosen.wait, ttl=chosen.lease_ttl)
-        self._holder = LeaseHolder(self.client, chosen.policy, options, keep_zero_variance=True, vocabulary=vocabulary)
+        options = LeaseOptions(
+            max_staleness=chosen.max_staleness, wait=chosen.wait, ttl=chosen.lease_ttl, tampered=chosen.tampered
+        )
+        sound = partial(check, vocabulary=vocabulary)
+        self._holder = LeaseHolder(self.client, chosen.policy, options, keep_zero_variance=True, check=sound)
         try:
             with locked(self.out), self._holder:
                 yield
@@ -84,13 +90,7 @@ class Feed:
         checkpoint is of another policy.
         """
         policy = self.settings.policy
-        served = self.client.policy(policy)
-        own = served_tokenizer(tokenizer)
-        if served.tokenizer_hash and own and served.tokenizer_hash != own:
-            raise CheckpointMismatch(
-                f"policy {policy!r} is served with tokenizer and chat template {served.tokenizer_hash[:12]}, "
-                f"this trainer has {own[:12]}: train the model that the engine serves, with its own template"
-            )
+        check_tokenizer(self.client, policy, tokenizer)
         saved = 0 if checkpoint is None else read_version(checkpoint, policy)
         rewound = self.client.rewind(step, {policy: saved}, take_over=self.settings.take_over)
         self.version = rewound.versions[policy]
@@ -137,6 +137,16 @@ class Feed:
         if self._holder is None:
             raise ConfigError("groups are leased within Feed.leasing() only")
         return self._holder
+
+
+def check_tokenizer(client: TrainerClient, policy: str, tokenizer: Any) -> None:
+    """`CheckpointMismatch` if the policy is served with another tokenizer or chat template than `tokenizer`."""
+    served, own = client.policy(policy).tokenizer_hash, served_tokenizer(tokenizer)
+    if served and own and served != own:
+        raise CheckpointMismatch(
+            f"policy {policy!r} is served with tokenizer and chat template {served[:12]}, "
+            f"this trainer has {own[:12]}: train the model that the engine serves, with its own template"
+        )
 
 
 def write_version(checkpoint: Path, policy: str, version: int) -> None:

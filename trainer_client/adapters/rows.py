@@ -9,8 +9,8 @@ import numpy as np
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.collate import TEMPERATURE
 from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.sampling import masked_tokens, temperatures
 from rolltap.trainer_client.step import check_credit, view
 from rolltap.types import Segment
 
@@ -38,7 +38,7 @@ def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe, temperature: float = 
     """The step's rows, group by group, those of a rollout together, for a trainer that computes at `temperature`.
 
     `ConfigError` for a recipe that is more than one advantage a row, which is what foreign trainers take, and for
-    tokens that were sampled at another temperature: their ratios would be wrong.
+    tokens that were sampled at another temperature or from a part of the vocabulary: their ratios would be wrong.
     """
     check_recipe(recipe)
     step = view(groups)
@@ -46,17 +46,24 @@ def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe, temperature: float = 
     check_credit(credit, step)
     if credit.weights is not None:
         raise ConfigError("this recipe weighs tokens one by one: take another, or rolltap train")
-    found = []
+    trained_rows = []
     for row, advantages in zip(step.rows, credit.advantages, strict=True):
         rollout, mask = step.rollouts[row.rollout], row.segment.loss_mask
         if rollout.trained:
             if np.ptp(advantages[mask]) > 0:
                 raise ConfigError("this recipe credits tokens one by one: take another, or rolltap train")
             _check_temperature(row.segment, rollout.id, temperature)
+            _check_whole_vocabulary(row.segment, rollout.id)
             share = int(mask.sum()) / rollout.tokens
             group = groups[rollout.group].group.id
-            found.append(TrainedRow(group, rollout.id, row.segment, float(advantages[mask][0]), share))
-    return found
+            trained_rows.append(TrainedRow(group, rollout.id, row.segment, float(advantages[mask][0]), share))
+    return trained_rows
+
+
+def trained_runs(part: Segment) -> list[tuple[int, int]]:
+    """Where runs of trained tokens begin and end, in order."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], part.loss_mask.astype(np.int8), [0]])))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -74,9 +81,17 @@ def check_recipe(recipe: Recipe) -> None:
         )
 
 
+def _check_whole_vocabulary(part: Segment, rollout: str) -> None:
+    if masked_tokens(part):
+        raise ConfigError(
+            f"rollout {rollout} was sampled from a part of the vocabulary, and this trainer computes over all of it: "
+            "set policies.NAME.sampling_mask = 0 of the server, so that such calls carry no loss, or use rolltap train"
+        )
+
+
 def _check_temperature(part: Segment, rollout: str, temperature: float) -> None:
-    recorded = part.extras.get(TEMPERATURE, np.ones(len(part), np.float32))[part.loss_mask]
-    sampled = np.nan_to_num(recorded, nan=1.0)
+    recorded = temperatures([part])
+    sampled = np.ones(1, np.float32) if recorded is None else recorded
     other = sampled[~np.isclose(sampled, temperature)]
     if len(other):
         raise ConfigError(

@@ -1,0 +1,27 @@
+"""Our trainer's gradient of a step, which other trainers' is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from rolltap.contract.leases import LeasedGroup
+from rolltap.trainer_client import attention
+from rolltap.trainer_client.collate import collate
+from rolltap.trainer_client.loss import PolicyLoss
+from rolltap.trainer_client.network import PolicyNetwork
+from rolltap.trainer_client.packing import Packer
+
+from ..unit.trainer_client.making import rows_of
+from .driver import Driver
+
+
+def our_gradient(driver: Driver, model: Path, of: list[LeasedGroup]) -> dict[str, torch.Tensor]:
+    attention.register()
+    policy = PolicyNetwork(AutoModelForCausalLM.from_pretrained(model, attn_implementation=attention.NAME))
+    for pack in Packer(500, share=True)(rows_of(of, driver.advantage, normalise=driver.normalise, length=100)):
+        batch = collate(pack)
+        PolicyLoss(0.1, 0.15)(policy(batch), batch).loss.backward()
+    return {name: weight.grad for name, weight in policy.model.named_parameters() if weight.grad is not None}

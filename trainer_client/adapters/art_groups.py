@@ -1,0 +1,119 @@
+"""ART on leased groups: `TrajectoryGroup`s whose choices carry the engine's own tokens, so that ART renders nothing.
+
+A rollout is a `Trajectory`, its segments are histories, and each run of trained tokens is a `Choice` with what vLLM
+gives ART: `prompt_token_ids`, `token_ids` and log-probs. ART assembles rows of them, compares rewards within the group
+and weighs a rollout once, however many rows it has. A masked rollout has its reward and no choice: it counts in the
+baseline only.
+
+What a backend has trained can't be taken back, so groups are acknowledged before `train` is called. ART's step is the
+checkpoint that a run goes on from; groups of later steps are leased again.
+"""
+
+# pyright: reportMissingImports=false
+# The package is in the environments of its users only.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rolltap.contract.leases import LeasedGroup, RolloutRecord
+from rolltap.errors import TrainerError
+from rolltap.trainer_client.adapters import ADAPTERS
+from rolltap.trainer_client.adapters.feed import Feed, write_version
+from rolltap.trainer_client.adapters.rows import trained_runs
+from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.scoring import baseline
+from rolltap.types import Scoring, Segment
+
+ADAPTERS["art"].check_installed()
+import art  # noqa: E402
+from art.trajectories import LegacyHistory  # noqa: E402
+from openai.types.chat.chat_completion import Choice  # noqa: E402
+
+
+@dataclass(frozen=True, slots=True)
+class ArtSettings:
+    """How many steps are made, of a model with `vocabulary` tokens, and the backend's options for each of them."""
+
+    vocabulary: int
+    steps: int
+    temperature: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class ArtTrainer:
+    """Trains `model`, an `art.TrainableModel`, with `backend` from `feed`. `tokenizer` is the model's."""
+
+    def __init__(self, model: Any, backend: Any, feed: Feed, settings: ArtSettings, tokenizer: Any) -> None:
+        self.model, self.backend, self.feed, self.settings = model, backend, feed, settings
+        self._tokenizer = tokenizer
+        self._check = make_recipe("dr_grpo", {})
+
+    async def train(self) -> None:
+        """Up to the settings' step; goes on from the step that ART has."""
+        with self.feed.leasing(self.settings.vocabulary):
+            step = await self.model.get_step()
+            self.feed.connect(self._note(step) if step else None, step, self._tokenizer)
+            while step < self.settings.steps:
+                groups, _ = self.feed.next_rows(self._check, self.settings.temperature)
+                if not self.feed.acknowledge(step + 1):
+                    continue
+                version = self.feed.version + 1
+                write_version(self._note(step + 1), self.feed.settings.policy, version)
+                made = await self.backend.train(self.model, groups_of(groups), **self.settings.options)
+                if made.step != step + 1 or made.checkpoint_path is None:
+                    raise TrainerError(f"ART made step {made.step} of {step + 1}, checkpoint {made.checkpoint_path}")
+                step = made.step
+                self.feed.push(Path(made.checkpoint_path), version)
+
+    def _note(self, step: int) -> Path:
+        return self.feed.out / f"checkpoint-{step}"
+
+
+def groups_of(groups: Sequence[LeasedGroup]) -> list[art.TrajectoryGroup]:
+    """ART's groups, of the rollouts that are compared."""
+    return [
+        art.TrajectoryGroup(
+            [_trajectory(record, group) for record in baseline(group)], metadata={"group": group.group.id}
+        )
+        for group in groups
+    ]
+
+
+def _trajectory(record: RolloutRecord, group: LeasedGroup) -> art.Trajectory:
+    parts = record.trajectory.segments if record.rollout.scoring is Scoring.SCORED else ()
+    histories = [_choices(part) for part in parts if part.loss_mask.any()]
+    first, *others = histories or [[]]
+    return art.Trajectory(
+        messages_and_choices=first,
+        additional_histories=[LegacyHistory(messages_and_choices=one) for one in others],
+        reward=record.reward or 0.0,
+        initial_policy_version=group.oldest_version,
+        final_policy_version=group.newest_version,
+        metadata={"rollout": record.rollout.id},
+    )
+
+
+def _choices(part: Segment) -> list[Choice]:
+    ids = part.token_ids.tolist()
+    return [
+        Choice.model_validate(
+            {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": ""},
+                "logprobs": {
+                    "content": [
+                        {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": []}
+                        for token, logprob in zip(ids[begin:end], part.logprobs[begin:end].tolist(), strict=True)
+                    ]
+                },
+                "prompt_token_ids": ids[:begin],
+                "token_ids": ids[begin:end],
+            }
+        )
+        for begin, end in trained_runs(part)
+    ]

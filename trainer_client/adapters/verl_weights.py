@@ -1,0 +1,49 @@
+"""verl's weights into a folder: a checkpoint engine named `rolltap`, which verl's workers import and send with."""
+
+# pyright: reportMissingImports=false
+# The package is in the environments of its users only.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+from rolltap.trainer_client.weights import whole_folder
+
+
+@CheckpointEngineRegistry.register("rolltap")
+class FolderCheckpointEngine(CheckpointEngine):
+    """All ranks gather the weights; the master writes them, by the names of Hugging Face's folders, as
+    `version-N` of `folder`."""
+
+    def __init__(self, is_master: bool, bucket_size: int, folder: str) -> None:
+        self._is_master, self._folder = is_master, Path(folder)
+
+    async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
+        """`global_steps` is the version."""
+        gathered = {}
+        for name, tensor in weights:
+            if self._is_master:
+                gathered[name] = tensor.detach().cpu().contiguous()
+        if self._is_master:
+            with whole_folder(self._folder / f"version-{global_steps}") as making:
+                save_torch_state_dict(gathered, making)
+
+    def prepare(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def build_topology(cls, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("nothing receives")
+
+    def init_process_group(self, **_: Any) -> None: ...
+
+    def finalize(self) -> None: ...
+
+    async def receive_weights(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("nothing receives")
