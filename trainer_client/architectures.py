@@ -21,6 +21,9 @@ from rolltap.trainer_client.packing import TokenSpan
 PACKED = frozenset({"full_attention", "sliding_attention"})
 RECURRENT = frozenset({"linear_attention"})
 
+LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
+"""Rotary scalings by the longest position of a forward pass: in a pack, that of another row."""
+
 TRUNK, BRANCH = 6, 5
 """Tokens of the rows that a loaded model is tried on: two of a trunk with a branch each."""
 
@@ -34,11 +37,17 @@ def rows_alone(config: Any) -> bool:
 
 
 def check_config(config: Any) -> None:
-    """`ConfigError` for layers that packed training can't compute."""
+    """`ConfigError` for layers and positions that packed training can't compute."""
     if foreign := _kinds(config) - PACKED - RECURRENT:
         raise ConfigError(
             f"{config.model_type} has layers of {', '.join(sorted(foreign))}; training supports "
             f"{', '.join(sorted(PACKED | RECURRENT))}"
+        )
+
+    if by_length := _rope_types(config) & LENGTH_DEPENDENT:
+        raise ConfigError(
+            f"{config.model_type} scales its rotary positions by {', '.join(sorted(by_length))}: they depend on the "
+            "longest row of a pass, and engines settle that in ways of their own, so ratios would be wrong"
         )
 
 
@@ -73,6 +82,14 @@ def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
             f"{name}: packed log-probs differ from the model's own by {off:.2g} nats, so its ratios would be wrong; "
             "its attention has a part that packed training does not compute (position biases, for instance)"
         )
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The model's rotary scalings; some families have them by the kind of layer."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return {str(part.get("rope_type") or part.get("type") or "default") for part in parts}
 
 
 def _kinds(config: Any) -> set[str]:

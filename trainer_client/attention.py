@@ -89,14 +89,14 @@ class Scores:
     sinks: Tensor | None = None
 
     @classmethod
-    def of(cls, width: int, given: Mapping[str, Any]) -> Scores:
+    def of(cls, width: int, options: Mapping[str, Any]) -> Scores:
         """From what transformers hands an attention function; `width` is the head's."""
-        scale = given.get("scaling")
+        scale = options.get("scaling")
         return cls(
             width**-0.5 if scale is None else scale,
-            given.get("sliding_window"),
-            given.get("softcap"),
-            given.get("s_aux"),
+            options.get("sliding_window"),
+            options.get("softcap"),
+            options.get("s_aux"),
         )
 
     @property
@@ -115,11 +115,11 @@ def span_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    **given: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """`query` [1, H, N, D], `key` and `value` [1, K, N, D] → [1, N, H, D]. The layout takes the mask's place."""
-    layout: Layout = given["layout"]
-    scores = Scores.of(query.shape[-1], given)
+    layout: Layout = options["layout"]
+    scores = Scores.of(query.shape[-1], options)
     flash = layout.lengths is not None and query.dtype in FLASH_DTYPES and scores.fused
     if flash and layout.lengths is not None and (varlen := _varlen()) is not None:
         return _flash(varlen, (query, key, value), scores, layout.lengths), None

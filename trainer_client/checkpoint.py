@@ -34,22 +34,22 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one run that trains `policy` from the model folder `source`; the newest `kept` are kept."""
+    """The checkpoints of one run that trains `policy` from the model folder `source`; the newest `count` stay."""
 
-    def __init__(self, out: Path, policy: str, source: Path, *, every: int, kept: int) -> None:
+    def __init__(self, out: Path, policy: str, source: Path, *, every: int, count: int) -> None:
         self._checkpoints = out / "checkpoints"
         self._weights = out / "weights"
         self._policy = policy
         self._source = source
         self._every = every
-        self._kept = kept
+        self._count = count
 
     def latest(self) -> Saved | None:
         """The newest whole checkpoint. `CheckpointMismatch` if it is of another policy."""
-        found = _steps(self._checkpoints)
-        if not found:
+        steps = _steps(self._checkpoints)
+        if not steps:
             return None
-        folder = self._checkpoints / f"step-{found[-1]}"
+        folder = self._checkpoints / f"step-{steps[-1]}"
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             policy, version = about["policy"], int(about["version"])
@@ -57,7 +57,7 @@ class Checkpoints:
             raise CheckpointMismatch(f"{folder} is not a checkpoint of this trainer: {error!r}") from error
         if policy != self._policy:
             raise CheckpointMismatch(f"{folder} is of policy {policy!r}, not {self._policy!r}; give another --out")
-        return Saved(found[-1], version, folder)
+        return Saved(steps[-1], version, folder)
 
     def due(self, step: int, last: bool) -> bool:
         return last or step % self._every == 0
@@ -101,7 +101,7 @@ class Checkpoints:
 
     def prune(self, served: int) -> None:
         """Takes away what nobody needs once the engines serve step `served`."""
-        for step in _steps(self._checkpoints)[: -self._kept]:
+        for step in _steps(self._checkpoints)[: -self._count]:
             if step != served:
                 shutil.rmtree(self._checkpoints / f"step-{step}")
         for step in _steps(self._weights):

@@ -19,10 +19,22 @@ alone is sent once.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from rolltap.contract.annotations import CallAnnotation
 from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseOptions, PauseMode, PolicyState, PushWeights, Rewind, Rewound, Transfer
+from rolltap.contract.trainer import (
+    LeaseOptions,
+    PauseMode,
+    PolicyScores,
+    PolicyState,
+    PushWeights,
+    Rewind,
+    Rewound,
+    ScoredIds,
+    ScoreIds,
+    Transfer,
+)
 from rolltap.http_client import AsyncHttpClient, HttpClient
 from rolltap.trainer_client import protocol
 from rolltap.trainer_client.protocol import TrainerCaller
@@ -62,6 +74,14 @@ class TrainerClient(HttpClient):
         """The groups were not used: others may have them, and no failure is counted."""
         self.send(protocol.release(self.caller, lease))
 
+    def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
+        """Adds what this trainer says of the lease's sampled tokens by the weights `version`: the viewer shows it.
+
+        Returns how many calls had nothing yet. The same again changes nothing; other values raise `LedgerError`, and
+        calls or lengths that are not the lease's `InvalidRequest`. Acknowledged leases can be annotated, too.
+        """
+        return sum(self.send(request) for request in protocol.annotate(self.caller, lease, version, calls))
+
     def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
         """The checkpoint of `step` was restored, of `versions` by policy: what was acknowledged after it can be leased
         again, and later versions are abandoned. The reply says under which number the restored weights go on.
@@ -90,6 +110,13 @@ class TrainerClient(HttpClient):
     def cap_turns(self, policy: str, turns: int) -> None:
         """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
         self.send(protocol.cap_turns(policy, turns))
+
+    def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
+        """The log-probs of given ids by the policy's weights, and the likeliest candidates of each; nothing is sampled.
+
+        `InvalidRequest` for ids that the policy does not have, `ContextOverflow` for too many of them.
+        """
+        return self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))
 
     def ranks(self, policy: str) -> int:
         """How many processes of the policy's engines would receive a transfer now."""
@@ -131,6 +158,9 @@ class AsyncTrainerClient(AsyncHttpClient):
     async def release(self, lease: Lease) -> None:
         await self.send(protocol.release(self.caller, lease))
 
+    async def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
+        return sum([await self.send(request) for request in protocol.annotate(self.caller, lease, version, calls)])
+
     async def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
         restored = Rewind(step, dict(versions), self.run, take_over)
         rewound = await self.send(protocol.rewind(self.caller["trainer"], restored))
@@ -148,6 +178,9 @@ class AsyncTrainerClient(AsyncHttpClient):
 
     async def cap_turns(self, policy: str, turns: int) -> None:
         await self.send(protocol.cap_turns(policy, turns))
+
+    async def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
+        return await self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))
 
     async def ranks(self, policy: str) -> int:
         return await self.send(protocol.ranks(policy))

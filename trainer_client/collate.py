@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rolltap.trainer_client.packing import Pack, TokenSpan
-
-TEMPERATURE = "temperature"
-"""The extra array of a segment with tokens that were sampled at another temperature than 1."""
+from rolltap.trainer_client.sampling import sampling_masks, temperatures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,8 +26,12 @@ class Batch:
 
     `logprobs_M` are the engine's and `versions_M` the weight versions that it sampled with. The step's loss is the sum
     over its batches of the sum over M of `weights_M` times the token's loss. `rollouts_M` are indices into the step's
-    rollouts. `temperatures_M` are those that the tokens were sampled at; None where all were sampled at 1.
+    rollouts. `temperatures_M` are those that the tokens were sampled at; None where all were sampled at 1. `masks_MK`
+    are the ids that each was drawn from (-1 fills up; only -1: all ids); None where all were drawn from all ids.
     `reference_M` are the reference model's log-probs, where there is one. `extra` [M] is the recipe's.
+
+    `experts_NX` are recorded experts (-1: not known), None where none are replayed. `places` are where each row's
+    tokens stand, and `update_rows` counts the rows of the update that the batch is part of.
     """
 
     token_ids_N: Tensor
@@ -43,9 +47,13 @@ class Batch:
     rows: int
     unshared_tokens: int
     temperatures_M: Tensor | None = None
+    masks_MK: Tensor | None = None
     proximal_M: Tensor | None = None
     reference_M: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
+    experts_NX: Tensor | None = None
+    places: tuple[Tensor, ...] = ()
+    update_rows: int = 1
 
     @property
     def tokens(self) -> int:
@@ -65,11 +73,12 @@ class Batch:
             if isinstance(value := getattr(self, name), Tensor)
         }
         extra = {name: value.to(device, non_blocking=True) for name, value in self.extra.items()}
-        return replace(self, **moved, extra=extra)
+        places = tuple(place.to(device, non_blocking=True) for place in self.places)
+        return replace(self, **moved, extra=extra, places=places)
 
 
-def collate(pack: Pack) -> Batch:
-    """The pack's tensors, on the CPU."""
+def collate(pack: Pack, update_rows: int = 1) -> Batch:
+    """The pack's tensors, on the CPU; `update_rows` as in `Batch`."""
     sources, targets, logprobs, versions, advantages, weights, rollouts = [], [], [], [], [], [], []
     for row, place in zip(pack.rows, pack.places, strict=True):
         trained = np.flatnonzero(row.segment.loss_mask)
@@ -80,6 +89,7 @@ def collate(pack: Pack) -> Batch:
         advantages.append(row.advantages[trained])
         weights.append(row.weights[trained])
         rollouts.append(np.full(len(trained), row.rollout))
+    segments = [row.segment for row in pack.rows]
     extra = {
         name: np.concatenate([row.extra[name][row.segment.loss_mask] for row in pack.rows])
         for name in pack.rows[0].extra
@@ -97,20 +107,17 @@ def collate(pack: Pack) -> Batch:
         rollouts_M=torch.from_numpy(np.concatenate(rollouts).astype(np.int64)),
         rows=len(pack.rows),
         unshared_tokens=sum(len(row) for row in pack.rows),
-        temperatures_M=_temperatures(pack),
+        temperatures_M=_tensor(temperatures(segments)),
+        masks_MK=_tensor(sampling_masks(segments)),
         extra={name: torch.from_numpy(values.astype(np.float32)) for name, values in extra.items()},
+        experts_NX=None if pack.experts_NX is None else torch.from_numpy(pack.experts_NX.astype(np.int64)),
+        places=tuple(torch.from_numpy(place.astype(np.int64)) for place in pack.places),
+        update_rows=update_rows,
     )
 
 
-def _temperatures(pack: Pack) -> Tensor | None:
-    """Of the trained tokens; calls that were sampled at 1 have none on record."""
-    if not any(TEMPERATURE in row.segment.extras for row in pack.rows):
-        return None
-    values = [
-        row.segment.extras.get(TEMPERATURE, np.ones(len(row.segment), np.float32))[row.segment.loss_mask]
-        for row in pack.rows
-    ]
-    return torch.from_numpy(np.nan_to_num(np.concatenate(values), nan=1.0).astype(np.float32))
+def _tensor(values: NDArray[Any] | None) -> Tensor | None:
+    return None if values is None else torch.from_numpy(values)
 
 
 def empty_batch() -> Batch:

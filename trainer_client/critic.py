@@ -6,12 +6,13 @@ that its prompt ends in. A turn's regression counts as its tokens do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rolltap.trainer_client.estimators import Numbers
-from rolltap.trainer_client.step import Credit, RowArrays, Step
+from rolltap.trainer_client.step import POLICY, Credit, RowArrays, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,10 +26,18 @@ def with_targets(credit: Credit, head: str, before: RowArrays, targets: RowArray
     return credit.carrying(**{f"{head}_before": before, f"{head}_target": targets, f"{head}_share": shares})
 
 
-def with_turn_targets(credit: Credit, step: Step, head: str, before: RowArrays, targets: Numbers) -> Credit:
-    """The same for one target [T] a turn."""
-    sizes = np.array([len(turn.places) for turn in step.turns], np.float64)
-    return with_targets(credit, head, before, step.place_turns(targets), step.place_turns(sizes))
+def with_turn_targets(
+    credit: Credit,
+    step: Step,
+    head: str,
+    targets: Numbers,
+    at: Sequence[int] | None = None,
+    shares: Numbers | float = 1.0,
+) -> Credit:
+    """The same for one target [T] a turn, at the token `at` of it; `shares` [T] scale how much each turn counts."""
+    before = step.readings[POLICY].values[head]
+    sizes = shares * np.array([len(turn.places) for turn in step.turns], np.float64)
+    return with_targets(credit, head, before, step.place_turns(targets, at), step.place_turns(sizes, at))
 
 
 def value_loss(predicted: Predictions, batch: Batch, head: str, clip: float) -> Tensor:

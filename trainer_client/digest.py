@@ -45,9 +45,9 @@ def _digest(tensors: Iterable[tuple[str, Callable[[], Tensor]]]) -> str:
     def of(entry: tuple[str, Callable[[], Tensor]]) -> tuple[str, bytes]:
         name, load = entry
         tensor = load().detach().contiguous()
-        found = hashlib.sha256(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        return name, found.digest()
+        hasher = hashlib.sha256(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return name, hasher.digest()
 
     with ThreadPoolExecutor(THREADS) as pool:
         digests = sorted(pool.map(of, tensors))

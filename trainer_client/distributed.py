@@ -33,13 +33,11 @@ class Workers:
     def read(self, network: str, batches: Sequence[Batch]) -> list[Readout]:
         """What a network says of each batch, in the order of `batches`."""
         shares = deal(batches, self._ranks.size)
-        found = self._each("read", [(network, share) for share in shares])
-        by_batch = {
-            id(batch): readout
-            for share, readouts in zip(shares, found, strict=True)
-            for batch, readout in zip(share, readouts, strict=True)
-        }
-        return [by_batch[id(batch)] for batch in batches]
+        return _in_order(batches, shares, self._each("read", [(network, share) for share in shares]))
+
+    def readouts(self, batches: Sequence[Batch]) -> list[Readout]:
+        """What the first update, of these batches, computed of each of them."""
+        return _in_order(batches, deal(batches, self._ranks.size), self._all("readouts"))
 
     def begin(self, version: int, updates: Sequence[Sequence[Batch]]) -> None:
         shares = [deal(update, self._ranks.size) for update in updates]
@@ -89,3 +87,15 @@ def follow(worker: RankWorker, ranks: Ranks) -> None:
     while (call := ranks.scatter(None)) is not None:
         name, arguments = call
         getattr(worker, name)(*arguments)
+
+
+def _in_order(
+    batches: Sequence[Batch], shares: Sequence[Sequence[Batch]], results: Sequence[Sequence[Readout]]
+) -> list[Readout]:
+    """The ranks' readouts of their shares, in the order of `batches`."""
+    by_batch = {
+        id(batch): readout
+        for share, readouts in zip(shares, results, strict=True)
+        for batch, readout in zip(share, readouts, strict=True)
+    }
+    return [by_batch[id(batch)] for batch in batches]

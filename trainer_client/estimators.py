@@ -20,8 +20,8 @@ EVEN = 1e-9
 
 def keyed(*columns: Iterable[Hashable]) -> NDArray[np.int64]:
     """Keys of what is equal in all columns: keyed([0, 0, 1], "aab") → [0, 0, 1]."""
-    known: dict[tuple[Any, ...], int] = {}
-    return np.array([known.setdefault(one, len(known)) for one in zip(*columns, strict=True)], np.int64)
+    numbers: dict[tuple[Any, ...], int] = {}
+    return np.array([numbers.setdefault(one, len(numbers)) for one in zip(*columns, strict=True)], np.int64)
 
 
 def mean(values: Numbers, keys: NDArray[np.int64]) -> Numbers:
@@ -65,19 +65,19 @@ def whiten(values: Numbers, ddof: int = 1) -> Numbers:
 
 def discounted(rewards: Numbers, gamma: float = 1.0) -> Numbers:
     """Returns-to-go of one sequence: [0, 0, 1] with gamma .9 → [.81, .9, 1]."""
-    found = np.zeros(len(rewards))
+    sums = np.zeros(len(rewards))
     running = 0.0
     for index in reversed(range(len(rewards))):
-        running = found[index] = rewards[index] + gamma * running
-    return found
+        running = sums[index] = rewards[index] + gamma * running
+    return sums
 
 
 def returns(rewards: Numbers, sequences: Sequence[Sequence[int]], gamma: float = 1.0) -> Numbers:
     """`discounted` along each sequence of numbers into `rewards`."""
-    found = np.zeros(len(rewards))
+    sums = np.zeros(len(rewards))
     for sequence in sequences:
-        found[list(sequence)] = discounted(rewards[list(sequence)], gamma)
-    return found
+        sums[list(sequence)] = discounted(rewards[list(sequence)], gamma)
+    return sums
 
 
 def gae(rewards: Numbers, values: Numbers, gamma: float, lam: float, last: float = 0.0) -> Numbers:
@@ -85,9 +85,9 @@ def gae(rewards: Numbers, values: Numbers, gamma: float, lam: float, last: float
 
     r [0, 0, 1], V [.2, .5, .6], gamma 1, lam .95 → [.756, .48, .4].
     """
-    found = np.zeros(len(rewards))
+    advantages = np.zeros(len(rewards))
     running, following = 0.0, last
     for index in reversed(range(len(rewards))):
         running = rewards[index] + gamma * following - values[index] + gamma * lam * running
-        found[index], following = running, values[index]
-    return found
+        advantages[index], following = running, values[index]
+    return advantages

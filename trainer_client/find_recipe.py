@@ -6,10 +6,10 @@ import ast
 import dataclasses
 import hashlib
 import importlib.util
-import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,32 +29,35 @@ def recipe_names() -> list[str]:
 
 def recipe_class(name: str) -> type[Recipe]:
     """The recipe called `name`, or the one in the file `name`; `ConfigError` lists the known ones."""
-    found = _of_file(Path(name)) if name.endswith(".py") else lookup("recipe", name, RECIPES, ENTRY_POINTS, ConfigError)
-    if not (isinstance(found, type) and issubclass(found, Recipe)):
-        raise ConfigError(f"the recipe {name!r} is {found!r}: it has to be a class that derives from Recipe")
-    return found
+    is_file = name.endswith(".py")
+    recipe = _of_file(Path(name)) if is_file else lookup("recipe", name, RECIPES, ENTRY_POINTS, ConfigError)
+    if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
+        raise ConfigError(f"the recipe {name!r} is {recipe!r}: it has to be a class that derives from Recipe")
+    return recipe
 
 
 def make_recipe(name: str, options: Mapping[str, Any]) -> Recipe:
     """The recipe with its options. `ConfigError` names an option that it does not have, or a value of another type."""
-    found = recipe_class(name)
-    known = [field.name for field in dataclasses.fields(found) if field.init]
+    recipe = recipe_class(name)
+    names = [field.name for field in dataclasses.fields(recipe) if field.init]
     for option in options:
-        if option not in known:
-            has = f"its options: {', '.join(known)}" if known else "it has none"
+        if option not in names:
+            has = f"its options: {', '.join(names)}" if names else "it has none"
             raise ConfigError(f"trainer.options.{option}: recipe {name!r} has no such option; {has}")
     try:
-        return TypeAdapter(found).validate_python(dict(options))
+        return TypeAdapter(recipe).validate_python(dict(options))
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"trainer.options.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def fingerprint(name: str, recipe: Recipe) -> dict[str, Any]:
-    """Name, options and a digest of the file's code: what makes it the same recipe. Comments do not count."""
+    """Name, options and a digest of the code: what makes it the same recipe. Comments do not count.
+
+    The code is that of the recipe's file, and of the modules that it imports from the same folder.
+    """
     options = {field.name: repr(getattr(recipe, field.name)) for field in dataclasses.fields(recipe) if field.init}
-    source = Path(inspect.getfile(type(recipe))).read_text(encoding="utf-8")
-    code = hashlib.sha256(ast.dump(ast.parse(source)).encode()).hexdigest()[:16]
+    code = hashlib.sha256("\n".join(_own_code(sys.modules[type(recipe).__module__])).encode()).hexdigest()[:16]
     return {"name": Path(name).stem, "options": options, "code": code}
 
 
@@ -75,6 +78,32 @@ def restore(name: str, recipe: Recipe, saved: dict[str, Any] | None, *, changed:
         recipe.restore(saved["state"])
 
 
+def _own_code(module: ModuleType) -> list[str]:
+    """The syntax of the module, and of those of its folder that it imports, directly or by one another."""
+    folder, waiting, trees = Path(module.__file__ or "").parent, [module], dict[Path, str]()
+    while waiting:
+        one = waiting.pop()
+        path = Path(getattr(one, "__file__", None) or "")
+        if path in trees or folder not in path.parents:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        trees[path] = ast.dump(tree)
+        waiting += [sys.modules[name] for name in _imported(tree, one.__package__ or "") if name in sys.modules]
+    return [f"{path.relative_to(folder)}: {trees[path]}" for path in sorted(trees)]
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """The names that may be modules among what is imported."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(base, package) if node.level and package else base
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
 def _of_file(path: Path) -> type[Recipe]:
     spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
     assert spec is not None
@@ -86,8 +115,8 @@ def _of_file(path: Path) -> type[Recipe]:
     except Exception as failure:  # foreign code: whatever its import raises
         raise ConfigError(f"the recipe {path} can't be loaded: {failure!r}") from failure
     own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-    found = [one for one in own if issubclass(one, Recipe)]
-    if len(found) != 1:
-        names = ", ".join(one.__name__ for one in found) or "none"
+    recipes = [one for one in own if issubclass(one, Recipe)]
+    if len(recipes) != 1:
+        names = ", ".join(one.__name__ for one in recipes) or "none"
         raise ConfigError(f"{path} has to define one class that derives from Recipe; it has: {names}")
-    return found[0]
+    return recipes[0]

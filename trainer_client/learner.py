@@ -25,6 +25,7 @@ from rolltap.trainer_client.lora import add_adapters, merged, without_adapters
 from rolltap.trainer_client.network import PolicyNetwork, Predictions, load_model
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.routing import Mixture
 from rolltap.trainer_client.settings import OptimiserSettings, TrainerSettings
 from rolltap.types import Float32
 
@@ -66,9 +67,14 @@ class Learner:
         model = load_model(settings.model if self._lora else folder, torch.float32)
         if self._lora:
             add_adapters(model, self._lora)
+        network = PolicyNetwork(
+            model.train(),
+            heads=recipe.heads,
+            entropy_moves=recipe.entropy_moves,
+            routers_move=bool(settings.router.balance or settings.router.z),
+        )
         if settings.compute.gradient_checkpointing:
-            checkpoint_activations(model)
-        network = PolicyNetwork(model.train(), heads=recipe.heads, entropy_moves=recipe.entropy_moves)
+            checkpoint_activations(model, network.mixture)
         self.network = _placed(network, dtype, ranks)
         self.reference = None
         self._has_reference = settings.loss.kl > 0
@@ -81,7 +87,9 @@ class Learner:
             if one.decay is not None and self._lora:
                 raise ConfigError(f"the recipe's network {name!r} follows the policy's weights: leave lora.rank at 0")
             other = load_model(Path(one.folder) if one.folder else settings.model, torch.float32).requires_grad_(False)
-            self.read_networks[name] = _placed(PolicyNetwork(other.train()), dtype, ranks)
+            heads = recipe.heads if one.decay is not None else {}
+            self.read_networks[name] = _placed(PolicyNetwork(other.train(), heads=heads), dtype, ranks)
+            self.read_networks[name].heads.requires_grad_(False)
         self._rates = [1.0, *(head.lr / settings.optimiser.lr for head in recipe.heads.values())]
         policy = [weight for weight in self.model.parameters() if weight.requires_grad]
         self._parts = [policy, *(list(self.network.heads[name].parameters()) for name in recipe.heads)]
@@ -103,15 +111,17 @@ class Learner:
 
     def read(self, network: str, batch: Batch) -> Readout:
         """What the policy or another network says of the batch's trained tokens, on the CPU and without gradient."""
-        predicted = _read(self.read_networks.get(network, self.network), batch)
+        predicted = _read(
+            self.read_networks.get(network, self.network), batch, replay=network not in self.read_networks
+        )
         values = {name: value.float().cpu().numpy() for name, value in predicted.values.items()}
         return Readout(predicted.logprobs_M.float().cpu().numpy(), predicted.entropy_M.float().cpu().numpy(), values)
 
     def settle(self, step: int) -> None:
-        """After `step`: networks that follow the policy do so."""
+        """After `step`: networks that follow the policy do so, heads included."""
         for name, one in self._readable.items():
             if one.decay is not None and step % one.every == 0:
-                pairs = zip(self.read_networks[name].model.parameters(), self.model.parameters(), strict=True)
+                pairs = zip(self.read_networks[name].parameters(), self.network.parameters(), strict=True)
                 for followed, policy in pairs:
                     followed.data.lerp_(policy.data, 1 - one.decay)
 
@@ -120,13 +130,13 @@ class Learner:
         if not self._has_reference:
             return batch
         if self.reference is not None:
-            return replace(batch, reference_M=_read(self.reference, batch).logprobs_M)
+            return replace(batch, reference_M=_read(self.reference, batch, replay=False).logprobs_M)
         with without_adapters(self.model):
-            return replace(batch, reference_M=_read(self.network, batch).logprobs_M)
+            return replace(batch, reference_M=_read(self.network, batch, replay=False).logprobs_M)
 
     def with_proximal(self, batch: Batch) -> Batch:
         """The batch with the policy's log-probs as they are now."""
-        return replace(batch, proximal_M=_read(self.network, batch).logprobs_M)
+        return replace(batch, proximal_M=_read(self.network, batch, replay=True).logprobs_M)
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this rank's share of a loss that is a sum over ranks (FSDP takes the mean)."""
@@ -168,7 +178,7 @@ class Learner:
             state["heads"] = distributed_state.get_model_state_dict(self.network.heads, options=WHOLE)
         for name, one in self._readable.items():
             if one.decay is not None:
-                followed = self.read_networks[name].model
+                followed = self.read_networks[name]
                 state[f"network {name}"] = distributed_state.get_model_state_dict(followed, options=WHOLE)
         return state
 
@@ -194,7 +204,7 @@ class Learner:
             if heads or (self.network.heads and not changed):
                 distributed_state.set_model_state_dict(self.network.heads, heads, options=options)
             for name, weights in followed.items():
-                distributed_state.set_model_state_dict(self.read_networks[name].model, weights, options=WHOLE)
+                distributed_state.set_model_state_dict(self.read_networks[name], weights, options=options)
             distributed_state.set_optimizer_state_dict(self.network, self.optimiser, state, options=options)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointMismatch(f"the checkpoint's optimiser is not of this model: {error}") from error
@@ -203,26 +213,26 @@ class Learner:
 def _of_heads(names: Collection[str], heads: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """What a checkpoint has of the heads `names`: their weights, and the optimiser's state of the policy and them."""
 
-    def kept(weight: str) -> bool:
+    def is_of_names(weight: str) -> bool:
         return not weight.startswith("heads.") or weight.split(".")[1] in names
 
-    groups = [group for group in state["param_groups"] if all(map(kept, group["params"]))]
-    weights = {name: one for name, one in state["state"].items() if kept(name)}
-    return {name: one for name, one in heads.items() if kept(f"heads.{name}")}, {
+    groups = [group for group in state["param_groups"] if all(map(is_of_names, group["params"]))]
+    weights = {name: one for name, one in state["state"].items() if is_of_names(name)}
+    return {name: one for name, one in heads.items() if is_of_names(f"heads.{name}")}, {
         **state,
         "state": weights,
         "param_groups": groups,
     }
 
 
-def _read(network: PolicyNetwork, batch: Batch) -> Predictions:
-    """What a network predicts, without gradient.
+def _read(network: PolicyNetwork, batch: Batch, *, replay: bool) -> Predictions:
+    """What a network predicts, without gradient. The policy replays recorded experts, others route by themselves.
 
     FSDP keeps the outermost weights gathered until a backward pass: without one they would stay what they are now,
     whatever becomes of the shards.
     """
     with torch.no_grad():
-        predicted = network(batch)
+        predicted = network(batch, replay)
     if isinstance(network, FSDPModule):
         network.reshard()
     return predicted
@@ -234,10 +244,10 @@ def _activations(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def checkpoint_activations(model: Any) -> None:
+def checkpoint_activations(model: Any, mixture: Mixture) -> None:
     """Layers are computed again in the backward pass; by the name that the release of transformers has for it."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    enable({"use_reentrant": False, "context_fn": mixture.checkpoint_contexts})
 
 
 def _placed(network: PolicyNetwork, dtype: torch.dtype, ranks: Ranks) -> PolicyNetwork:

@@ -6,35 +6,42 @@ it is acknowledged, which is before its groups change the weights.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from rolltap.contract.annotations import CallAnnotation
 from rolltap.contract.leases import Lease, LeasedGroup
 from rolltap.contract.trainer import LeaseOptions, Replay
-from rolltap.errors import AlignmentError, LeaseLost, RolltapError
+from rolltap.errors import AlignmentError, LeaseLost, RolltapError, TrainerFenced
 from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.scoring import check, informative
+from rolltap.trainer_client.scoring import informative
+
+log = logging.getLogger("rolltap.trainer")
 
 MOST_LEASED = 4
 """With even groups dropped, a step gathers at most this many times its groups."""
+
+
+Check = Callable[[LeasedGroup], None]
 
 
 class LeaseHolder:
     """The leases of the step under way, as a context manager: on leaving, what was not acknowledged is released.
 
     With `keep_zero_variance`, groups whose rewards are all equal count towards a step. Groups that can't be trained are
-    refused, those with token ids of `vocabulary` or more among them.
+    refused: `check` raises `AlignmentError` for them.
     """
 
     def __init__(
-        self, client: TrainerClient, policy: str, options: LeaseOptions, *, keep_zero_variance: bool, vocabulary: int
+        self, client: TrainerClient, policy: str, options: LeaseOptions, *, keep_zero_variance: bool, check: Check
     ) -> None:
         self.client = client
         self._policy = policy
         self._options = options
         self._keep_zero_variance = keep_zero_variance
-        self._vocabulary = vocabulary
+        self._check = check
         self._leases: list[Lease] = []
         self._acknowledged = False  # those held, for a step that was not made yet
         self._lock = threading.Lock()
@@ -57,21 +64,21 @@ class LeaseHolder:
         with self._lock:
             return tuple(group for lease in self._leases for group in lease.groups)
 
-    def gather(self, wanted: int, stopping: Callable[[], bool]) -> bool:
+    def gather(self, count: int, stopping: Callable[[], bool]) -> bool:
         """Leases until `wanted` groups are held; False if told to stop before. Groups that can't be trained go back."""
-        while (missing := wanted - self._usable()) > 0 and len(self.groups) < MOST_LEASED * wanted:
+        while (missing := count - self._usable()) > 0 and len(self.groups) < MOST_LEASED * count:
             if stopping():
                 return False
-            options = replace(self._options, at_least=missing, batch=wanted)
+            options = replace(self._options, at_least=missing, batch=count)
             lease = self.client.lease(self._policy, groups=missing, options=options)
             if lease is not None and self._sound(lease):
                 with self._lock:
                     self._leases.append(lease)
         return True
 
-    def recall(self, count: int, wanted: Replay) -> None:
+    def recall(self, count: int, replay: Replay) -> None:
         """Leases up to `count` groups that were trained before, beside those held; none where there are none."""
-        options = replace(self._options, replay=wanted, wait=0.0, at_least=1)
+        options = replace(self._options, replay=replay, wait=0.0, at_least=1)
         lease = self.client.lease(self._policy, groups=count, options=options)
         if lease is not None and self._sound(lease):
             with self._lock:
@@ -94,6 +101,23 @@ class LeaseHolder:
             self._leases = acknowledged
             self._acknowledged = bool(acknowledged)
         return complete
+
+    def annotate(self, annotations: Sequence[CallAnnotation], version: int) -> None:
+        """Adds what was computed of the groups' tokens to the record. Training goes on where that fails."""
+        for lease in list(self._leases):
+            own = {
+                turn.call_id
+                for group in lease.groups
+                for record in group.rollouts
+                for segment in record.trajectory.segments
+                for turn in segment.turns
+            }
+            try:
+                self.client.annotate(lease, [one for one in annotations if one.call_id in own], version=version)
+            except TrainerFenced:
+                raise
+            except RolltapError as error:
+                log.warning("lease %s was not annotated: %s", lease.id, error.message)
 
     def done(self) -> None:
         """The step is over: nothing is held."""
@@ -122,18 +146,18 @@ class LeaseHolder:
         faults: dict[str, str] = {}
         for group in lease.groups:
             try:
-                check(group, self._vocabulary)
+                self._check(group)
             except AlignmentError as error:
                 faults[group.group.id] = error.message
         if faults:
             reason = "; ".join(faults.values())
-            _tell(lambda held: self.client.nack(held, reason, tuple(faults)), lease)
+            _tell(lambda one: self.client.nack(one, reason, tuple(faults)), lease)
         return not faults
 
     def _take(self) -> list[Lease]:
         with self._lock:
-            taken, self._leases, self._acknowledged = self._leases, [], False
-        return taken
+            leases, self._leases, self._acknowledged = self._leases, [], False
+        return leases
 
     def _extend(self) -> None:
         ttl = self._options.ttl

@@ -14,25 +14,29 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.errors import TrainerError
+from rolltap.errors import AlignmentError, TrainerError
 from rolltap.trainer_client import architectures, planning, weights
+from rolltap.trainer_client.annotating import call_annotations
 from rolltap.trainer_client.checkpoint import Checkpoints
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.distributed import Workers
 from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.metrics import StepReport, describe_groups, describe_rows
-from rolltap.trainer_client.packing import PackedRow
+from rolltap.trainer_client.packing import Pack, PackedRow
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import Pass
+from rolltap.trainer_client.recipe import Pass, ScoredPass
+from rolltap.trainer_client.scoring import check
 from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
 from rolltap.trainer_client.step import PolicyReading, Step
+from rolltap.trainer_client.teachers import scored_reading
 from rolltap.trainer_client.worker import RankWorker
 
 LEASE_WAIT_S = 5.0
@@ -41,11 +45,15 @@ LEASE_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What a step makes of its groups: the rows in the loss, and in `updates` the batches of each optimiser step."""
+    """What a step makes of its groups: the rows in the loss, and in `updates` the batches of each optimiser step.
+
+    `first` are the packs of the first of these.
+    """
 
     groups: tuple[LeasedGroup, ...]
     rows: list[PackedRow]
     updates: list[list[Batch]]
+    first: list[Pack]
 
 
 class Trainer:
@@ -66,12 +74,12 @@ class Trainer:
             settings.policy,
             settings.model,
             every=settings.checkpoint_every,
-            kept=settings.checkpoints_kept,
+            count=settings.checkpoints_kept,
         )
         saved = self.checkpoints.latest()
         self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
         self._saved = saved
-        self._kept = self.step  # the step of the last checkpoint
+        self._saved_step = self.step
         self._cap: int | None = None  # of turns, as this run last set it
         self._skipped = 0  # updates of the step under way whose gradient was not finite
         self._folder = saved.folder if saved else settings.model
@@ -82,6 +90,7 @@ class Trainer:
         self._recipe, self._first = own.recipe, True
         self._planner = planning.Planner(own.recipe, settings)
         self._model, self._clock = own.learner.model, own.clock
+        self._experts = None if settings.router.replay == "off" else own.learner.network.mixture.shape
         self._pack = self._planner.packer(ranks.size, alone=architectures.rows_alone(self._model.config))
         self._workers = Workers(own, ranks)
 
@@ -91,6 +100,7 @@ class Trainer:
         options = LeaseOptions(
             max_staleness=self.settings.max_staleness,
             stale=self.settings.stale,
+            tampered=self.settings.tampered,
             wait=LEASE_WAIT_S,
             ttl=self.settings.lease_ttl,
         )
@@ -99,18 +109,23 @@ class Trainer:
             self.settings.policy,
             options,
             keep_zero_variance=not self.settings.loss.drop_zero_variance,
-            vocabulary=self._model.config.vocab_size,
+            check=partial(
+                check,
+                vocabulary=self._model.config.vocab_size,
+                experts=self._experts,
+                all_routed=self.settings.router.replay == "required",
+            ),
         ) as leases:
             while self.step < self.settings.steps and not self.stopping:
                 self._clock.seconds.clear()
                 with self._clock.part("wait"):
                     ready = leases.gather(self.settings.groups, lambda: self.stopping)
                     if ready and (again := self._recipe.replay(self.step + 1)) is not None:
-                        leases.recall(again.count, again.wanted)
+                        leases.recall(again.count, again.filter)
                 if ready and (report := self._train(leases)) is not None:
                     for sink in self.sinks:
                         sink.write(report)
-        if self.step > self._kept:  # it was told to stop when the last step was being handed over, or after it
+        if self.step > self._saved_step:  # it was told to stop when the last step was being handed over, or after it
             self._checkpoint()
             self.checkpoints.prune(self.step)
         self._workers.dismiss()
@@ -158,6 +173,7 @@ class Trainer:
                 break
             self._check_fidelity(plan)
             if leases.acknowledge(self.step + 1):
+                self._annotate(plan, leases)
                 lr = self._apply(plan)
                 self.step += 1
                 self.version += 1
@@ -179,13 +195,29 @@ class Trainer:
             self._first = False
         step = replace(step, readings={name: self._read(step, one) for name, one in self._recipe.passes(step).items()})
         with self._clock.part("collate"):
-            credit = self._recipe.credit(step)
-            rows = planning.rows_to_train(step, credit, self.settings.loss, still=True)
-            updates = self._planner.updates(step, credit)
-            return StepPlan(groups, rows, [[collate(pack) for pack in self._pack(update)] for update in updates])
+            try:
+                credit = self._recipe.credit(step)
+                rows = planning.rows_to_train(step, credit, self.settings.loss, still=True)
+                updates = self._planner.updates(step, credit)
+            except AlignmentError as error:
+                by = f"recipe {self.settings.recipe!r}, step {step.number}"
+                raise TrainerError(f"{by}: {error.message}. No group was acknowledged; all are given back") from error
+            packs = [self._pack(update) for update in updates]
+            batches = [[collate(p, len(update)) for p in own] for update, own in zip(updates, packs, strict=True)]
+            return StepPlan(groups, rows, batches, packs[0] if packs else [])
 
-    def _read(self, step: Step, one: Pass) -> PolicyReading:
-        """What a network says of the step before it."""
+    def _annotate(self, plan: StepPlan, leases: LeaseHolder) -> None:
+        """What the first update computed goes on record, before the weights that it makes can be lost."""
+        if self.settings.report.annotate and plan.updates:
+            with self._clock.part("annotate"):
+                readouts = self._workers.readouts(plan.updates[0])
+                leases.annotate(call_annotations(plan.first, readouts), self.version)
+
+    def _read(self, step: Step, one: Pass | ScoredPass) -> PolicyReading:
+        """What a network, or a policy of the server, says of the step before it."""
+        if isinstance(one, ScoredPass):
+            with self._clock.part("read"):
+                return scored_reading(self.client, one, step)
         views = step.views() if one.views is None else one.views
         packs = self._pack(planning.rows_to_read(step, views))
         readouts = self._workers.read(one.network, [collate(pack) for pack in packs])
@@ -242,7 +274,7 @@ class Trainer:
         """Makes the step durable; the weights that it has."""
         state = self._workers.weights()
         self._folder = self.checkpoints.save(self.step, self.version, self._model, state, self._workers.state())
-        self._kept = self.step
+        self._saved_step = self.step
         return state
 
     def _push(self, state: dict[str, Any] | None = None) -> None:
@@ -270,6 +302,6 @@ class Trainer:
             tokens_per_second=computed / busy if busy else 0.0,
             seconds={name: round(value, 4) for name, value in self._clock.seconds.items()},
             **describe_groups(plan.groups),
-            **describe_rows(plan.rows),
+            **describe_rows(plan.rows, self._experts),
             **self._workers.figures(),
         )

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 from rolltap.trainer_client.settings import LoraSettings
 
 _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
@@ -25,7 +26,7 @@ def add_adapters(model: Any, settings: LoraSettings) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
-        raise ConfigError("trainer.lora: adapters need peft: pip install 'rolltap[lora]'") from None
+        raise ConfigError(f"trainer.lora: adapters need peft: {install_line('lora')}") from None
 
     targets = settings.targets[0] if settings.targets == ("all-linear",) else list(settings.targets)
     config = LoraConfig(r=settings.rank, target_modules=targets, task_type="CAUSAL_LM")

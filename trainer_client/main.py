@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rolltap.errors import ConfigError
+from rolltap.model_folders import download_hint
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.distributed import follow
 from rolltap.trainer_client.loop import Trainer
@@ -25,7 +26,9 @@ from rolltap.trainer_client.worker import RankWorker
 def run(settings: TrainerSettings) -> None:
     """Trains as `settings` say. SIGTERM and SIGINT end the run after the step under way."""
     if not (settings.model / "config.json").is_file():
-        raise ConfigError(f"--model {settings.model} is no model's folder: it holds no config.json")
+        raise ConfigError(
+            f"--model {settings.model} is no model's folder: it holds no config.json{download_hint(settings.model)}"
+        )
     if settings.compute.threads:
         torch.set_num_threads(settings.compute.threads)
     torch.manual_seed(settings.seed)

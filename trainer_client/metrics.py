@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.trainer_client.collate import Batch
+from rolltap.trainer_client.experts import ExpertShape
 from rolltap.trainer_client.loss import Terms
 from rolltap.trainer_client.network import Predictions
 from rolltap.trainer_client.packing import PackedRow
@@ -39,7 +40,8 @@ class StepReport:
 
     `updates_skipped` of the step's `updates` had a gradient that is not finite (the first one's ends the step instead).
 
-    `tokens` were computed, `shared_tokens` were saved by sharing prefixes, `trained_tokens` carry loss. `staleness`
+    `tokens` were computed, `shared_tokens` were saved by sharing prefixes, `trained_tokens` carry loss, and of
+    `unrouted_tokens` among them a mixture's experts were not recorded. `staleness`
     counts groups by how many versions their oldest trained token was behind. `seconds` splits the step's time.
     """
 
@@ -56,6 +58,7 @@ class StepReport:
     tokens: int
     shared_tokens: int
     trained_tokens: int
+    unrouted_tokens: int
     loss: float
     entropy: float
     kl: float
@@ -119,14 +122,14 @@ class StepMetrics:
         """Counts a batch; entropy and mismatch in the step's `first` update only."""
         if not batch.trained_tokens:
             return
-        found: dict[str, Tensor | float] = {
+        sums: dict[str, Tensor | float] = {
             "clipped": terms.clipped_M.sum(),
             "correction": terms.correction_M.sum(),
             "updates_tokens": float(batch.trained_tokens),
         }
         peaks = [terms.log_ratio_M.abs().max()]
         if terms.kl_M is not None:
-            found["kl"] = terms.kl_M.sum()
+            sums["kl"] = terms.kl_M.sum()
         if first:
             drift_M = (predicted.logprobs_M - batch.logprobs_M).abs()
             ages_M = (self._version - batch.versions_M).clamp(max=AGES - 1)
@@ -135,13 +138,13 @@ class StepMetrics:
             self.drift[1].index_add_(0, ages_M, torch.ones_like(drift_M, dtype=torch.float64))
             fresh_M = drift_M * (ages_M == 0)
             peaks.append(fresh_M.max())
-            found |= {
+            sums |= {
                 "tokens": float(batch.trained_tokens),
                 "entropy": predicted.entropy_M.sum(),
                 "mismatch_over": (fresh_M > self._threshold).sum(),
             }
             self.loss += terms.loss
-        for name, value in found.items():
+        for name, value in sums.items():
             self.sums[SUMS.index(name)] += value
         for index, peak in enumerate(peaks):
             self.peaks[index] = torch.maximum(self.peaks[index], peak.double())
@@ -183,12 +186,14 @@ def describe_groups(groups: Sequence[LeasedGroup]) -> dict[str, Any]:
     }
 
 
-def describe_rows(rows: Sequence[PackedRow]) -> dict[str, Any]:
-    """What a step's rows in the loss are, by the names of `StepReport`."""
+def describe_rows(rows: Sequence[PackedRow], experts: ExpertShape | None = None) -> dict[str, Any]:
+    """What a step's rows in the loss are, by the names of `StepReport`; `experts` are those that are replayed."""
+    replays = experts is not None and experts.layers
     weighed = [np.abs(row.advantages[row.segment.loss_mask & (row.weights > 0)]) for row in rows]
     tokens = sum(map(len, weighed))
     return {
         "advantage_abs": float(sum(one.sum() for one in weighed)) / max(1, tokens),
         "trained_tokens": tokens,
+        "unrouted_tokens": sum(experts.unrouted(row.segment) for row in rows) if experts and replays else 0,
         "rows": len(rows),
     }

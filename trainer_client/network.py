@@ -7,7 +7,8 @@ predicted, in pieces that are computed again in the backward pass, so the logits
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import architectures, attention
 from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.recipe import ValueHead
+from rolltap.trainer_client.routing import Choice, Mixture
 
 PIECE_BYTES = 256 << 20
 """How large one piece of float32 logits may be."""
@@ -29,18 +31,21 @@ PIECE_BYTES = 256 << 20
 class Predictions:
     """What the policy says about a batch's trained tokens. `entropy_M`, in nats, has a gradient only where asked for.
 
-    `values` [M] are those of the heads, by name, from the state before each token.
+    `values` [M] are those of the heads, by name, from the state before each token. `choices` are those of a mixture's
+    routers, a layer each, where they have a loss.
     """
 
     logprobs_M: Tensor
     entropy_M: Tensor
     values: Mapping[str, Tensor] = field(default_factory=dict)
+    choices: tuple[Choice, ...] = ()
 
 
 class PolicyNetwork(nn.Module):
-    """`model` with the loss's end of it, at the temperature that each token was sampled with.
+    """`model` with the loss's end of it, at the temperature and over the ids that each token was sampled with.
 
-    `heads` are kept apart from `model`: they are never pushed. With `entropy_moves` the entropy has a gradient.
+    `heads` are kept apart from `model`: they are never pushed. With `entropy_moves` the entropy has a gradient. The
+    experts on record are replayed unless `replay` is False; with `routers_move` the routers' choices are given, too.
     """
 
     def __init__(
@@ -49,33 +54,45 @@ class PolicyNetwork(nn.Module):
         *,
         heads: Mapping[str, ValueHead] | None = None,
         entropy_moves: bool = False,
+        routers_move: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
+        self.mixture = Mixture(model)
+        self.routers_move = routers_move
         self.entropy_moves = entropy_moves
         self.heads = nn.ModuleDict({name: _zeros(model.config.hidden_size) for name in heads or {}})
         self._detached = {name for name, head in (heads or {}).items() if not head.moves_policy}
         self._logits = LogitsHead(model)
 
-    def forward(self, batch: Batch) -> Predictions:
-        hidden_NE = self.model.get_decoder()(
-            input_ids=batch.token_ids_N.unsqueeze(0),
-            position_ids=batch.position_ids_N.unsqueeze(0),
-            use_cache=False,
-            layout=attention.Layout.of(batch.spans, batch.token_ids_N.device),
-        ).last_hidden_state[0]
-        hidden_ME = hidden_NE[batch.sources_M]
+    def forward(self, batch: Batch, replay: bool = True) -> Predictions:
+        if self.routers_move:
+            with self.mixture.choices() as choices:
+                hidden_ME = self._hidden(batch, replay=replay)
+            predictions = self._predict(hidden_ME, batch)
+            return dataclasses.replace(predictions, choices=tuple(choices.values()))
+        return self._predict(self._hidden(batch, replay=replay), batch)
+
+    def _hidden(self, batch: Batch, *, replay: bool) -> Tensor:
+        """[M, E]: the states that predict the trained tokens."""
+        with self.mixture.replaying(batch.experts_NX if replay else None):
+            hidden_NE = self.model.get_decoder()(
+                input_ids=batch.token_ids_N.unsqueeze(0),
+                position_ids=batch.position_ids_N.unsqueeze(0),
+                use_cache=False,
+                layout=attention.Layout.of(batch.spans, batch.token_ids_N.device),
+            ).last_hidden_state[0]
+        return hidden_NE[batch.sources_M]
+
+    def _predict(self, hidden_ME: Tensor, batch: Batch) -> Predictions:
         piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
         values = {name: self._value(name, hidden_ME) for name in self.heads}
         if len(hidden_ME) <= piece:
-            return Predictions(*self._read(hidden_ME, batch.targets_M, batch.temperatures_M), values)
-        hidden, targets = hidden_ME.split(piece), batch.targets_M.split(piece)
-        found = batch.temperatures_M
-        temperatures = [None] * len(hidden) if found is None else found.split(piece)
-        predictions = [
-            checkpoint(self._read, *parts, use_reentrant=False)
-            for parts in zip(hidden, targets, temperatures, strict=True)
-        ]
+            return Predictions(*self._read(hidden_ME, batch.targets_M, batch.temperatures_M, batch.masks_MK), values)
+        columns: list[Sequence[Tensor | None]] = [hidden_ME.split(piece), batch.targets_M.split(piece)]
+        for sampling in (batch.temperatures_M, batch.masks_MK):
+            columns.append([None] * len(columns[0]) if sampling is None else sampling.split(piece))
+        predictions = [checkpoint(self._read, *parts, use_reentrant=False) for parts in zip(*columns, strict=True)]
         logprobs, entropies = zip(*predictions, strict=True)
         return Predictions(torch.cat(logprobs), torch.cat(entropies), values)
 
@@ -84,16 +101,28 @@ class PolicyNetwork(nn.Module):
         seen_ME = hidden_ME.detach() if name in self._detached else hidden_ME
         return head(seen_ME.to(next(head.parameters()).dtype)).squeeze(-1).float()
 
-    def _read(self, hidden_ME: Tensor, targets_M: Tensor, temperatures_M: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _read(
+        self, hidden_ME: Tensor, targets_M: Tensor, temperatures_M: Tensor | None, masks_MK: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         logits_MV = self._logits(hidden_ME)
         if temperatures_M is not None:
             logits_MV = logits_MV / temperatures_M.unsqueeze(-1)
+        if masks_MK is not None:
+            logits_MV = _within(logits_MV, masks_MK)
         total_M = torch.logsumexp(logits_MV, dim=-1)
         logprobs_M = logits_MV.gather(-1, targets_M.unsqueeze(-1)).squeeze(-1) - total_M
         with torch.set_grad_enabled(self.entropy_moves and torch.is_grad_enabled()):
             expected_M = (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
             entropy_M = total_M - expected_M
         return logprobs_M, entropy_M
+
+
+def _within(logits_MV: Tensor, masks_MK: Tensor) -> Tensor:
+    """The logits, those outside of each token's sampling mask at the least number: with -inf entropy is not finite."""
+    first_M1 = masks_MK[:, :1]
+    ids_MK = torch.where(masks_MK < 0, first_M1.clamp(min=0), masks_MK)
+    inside_MV = torch.zeros_like(logits_MV, dtype=torch.bool).scatter(-1, ids_MK, True) | (first_M1 < 0)
+    return logits_MV.masked_fill(~inside_MV, torch.finfo(logits_MV.dtype).min)
 
 
 class LogitsHead:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rolltap.trainer_client.experts import EXPERTS
 from rolltap.types import Float32, Int32, Segment
 
 LEAST_SHARED = 16
@@ -23,7 +25,11 @@ LEAST_SHARED = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:
-    """A segment in the loss: row `number` of the step, of rollout `rollout`. The arrays are [L]."""
+    """A segment in the loss: row `number` of the step, of rollout `rollout`. The arrays are [L].
+
+    `experts` [L, X] are those that each token goes through on its way to the next one, where they are replayed: X
+    numbers a token, -1 where they are not known.
+    """
 
     segment: Segment
     rollout: int
@@ -31,6 +37,7 @@ class PackedRow:
     advantages: Float32
     weights: Float32
     extra: Mapping[str, Float32] = field(default_factory=dict)
+    experts: NDArray[np.int16] | None = None
 
     @classmethod
     def uniform(
@@ -43,6 +50,14 @@ class PackedRow:
     def scaled(self, factor: float) -> PackedRow:
         """The same with `factor` times the weights."""
         return self if factor == 1 else replace(self, weights=self.weights * np.float32(factor))
+
+    def routed(self) -> PackedRow:
+        """The same with the experts on record."""
+        recorded = self.segment.extras.get(EXPERTS)
+        if recorded is None:
+            return self
+        table = recorded.reshape(len(self), -1)
+        return replace(self, experts=np.concatenate([table[1:], np.full_like(table[:1], -1)]))
 
     def __len__(self) -> int:
         return len(self.segment)
@@ -67,13 +82,27 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """What one forward pass sees. `places[i]` [L] is where row i's tokens stand in the pack."""
+    """What one forward pass sees. `places[i]` [L] is where row i's tokens stand in the pack.
+
+    `experts_NX` are its rows'; None where no row has any.
+    """
 
     token_ids_N: Int32
     position_ids_N: Int32
     spans: tuple[TokenSpan, ...]
     rows: tuple[PackedRow, ...]
     places: tuple[Int32, ...]
+
+    @property
+    def experts_NX(self) -> NDArray[np.int16] | None:
+        width = next((row.experts.shape[1] for row in self.rows if row.experts is not None), None)
+        if width is None:
+            return None
+        experts = np.full((len(self), width), -1, np.int16)
+        for row, place in zip(self.rows, self.places, strict=True):
+            if row.experts is not None:
+                experts[place] = row.experts
+        return experts
 
     def __len__(self) -> int:
         return len(self.token_ids_N)
@@ -86,7 +115,8 @@ class Packer:
     What must stay together is never split and, if it alone is over the budget, stands alone: a row, or with `whole`
     all rows of a rollout (a sequence-level ratio needs them in one pass). `share` computes common beginnings once.
     Where there is less than a budget for each of `ranks`, the packs are smaller, so that every rank has some.
-    With `alone` every row is a pack.
+    With `alone` every row is a pack. With `replay` rows have their recorded experts, and share only what was routed
+    alike.
     """
 
     budget: int
@@ -94,9 +124,12 @@ class Packer:
     whole: bool = False
     ranks: int = 1
     alone: bool = False
+    replay: bool = False
 
     def __call__(self, rows: Sequence[PackedRow]) -> list[Pack]:
         """The packs of rows; those of a rollout stand together in `rows`."""
+        if self.replay:
+            rows = [row.routed() for row in rows]
         if self.alone:
             return [_side_by_side([row]) for row in rows]
         units = [[row] for row in rows]
@@ -108,10 +141,15 @@ class Packer:
         return [_side_by_side(rows) for rows in _first_fit(units, budget)]
 
 
-def shared_length(left: Int32, right: Int32) -> int:
-    """How many leading tokens are equal; 0 if too few to share."""
+def shared_length(left: PackedRow, right: PackedRow) -> int:
+    """How many leading tokens, and the experts that they go through, are equal; 0 if too few to share."""
     length = min(len(left), len(right))
-    differing = np.flatnonzero(left[:length] != right[:length])
+    differs = left.token_ids[:length] != right.token_ids[:length]
+    if left.experts is not None and right.experts is not None:
+        differs |= (left.experts[:length] != right.experts[:length]).any(axis=1)
+    elif (routed := left.experts if right.experts is None else right.experts) is not None:
+        differs |= (routed[:length] >= 0).any(axis=1)
+    differing = np.flatnonzero(differs)
     shared = int(differing[0]) if len(differing) else length
     return shared if shared >= LEAST_SHARED else 0
 
@@ -159,7 +197,7 @@ def _added(before: PackedRow | None, unit: Sequence[PackedRow]) -> int:
     """Tokens that a pack ending in `before` grows by, at most."""
     total = 0
     for row in unit:
-        total += len(row) - (0 if before is None else shared_length(before.token_ids, row.token_ids))
+        total += len(row) - (0 if before is None else shared_length(before, row))
         before = row
     return total
 
@@ -190,12 +228,12 @@ class _Node:
 
     def path(self) -> list[_Node]:
         """From the root to this node."""
-        found: list[_Node] = []
+        nodes: list[_Node] = []
         node: _Node | None = self
         while node is not None:
-            found.append(node)
+            nodes.append(node)
             node = node.parent
-        return found[::-1]
+        return nodes[::-1]
 
 
 def _forest(rows: Sequence[PackedRow]) -> Pack:
@@ -204,7 +242,7 @@ def _forest(rows: Sequence[PackedRow]) -> Pack:
     leaves: list[_Node] = []
     for row in rows:
         trunk = leaves[-1] if leaves else None
-        shared = 0 if trunk is None else shared_length(trunk.row.token_ids, row.token_ids)
+        shared = 0 if trunk is None else shared_length(trunk.row, row)
         while trunk is not None and trunk.start >= shared:
             trunk = trunk.parent
         if trunk is not None and shared < trunk.end:
@@ -232,8 +270,8 @@ def _flattened(rows: Sequence[PackedRow], leaves: Sequence[_Node]) -> Pack:
                 ancestors = tuple(above.index for above in path[:depth])
                 spans.append(TokenSpan(size, size + node.end - node.start, node.start, ancestors))
                 size = spans[-1].end
-        taken = [spans[node.index] for node in path]
-        places.append(np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in taken]))
+        own = [spans[node.index] for node in path]
+        places.append(np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in own]))
     return Pack(
         np.concatenate([node.row.token_ids[node.start : node.end] for node in nodes]),
         np.concatenate([np.arange(node.start, node.end, dtype=np.int32) for node in nodes]),

@@ -94,13 +94,13 @@ def minibatches(rows: Sequence[PackedRow], optimiser: OptimiserSettings, order: 
     """The rows of each optimiser step: every epoch shuffles the rollouts into its minibatches, equal in weight."""
     rollouts = [list(own) for _, own in groupby(rows, key=lambda row: row.rollout)]
     parts = optimiser.minibatches
-    found = []
+    updates = []
     for _ in range(optimiser.epochs):
         if parts > 1:
             order.shuffle(rollouts)
         for part in range(parts):
-            found.append([row.scaled(parts) for rollout in rollouts[part::parts] for row in rollout])
-    return [update for update in found if update]
+            updates.append([row.scaled(parts) for rollout in rollouts[part::parts] for row in rollout])
+    return [update for update in updates if update]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,8 @@ class Planner:
                 "the loss needs all rows of a rollout in one pass, and this model's linear attention computes each row "
                 'alone: choose loss.ratio = "token" or another recipe'
             )
-        return Packer(compute.token_budget, compute.share_prefixes, whole=whole, ranks=ranks, alone=alone)
+        replay = self.settings.router.replay != "off"
+        return Packer(compute.token_budget, compute.share_prefixes, whole, ranks, alone, replay)
 
 
 def policy_loss(settings: LossSettings) -> PolicyLoss:

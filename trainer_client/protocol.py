@@ -5,7 +5,7 @@ Both clients build their requests here. Bodies and replies are `rolltap.contract
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote
 
@@ -13,6 +13,7 @@ import msgspec
 
 from rolltap import wire
 from rolltap.contract.admin import CapTurns
+from rolltap.contract.annotations import MAX_CALLS, MAX_TOKENS, AnnotateLease, CallAnnotation
 from rolltap.contract.base import values_of
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import (
@@ -24,11 +25,13 @@ from rolltap.contract.trainer import (
     LeaseRequest,
     NackLease,
     PauseMode,
+    PolicyScores,
     PolicyState,
     PushWeights,
     ReleaseLease,
     Rewind,
     Rewound,
+    ScoreIds,
     Transfer,
 )
 from rolltap.http_client import Request, read_json
@@ -69,6 +72,21 @@ def release(by: TrainerCaller, leased: Lease) -> Request[None]:
     return Request("POST", f"/leases/{leased.id}/release", body, parse=_nothing)
 
 
+def annotate(by: TrainerCaller, leased: Lease, version: int, calls: Sequence[CallAnnotation]) -> list[Request[int]]:
+    """As many requests as the calls need; each is taken whole or not at all."""
+    parts: list[list[CallAnnotation]] = []
+    room = 0
+    for call in calls:
+        if call.tokens > room or len(parts[-1]) == MAX_CALLS:
+            parts.append([])
+            room = MAX_TOKENS
+        parts[-1].append(call)
+        room -= call.tokens
+    path, incarnation = f"/leases/{leased.id}/annotations", by["incarnation"]
+    bodies = (AnnotateLease(leased.token, version, tuple(part), incarnation) for part in parts)
+    return [Request("POST", path, body, parse=_field("added", int)) for body in bodies]
+
+
 def rewind(trainer: str, restored: Rewind) -> Request[Rewound]:
     return Request("POST", f"/trainers/{quote(trainer, safe='')}/rewind", restored, parse=_reply(Rewound))
 
@@ -87,6 +105,10 @@ def push(name: str, weights: PushWeights) -> Request[None]:
 
 def cap_turns(name: str, turns: int) -> Request[None]:
     return Request("POST", _path(name, "/turns"), CapTurns(turns), parse=_nothing)
+
+
+def score(name: str, body: ScoreIds) -> Request[PolicyScores]:
+    return Request("POST", _path(name, "/score"), body, parse=_reply(PolicyScores))
 
 
 def ranks(name: str) -> Request[int]:

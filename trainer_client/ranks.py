@@ -68,9 +68,9 @@ class Ranks:
         if self.size == 1:
             return [value]
         self._join()
-        found: list[Any] | None = [None] * self.size if self.lead else None
-        dist.gather_object(value, found, dst=0, group=_waiting_group())
-        return found or []
+        gathered: list[Any] | None = [None] * self.size if self.lead else None
+        dist.gather_object(value, gathered, dst=0, group=_waiting_group())
+        return gathered or []
 
     def total(self, values: torch.Tensor, *, peak: bool = False) -> torch.Tensor:
         """The sum (or the largest) over ranks, in place."""

@@ -32,12 +32,13 @@ if TYPE_CHECKING:  # torch takes seconds to import, and settings are read withou
     from rolltap.trainer_client.loss import PolicyLoss, Terms
     from rolltap.trainer_client.network import Predictions
 
-Need = Literal["turns", "turn_rewards", "role_rewards", "roles", "hints"]
+Need = Literal["turns", "turn_rewards", "role_rewards", "roles", "hints", "candidates"]
 MISSING: Mapping[Need, str] = {
     "turns": "no rollout has turns: lease trajectories that rolltap reconstructed",
     "turn_rewards": "no turn has a reward: let the evaluator give rewards of scope `call:<id>`",
     "role_rewards": "no role has a reward: let the evaluator give rewards of scope `role:<name>`",
     "hints": "no rollout has a hint: put it into the task's spec, or the detail of a reward, as `hint`",
+    "candidates": "no token has its likeliest candidates: set policies.NAME.top_logprobs on the server",
     "roles": "all calls are of one agent: let the harness name its agents, or give the session's callers roles",
 }
 """What a recipe may need of the record, and how to get it there."""
@@ -56,17 +57,18 @@ class ValueHead:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedGroups:
-    """At most `count` groups that `wanted` describes; fewer where there are no more."""
+    """At most `count` groups that `filter` describes; fewer where there are no more."""
 
     count: int
-    wanted: Replay
+    filter: Replay
 
 
 @dataclass(frozen=True, slots=True)
 class ReadNetwork:
     """A second model that is only read: that of `folder`, or the run's first one.
 
-    With `decay` it follows the policy, and is saved: every `every` steps w becomes decay w + (1 - decay) policy.
+    With `decay` it follows the policy and its heads, and is saved: every `every` steps w becomes
+    decay w + (1 - decay) policy.
     """
 
     folder: str = ""
@@ -79,6 +81,17 @@ class Pass:
     """One reading of the batch before `credit`: which network is shown what. None shows the rows as they are."""
 
     network: str = POLICY
+    views: Sequence[RowView] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredPass:
+    """One reading of the batch before `credit`, by another policy of the server: its engine scores the rows.
+
+    Its model is not in the trainer's memory. `views` as in `Pass`.
+    """
+
+    policy: str
     views: Sequence[RowView] | None = None
 
 
@@ -105,7 +118,7 @@ class Recipe:
         """Further models to read, by name."""
         return {}
 
-    def passes(self, step: Step) -> Mapping[str, Pass]:
+    def passes(self, step: Step) -> Mapping[str, Pass | ScoredPass]:
         """What is read before `credit`, into `step.readings` by name."""
         return {POLICY: Pass()} if self.reads_policy else {}
 
@@ -144,6 +157,7 @@ class Recipe:
             "turn_rewards": any(turn.rewarded for turn in step.turns),
             "role_rewards": any(rollout.roles for rollout in step.rollouts),
             "hints": any(rollout.hint for rollout in step.rollouts),
+            "candidates": any("top_ids" in row.segment.extras for row in step.rows),
             "roles": len({turn.agent for turn in step.turns}) > 1,
         }
         for need in self.needs:

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from rolltap.contract.leases import LeasedGroup, RolloutRecord
 from rolltap.errors import AlignmentError
+from rolltap.trainer_client.experts import ExpertShape
+from rolltap.trainer_client.sampling import check_masks
 from rolltap.types import Bool, Scoring, Segment
 
 Normalise = Literal["rollout", "token", "constant"]
@@ -74,8 +76,11 @@ def trained_tokens(record: RolloutRecord) -> int:
     return sum(int(segment.loss_mask.sum()) for segment in record.trajectory.segments)
 
 
-def check(group: LeasedGroup, vocabulary: int) -> None:
-    """`AlignmentError` for a group that a model of `vocabulary` tokens can't be trained on: it counts a failure."""
+def check(group: LeasedGroup, vocabulary: int, experts: ExpertShape | None = None, *, all_routed: bool = False) -> None:
+    """`AlignmentError` for a group that a model of `vocabulary` tokens can't be trained on: it counts a failure.
+
+    Of a mixture of `experts` the recorded ones must be its own; with `all_routed` every trained token must have some.
+    """
     for record in group.rollouts:
         where = f"group {group.group.id}, rollout {record.rollout.id}"
         if record.reward is not None and not math.isfinite(record.reward):
@@ -88,3 +93,18 @@ def check(group: LeasedGroup, vocabulary: int) -> None:
             least, most = int(segment.token_ids.min()), int(segment.token_ids.max())
             if least < 0 or most >= vocabulary:
                 raise AlignmentError(f"{where}: token ids from {least} to {most}, of a vocabulary of {vocabulary}")
+            try:
+                check_masks(segment, vocabulary)
+                if experts is not None:
+                    _check_experts(segment, experts, all_routed=all_routed)
+            except AlignmentError as error:
+                raise AlignmentError(f"{where}: {error.message}") from error
+
+
+def _check_experts(segment: Segment, experts: ExpertShape, *, all_routed: bool) -> None:
+    experts.check(segment)
+    if all_routed and (missing := experts.unrouted(segment)):
+        raise AlignmentError(
+            f"{missing} trained tokens have no recorded experts, and router.replay is required; "
+            "let the policy record them (routed_experts = true)"
+        )

@@ -70,6 +70,18 @@ class OptimiserSettings(TrainerSection):
     minibatches: int = Field(1, ge=1, description="optimiser updates per pass")
 
 
+class RouterSettings(TrainerSection):
+    """The routers of a mixture of experts."""
+
+    replay: Literal["recorded", "required", "off"] = Field(
+        "recorded",
+        description="experts that the engine recorded: replayed where there are some; a group with a trained token "
+        "without them is refused (`required`); or left to the trainer's routers",
+    )
+    balance: float = Field(0.0, ge=0, description="weight of the load-balancing loss, 1 for an even load")
+    z: float = Field(0.0, ge=0, description="weight of the routers' z-loss")
+
+
 class ComputeSettings(TrainerSection):
     """Where and how it is computed."""
 
@@ -125,6 +137,11 @@ class ReportSettings(TrainerSection):
     mismatch: float = Field(
         0.2, gt=0, description="|log(trainer / engine)| of a token above which it counts as a mismatch"
     )
+    annotate: bool = Field(
+        False,
+        description="post each trained token's log-prob, entropy and whether it was clipped to the record, where "
+        "`rolltap view` shows them beside the engine's",
+    )
     mismatch_stop: float = Field(
         0.5,
         ge=0,
@@ -172,6 +189,11 @@ class TrainerSettings(BaseSettings):
     stale: Literal["drop", "mask"] = Field(
         "drop", description="what a staler token costs: its whole group, or only its own loss"
     )
+    tampered: Literal["keep", "drop", "mask"] = Field(
+        "keep",
+        description="rollouts whose agent tried to tamper: trained as others, left out of baseline and loss, or out of "
+        "the loss",
+    )
     lease_ttl: float = Field(
         600.0, gt=0, description="lifetime of a lease in seconds; a dead trainer's groups return after it"
     )
@@ -183,6 +205,7 @@ class TrainerSettings(BaseSettings):
     seed: int = Field(0, description="seed of minibatches and adapters")
     loss: LossSettings = LossSettings()  # type: ignore[call-arg]
     optimiser: OptimiserSettings = OptimiserSettings()  # type: ignore[call-arg]
+    router: RouterSettings = RouterSettings()  # type: ignore[call-arg]
     compute: ComputeSettings = ComputeSettings()  # type: ignore[call-arg]
     lora: LoraSettings = LoraSettings()  # type: ignore[call-arg]
     push: PushSettings = PushSettings()  # type: ignore[call-arg]
@@ -206,14 +229,14 @@ class TrainerSettings(BaseSettings):
         return env_settings, init_settings
 
 
-def load_trainer_settings(path: Path | None = None, **given: Any) -> TrainerSettings:
+def load_trainer_settings(path: Path | None = None, **overrides: Any) -> TrainerSettings:
     """The recipe's settings, under `[trainer]` of the file at `path`, under `given`, under the environment.
 
     `ConfigError` names a bad key.
     """
     from rolltap.trainer_client.find_recipe import recipe_class  # here: recipes import torch
 
-    values = _merged(read_settings_file(path).get("trainer", {}), given)
+    values = _merged(read_settings_file(path).get("trainer", {}), overrides)
     try:
         recipe = recipe_class(TrainerSettings(**values).recipe)
         return TrainerSettings(**_merged(dict(recipe.settings), values))

@@ -13,6 +13,9 @@ from rich.console import Console
 
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.metrics import StepReport
+from rolltap.trainer_client.run import run_id
+
+MLFLOW_TAG = "rolltap_run"
 
 
 class Sink(Protocol):
@@ -79,7 +82,9 @@ class WeightsAndBiases:
     """A run at W&B, by the environment's own account and mode; a resumed trainer goes on with its run."""
 
     def __init__(self, out: Path, project: str, name: str) -> None:
-        self._run: Any = _need("wandb", "wandb").init(project=project, name=name, dir=str(out), resume="allow")
+        self._run: Any = _need("wandb", "wandb").init(
+            project=project, name=name, id=run_id(out), dir=str(out), resume="allow"
+        )
 
     def write(self, report: StepReport) -> None:
         self._run.log(report.flat(), step=report.step)
@@ -89,12 +94,17 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run at MLflow, by the environment's tracking server."""
+    """A run at MLflow, by the environment's tracking server; a resumed trainer goes on with its run, by a tag."""
 
     def __init__(self, out: Path, project: str, name: str) -> None:
         self._mlflow: Any = _need("mlflow", "mlflow")
-        self._mlflow.set_experiment(project)
-        self._mlflow.start_run(run_name=name)
+        experiment = self._mlflow.set_experiment(project).experiment_id
+        own = f"tags.{MLFLOW_TAG} = '{run_id(out)}'"
+        earlier = self._mlflow.MlflowClient().search_runs([experiment], filter_string=own, max_results=1)
+        if earlier:
+            self._mlflow.start_run(run_id=earlier[0].info.run_id)
+        else:
+            self._mlflow.start_run(run_name=name, tags={MLFLOW_TAG: run_id(out)})
 
     def write(self, report: StepReport) -> None:
         self._mlflow.log_metrics(report.flat(), step=report.step)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rolltap.contract.leases import LeasedGroup, RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
+from rolltap.trainer_client.experts import EXPERTS
 from rolltap.trainer_client.scoring import baseline, trained_segments
 from rolltap.types import NO_VERSION, Float32, Int32, Scoring, Segment
 
@@ -138,13 +139,22 @@ class Step:
     def hint_ids(self) -> list[list[int]]:
         """[R] Each rollout's hint as token ids, empty where it has none. Text is encoded as it is."""
         texts = any(isinstance(rollout.hint, str) and rollout.hint for rollout in self.rollouts)
-        coder = _tokenizer(self.tokenizer) if texts else None
+        coder = _tokenizer(self.tokenizer, "hints are text", "give hints as token ids") if texts else None
         return [
             coder.encode(rollout.hint, add_special_tokens=False).ids
             if isinstance(rollout.hint, str) and coder is not None
             else [int(one) for one in rollout.hint]
             for rollout in self.rollouts
         ]
+
+    def texts(self, turn: StepTurn) -> list[str]:
+        """What each trained token of the turn says, in order. A character of several tokens is no text in any."""
+        ids = self.rows[turn.row].segment.token_ids[turn.places]
+        return [self._coder.decode([one], skip_special_tokens=False) for one in ids.tolist()]
+
+    @cached_property
+    def _coder(self) -> Any:
+        return _tokenizer(self.tokenizer, "the recipe reads replies as text", "choose another recipe")
 
     def hinted(self) -> list[RowView]:
         """Every row of a rollout that has a hint, with the hint's ids in front of it."""
@@ -157,8 +167,8 @@ class Step:
     @cached_property
     def has_hint(self) -> RowArrays:
         """1 at the trained tokens of rollouts with a hint, 0 elsewhere."""
-        given = np.array([bool(ids) for ids in self.hint_ids], np.float32)
-        return self.broadcast(given).advantages
+        has_ids = np.array([bool(ids) for ids in self.hint_ids], np.float32)
+        return self.broadcast(has_ids).advantages
 
     @cached_property
     def rewards(self) -> Numbers:
@@ -187,33 +197,34 @@ class Step:
 
     def with_outcome(self, values: Numbers | None = None) -> Numbers:
         """[T] The turns' own rewards (or `values`), plus the rollout's reward at the last turn of each rollout."""
-        found = (self.turn_rewards if values is None else values).copy()
+        values_of_turns = (self.turn_rewards if values is None else values).copy()
         for sequence in self.sequences():
-            found[sequence[-1]] += self.rollouts[self.turns[sequence[0]].rollout].reward
-        return found
+            values_of_turns[sequence[-1]] += self.rollouts[self.turns[sequence[0]].rollout].reward
+        return values_of_turns
 
     def with_roles(self) -> Numbers:
         """[T] The turns' own rewards, plus each role's reward at the last turn of the agent of that name."""
-        found = self.turn_rewards.copy()
+        values_of_turns = self.turn_rewards.copy()
         for sequence in self.sequences(by_agent=True):
             last = self.turns[sequence[-1]]
-            found[sequence[-1]] += self.rollouts[last.rollout].roles.get(last.agent, 0.0)
-        return found
+            values_of_turns[sequence[-1]] += self.rollouts[last.rollout].roles.get(last.agent, 0.0)
+        return values_of_turns
 
     def sequences(self, *, by_agent: bool = False) -> list[list[int]]:
         """Numbers of the turns that follow one another, a list a rollout, or a list an agent of a rollout."""
-        found: dict[tuple[int, str], list[int]] = {}
+        by_sequence: dict[tuple[int, str], list[int]] = {}
         for number, turn in enumerate(self.turns):
-            found.setdefault((turn.rollout, turn.agent if by_agent else ""), []).append(number)
-        return list(found.values())
+            by_sequence.setdefault((turn.rollout, turn.agent if by_agent else ""), []).append(number)
+        return list(by_sequence.values())
 
     def over_turns(self, values: RowArrays, reduce: Callable[[Float32], float] = np.mean) -> Numbers:
         """[T] One number a turn from what a row array says of its trained tokens; `np.mean` or a function of yours."""
         return np.array([reduce(values[turn.row][turn.places]) for turn in self.turns], np.float64)
 
-    def at_start_of_turns(self, values: RowArrays) -> Numbers:
-        """[T] The value at each turn's first trained token: a head's, read where the prompt ends."""
-        return self.over_turns(values, lambda own: float(own[0]))
+    def read_turns(self, values: RowArrays, at: Sequence[int] | None = None) -> Numbers:
+        """[T] The value at each turn's first trained token, its prompt's end, or at token `at` of it, from 0 or -1."""
+        pairs = zip(self.turns, at or [0] * len(self.turns), strict=True)
+        return np.array([values[turn.row][turn.places[index]] for turn, index in pairs], np.float64)
 
     def broadcast(self, values: NDArray[Any]) -> Credit:
         """Advantages [R] to all trained tokens of each rollout."""
@@ -230,11 +241,14 @@ class Step:
             arrays[turn.row][turn.places] = value
         return arrays
 
-    def place_turns(self, values: NDArray[Any]) -> RowArrays:
-        """Numbers [T] as row arrays: each at the first trained token of its turn, 0 elsewhere."""
+    def place_turns(self, values: NDArray[Any], at: Sequence[int] | None = None) -> RowArrays:
+        """Numbers [T] as row arrays: each at one trained token of its turn, 0 elsewhere.
+
+        `at` says which of the turn's trained tokens it is, from 0 or -1; the first without it.
+        """
         arrays = tuple(np.zeros(len(row.segment), np.float32) for row in self.rows)
-        for turn, value in zip(self.turns, values, strict=True):
-            arrays[turn.row][turn.places[0]] = value
+        for turn, value, index in zip(self.turns, values, at or [0] * len(self.turns), strict=True):
+            arrays[turn.row][turn.places[index]] = value
         return arrays
 
     def views(self) -> list[RowView]:
@@ -331,18 +345,16 @@ def _turns(record: RolloutRecord, segments: Sequence[Segment], rollout: int, fir
         )
 
 
-def _tokenizer(folder: Path | None) -> Any:
+def _tokenizer(folder: Path | None, why: str, otherwise: str) -> Any:
     from tokenizers import Tokenizer  # here: a step without text needs none
 
     if folder is None or not (folder / "tokenizer.json").exists():
-        raise ConfigError(
-            f"hints are text, but {folder} has no tokenizer.json: put it there, or give hints as token ids"
-        )
+        raise ConfigError(f"{why}, but {folder} has no tokenizer.json: put it there, or {otherwise}")
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def _prefixed(segment: Segment, ids: Sequence[int]) -> Segment:
-    """The segment after `ids`, which carry no loss; without its turns."""
+    """The segment after `ids`, which carry no loss; without its turns, and without experts: it is routed otherwise."""
     front = np.asarray(ids, np.int32)
     none = np.zeros(len(front), np.float32)
     return Segment(
@@ -354,21 +366,22 @@ def _prefixed(segment: Segment, ids: Sequence[int]) -> Segment:
         extras={
             name: np.concatenate([np.zeros((len(front), *array.shape[1:]), array.dtype), array])
             for name, array in segment.extras.items()
+            if name != EXPERTS
         },
     )
 
 
 def _hint(record: RolloutRecord, group: LeasedGroup) -> Hint:
-    given = (reward.detail.get("hint") for reward in record.rollout.rewards)
-    return next((hint for hint in given if hint), group.task.spec.get("hint", ""))
+    hints = (reward.detail.get("hint") for reward in record.rollout.rewards)
+    return next((hint for hint in hints if hint), group.task.spec.get("hint", ""))
 
 
 def _by_scope(record: RolloutRecord, *kinds: str) -> dict[str, float]:
     """Sums of the rewards whose scope is `<kind>:<name>` or `<kind>:<name>:...`, by name."""
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for reward in record.rollout.rewards:
         kind, _, rest = reward.scope.partition(":")
         if kind in kinds:
             name = rest.partition(":")[0] if kind == "span" else rest
-            found[name] = found.get(name, 0.0) + reward.value
-    return found
+            sums[name] = sums.get(name, 0.0) + reward.value
+    return sums

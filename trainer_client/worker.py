@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from rolltap.trainer_client.annotating import CLIPPED
 from rolltap.trainer_client.checkpoint import Saved, load_optimiser
 from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.find_recipe import fingerprint, make_recipe, restore
@@ -21,6 +22,7 @@ from rolltap.trainer_client.metrics import Clock, StepMetrics
 from rolltap.trainer_client.network import Predictions
 from rolltap.trainer_client.planning import policy_loss
 from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.routing import RouterLoss
 from rolltap.trainer_client.settings import TrainerSettings
 
 
@@ -40,6 +42,9 @@ class RankWorker:
         self._ranks = ranks
         self._threshold = settings.report.mismatch
         self._policy_loss = policy_loss(settings.loss)
+        self._router_loss = RouterLoss(settings.router.balance, settings.router.z)
+        self._annotates = settings.report.annotate
+        self._readouts: list[Readout] = []
         self._updates: list[Sequence[Batch]] = []
         self._gauge = self._new_metrics(0)
 
@@ -51,7 +56,7 @@ class RankWorker:
 
     def begin(self, version: int, updates: Sequence[Sequence[Batch]]) -> None:
         """A step from the weights of `version`: the gradients are those of this rank's batches of each update."""
-        self._updates = list(updates)
+        self._updates, self._readouts = list(updates), []
         self._gauge = self._new_metrics(version)
 
     def gradient(self, index: int) -> float:
@@ -63,15 +68,25 @@ class RankWorker:
                 predicted = self.learner.predict(batch)
                 terms = self._terms(predicted, batch)
             self._gauge.add(predicted, batch, terms, first=index == 0)
+            if index == 0 and self._annotates:
+                self._readouts.append(_readout(predicted, terms))
             with self.clock.part("backward"):
                 self.learner.backward(terms.loss)
         with self.clock.part("backward"):
             return self.learner.clip()
 
+    def readouts(self) -> list[list[Readout]]:
+        """What the first update computed of each batch, a list a rank, for the lead; with `report.annotate`."""
+        return self._ranks.gather(self._readouts)
+
     def _terms(self, predicted: Predictions, batch: Batch) -> Terms:
         """The loss; of a batch without rows (a rank's filling) one that is 0 and reaches all weights."""
         if batch.trained_tokens:
-            return self.recipe.loss(predicted, batch, self._policy_loss)
+            terms = self.recipe.loss(predicted, batch, self._policy_loss)
+            if not predicted.choices:
+                return terms
+            routers = self._router_loss(predicted.choices, batch.places) / batch.update_rows
+            return replace(terms, loss=terms.loss + routers)
         terms = self._policy_loss(predicted, batch)
         return replace(terms, loss=terms.loss + sum(value.sum() for value in predicted.values.values()))
 
@@ -121,3 +136,9 @@ class RankWorker:
 
     def _new_metrics(self, version: int) -> StepMetrics:
         return StepMetrics(self.learner.device, version, self._threshold)
+
+
+def _readout(predicted: Predictions, terms: Terms) -> Readout:
+    values = (predicted.logprobs_M, predicted.entropy_M, terms.clipped_M)
+    logprobs, entropy, clipped = (value.detach().float().cpu().numpy() for value in values)
+    return Readout(logprobs, entropy, {CLIPPED: clipped})

@@ -48,7 +48,7 @@ def push(
     folder = weights if whole else _written(weights, through / f"version-{version}")
     folders.push(client, policy, folder, version, mode, adapter=adapter)
     if not whole:
-        _prune(through)
+        prune(through)
 
 
 def _written(weights: Any, final: Path) -> Path:
@@ -69,7 +69,8 @@ def _tensors(weights: Any) -> Mapping[str, Any]:
     return folders.sendable(weights, state)
 
 
-def _prune(through: Path) -> None:
+def prune(through: Path) -> None:
+    """Removes the pushed folders in `through` but the newest `KEPT`."""
     made = sorted(through.glob("version-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     for path in made[:-KEPT]:
         shutil.rmtree(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +24,8 @@ from rolltap.errors import (
 )
 
 KEY = "rt-trainer-test"
+TEACHER = "teacher"
+"""Another policy of the plane, which only scores."""
 
 
 @dataclass(slots=True)
@@ -128,6 +130,8 @@ class Plane:
             raise LeaseLost(f"lease {lease_id} is somebody else's")
         if verb == "ack" and held.step == body["step"]:
             return {"groups": len(held.groups)}
+        if verb == "annotations":
+            return {"added": len(body["calls"])}
         if held.over:
             raise LeaseLost(f"lease {lease_id} is over")
         if verb == "extend":
@@ -168,7 +172,10 @@ class Plane:
         return back
 
     def _on_policy(self, name: str, verb: list[str], body: dict[str, Any]) -> dict[str, Any]:
-        if name != self.policy:
+        if name == TEACHER and verb == ["score"]:
+            ids = [asked["token_ids"][asked["start"] :] for asked in body["sequences"]]
+            return {"policy": name, "version": 0, "sequences": [{"logprobs": teacher_logprobs(one)} for one in ids]}
+        if name not in (self.policy, TEACHER):
             raise UnknownPolicy(f"no policy {name!r}; known: {self.policy}", param="policy")
         if verb == ["push"]:
             if body["version"] < self.version:
@@ -182,6 +189,11 @@ class Plane:
             self.paused = body.get("mode")
         self.changed.notify_all()
         return {"name": name, "version": self.version, "tokenizer_hash": self.tokenizer_hash, "paused": self.paused}
+
+
+def teacher_logprobs(ids: Sequence[int]) -> list[float]:
+    """What the plane's teacher says of ids."""
+    return [-1.0 - token % 7 for token in ids]
 
 
 @contextmanager

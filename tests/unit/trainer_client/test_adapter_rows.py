@@ -38,6 +38,13 @@ def test_the_trainers_temperature_is_taken(recorded: list[float | None], theirs:
     assert len(rows_of([sampled_at(recorded)], make_recipe("grpo", {}), theirs)) == 2
 
 
+def test_tokens_drawn_from_a_part_of_the_vocabulary_are_refused() -> None:
+    part = segment([5, 6, 7], [2])
+    masked = replace(part, extras={"sampling_mask": np.array([[0], [0], [7]], np.int32)})
+    with pytest.raises(ConfigError, match=r"rollout g-r1 was sampled from a part of the vocabulary"):
+        rows_of([group("g", [record("g", 0, [part], 0.0), record("g", 1, [masked], 1.0)])], make_recipe("grpo", {}))
+
+
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "lite_ppo", "rloo", "reinforce", "reinforce_pp", "ssp"])
 def test_a_recipe_that_is_its_advantage_can_be_fed(name: str) -> None:
     assert rows_of([acted_group("a", 1)], make_recipe(name, {}))

@@ -114,6 +114,27 @@ def test_a_family_is_trained_on_its_own_log_probs_and_gradients(family: str, alo
             torch.testing.assert_close(weight.grad, gradients[name].grad, atol=2e-3, rtol=2e-3, msg=name)
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+        {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4,
+         "original_max_position_embeddings": 16},
+    ],
+)  # fmt: skip
+def test_rotary_positions_that_depend_on_another_rows_length_are_refused(rope: dict[str, Any], tmp_path: Path) -> None:
+    own = model_of("Llama", SMALL | {"rope_parameters": rope, "max_position_embeddings": 32})
+    short = torch.arange(3, 13)[None]
+    alone = own(input_ids=short, use_cache=False).logits
+    beside = own(
+        input_ids=torch.cat([short, short]), position_ids=torch.stack([torch.arange(10), torch.arange(30, 40)])
+    )
+    assert (beside.logits[0] - alone[0]).abs().max() > 1e-3, "the other row's length moves this one"
+    own.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=f"rotary positions by {rope['rope_type']}"):
+        load_model(tmp_path, torch.float32)
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_family_that_would_be_trained_wrongly_is_refused(family: str, tmp_path: Path) -> None:
     options, reason = REFUSED[family]

@@ -73,7 +73,7 @@ def test_a_lease_brings_whole_groups_array_for_array(call: Call, plane: Plane) -
     assert np.array_equal(sent.logprobs, got.logprobs)
     assert plane.calls[-1][1] == {
         "trainer": "trainer", "policy": "policy", "groups": 2, "max_staleness": 3, "stale": "drop", "wait": 2,
-        "at_least": 2, "ttl": 60, "batch": 2, "incarnation": 0,
+        "at_least": 2, "ttl": 60, "batch": 2, "incarnation": 0, "tampered": "keep",
     }  # fmt: skip
 
 

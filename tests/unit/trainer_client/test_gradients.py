@@ -13,8 +13,8 @@ from torch import Tensor
 from rolltap.contract.leases import LeasedGroup
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss, RatioKind
-from rolltap.trainer_client.network import PolicyNetwork
-from rolltap.trainer_client.packing import Packer
+from rolltap.trainer_client.network import PolicyNetwork, Predictions
+from rolltap.trainer_client.packing import Pack, Packer
 from rolltap.trainer_client.scoring import Normalise
 from rolltap.types import Segment
 
@@ -157,6 +157,68 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     spared.train()
     packer = Packer(10_000, share=True)
     torch.testing.assert_close(gradient(spared, GROUPS, packer), gradient(plain, GROUPS, packer), atol=1e-6, rtol=1e-5)
+
+
+def masked_group(*, share: float) -> LeasedGroup:
+    """Rollouts a `share` of whose tokens were drawn from 1 to 6 ids, the sampled one among them."""
+    rng = np.random.default_rng(5)
+    one = random_group("m", [1.0, 0.0, 0.25, 0.5], seed=5)
+    for member in one.rollouts:
+        (part,) = member.trajectory.segments
+        table = np.full((len(part), 6), -1, np.int32)
+        for place in np.flatnonzero(part.loss_mask):
+            if rng.random() < share:
+                ids = np.union1d(rng.integers(0, VOCABULARY, rng.integers(0, 6)), part.token_ids[place])
+                table[place, : len(ids)] = ids
+        object.__setattr__(part, "extras", {"sampling_mask": table, "temperature": np.full(len(part), 0.8, np.float32)})
+    return one
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+def test_log_probs_are_over_the_ids_that_a_token_was_drawn_from(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside whole logits of which only the mask's are normalised: values, entropy and gradients, in any packing."""
+    from transformers import AutoModelForCausalLM
+
+    policy, one = network(), masked_group(share=share)
+    plain = AutoModelForCausalLM.from_config(config(), attn_implementation="eager")
+    plain.load_state_dict(policy.model.state_dict())
+    wanted, entropies = [], []
+    for member in one.rollouts:
+        (part,) = member.trajectory.segments
+        logits = plain(torch.from_numpy(part.token_ids.astype(np.int64)).unsqueeze(0)).logits[0] / 0.8
+        for place in np.flatnonzero(part.loss_mask):
+            mask = part.extras["sampling_mask"][place]
+            ids = mask[mask >= 0].tolist() or list(range(VOCABULARY))
+            logprobs = torch.log_softmax(logits[place - 1][ids], -1)
+            wanted.append(logprobs[ids.index(part.token_ids[place])])
+            entropies.append(-(logprobs.exp() * logprobs).sum())
+    torch.stack(wanted).sum().backward()
+    named = dict(plain.named_parameters())
+    expected = torch.cat([named[name].grad.flatten() for name, _ in policy.model.named_parameters()])  # type: ignore[union-attr]
+    for packer in (Packer(1), Packer(10_000), Packer(10_000, share=True)):
+        for piece in (7, 1000):
+            monkeypatch.setattr("rolltap.trainer_client.network.PIECE_BYTES", 4 * VOCABULARY * piece)
+            policy.zero_grad()
+            packs = packer(rows_of([one]))
+            predictions = [policy(collate(pack)) for pack in packs]
+            torch.cat([each.logprobs_M for each in predictions]).sum().backward()
+            torch.testing.assert_close(_flat(policy), expected, atol=1e-5, rtol=1e-4)
+            order = [row.rollout for pack in packs for row in pack.rows]
+            by_rollout = dict(zip(order, _by_row(packs, predictions), strict=True))
+            read = [by_rollout[rollout] for rollout in sorted(by_rollout)]
+            torch.testing.assert_close(torch.cat([each[0] for each in read]), torch.stack(wanted), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                torch.cat([each[1] for each in read]), torch.stack(entropies), atol=1e-4, rtol=1e-3
+            )
+
+
+def _by_row(packs: Sequence[Pack], predictions: Sequence[Predictions]) -> list[tuple[Tensor, Tensor]]:
+    """Log-probs and entropies of each row."""
+    rows: list[tuple[Tensor, Tensor]] = []
+    for pack, predicted in zip(packs, predictions, strict=True):
+        sizes = [int(row.segment.loss_mask.sum()) for row in pack.rows]
+        rows += zip(predicted.logprobs_M.split(sizes), predicted.entropy_M.split(sizes), strict=True)
+    return rows
 
 
 def test_log_probs_are_at_the_temperature_that_a_segment_carries() -> None:

@@ -107,7 +107,7 @@ def test_a_network_that_follows_the_policy_does_so_after_it_was_read(model: Path
     one.settle(1)
     followed, policy = one.state()["network teacher"], one.weights()
     for name, weight in policy.items():
-        torch.testing.assert_close(followed[name], (start[name] + weight) / 2, msg=name)
+        torch.testing.assert_close(followed[f"model.{name}"], (start[name] + weight) / 2, msg=name)
 
 
 def test_what_is_read_between_gradient_and_step_leaves_the_next_pass_the_new_weights(model: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.loop import Trainer
 from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.scoring import check
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.sinks import JsonLines
 
@@ -201,7 +203,9 @@ def test_what_is_acknowledged_comes_back_where_no_weights_come_of_it(
     norms = iter([1.0, math.nan])
     monkeypatch.setattr(run._workers, "gradient", lambda index: next(norms))
     options = LeaseOptions(wait=0)
-    with LeaseHolder(run.client, "policy", options, keep_zero_variance=True, vocabulary=1000) as leases:
+    with LeaseHolder(
+        run.client, "policy", options, keep_zero_variance=True, check=partial(check, vocabulary=1000)
+    ) as leases:
         for wanted in (1, 2):
             offer(plane, 1, start=wanted)
             assert leases.gather(wanted, lambda: False)
@@ -211,6 +215,34 @@ def test_what_is_acknowledged_comes_back_where_no_weights_come_of_it(
     assert plane.acked == {}
     assert "g1" in {group.group.id for group in plane.ready}
     assert plane.refused == []
+
+
+NOT_A_NUMBER = """
+from dataclasses import dataclass
+import numpy as np
+from rolltap.trainer_client.recipe import Recipe
+
+@dataclass
+class Broken(Recipe):
+    def credit(self, step):
+        found = super().credit(step)
+        found.advantages[1][:] = np.nan
+        return found
+"""
+
+
+def test_credit_that_is_no_number_ends_the_run_before_anything_is_acknowledged(
+    plane: Plane, url: str, model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(NOT_A_NUMBER)
+    offer(plane, 2)
+    run = trainer(made(url, model, tmp_path, steps=1, recipe=str(file)))
+    with pytest.raises(TrainerError, match=r"recipe '.*broken\.py', step 1: .*rollout g0-r1: .*advantages is nan"):
+        run.run()
+    assert plane.acked == {}
+    assert plane.refused == []
+    assert {group.group.id for group in plane.ready} == {"g0", "g1"}
 
 
 def test_updates_that_are_left_out_are_counted(

@@ -12,30 +12,35 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 
+from rolltap.contract.trainer import PolicyScores, PolicyState, ScoredIds, TokenScores
 from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client import planning
 from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.find_recipe import make_recipe, recipe_class, recipe_names
 from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.loop import Trainer
-from rolltap.trainer_client.network import PolicyNetwork, Predictions
-from rolltap.trainer_client.packing import PackedRow
+from rolltap.trainer_client.network import PolicyNetwork, Predictions, load_model
+from rolltap.trainer_client.packing import PackedRow, Packer
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import MISSING, Recipe
+from rolltap.trainer_client.recipe import MISSING, Recipe, ScoredPass
 from rolltap.trainer_client.recipes import RECIPES
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.step import PolicyReading, RowView, Step, view
+from rolltap.trainer_client.teachers import scored_reading
 
 from .acting import acted_group
 from .making import config, model_folder, network, random_group
-from .plane import KEY, Plane, running
+from .plane import KEY, TEACHER, Plane, running
 from .test_loop import trainer
 
 QUICK = {
-    "gradient": {"grpo", "gspo", "cm2", "ppo", "seeupo", "epo", "skill_sd", "infopo"},
-    "loop": {"ppo", "tt_opd"},
+    "gradient": {"grpo", "gspo", "cm2", "ppo", "seeupo", "epo", "skill_sd", "infopo", "hiper", "opd"},
+    "loop": {"archer", "epo", "opd"},
+    "adapters": {"hiper"},
 }
 """Our recipes that between them have every part that a recipe may have; the others' cases are long."""
 
@@ -51,13 +56,24 @@ GROUPS = [acted_group("a", 1), acted_group("b", 2)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("policy") / "model")
+    return tagged_model(tmp_path_factory.mktemp("policy") / "model")
+
+
+def tagged_model(folder: Path) -> Path:
+    """A random model; some of its tokens are the tags that HiPER reads."""
+    model_folder(folder)
+    tagged = ("<switch>SWITCH</switch>", "<subgoal>find</subgoal>", "<subgoal>take</subgoal>", "<action>go</action>")
+    words = {tagged[number // 8] if number < 32 and number % 8 == 0 else f"w{number}": number for number in range(64)}
+    Tokenizer(WordLevel(words, unk_token="w1")).save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def made(name: str, model: Path, out: Path, **more: Any) -> TrainerSettings:
     base = {"key": KEY, "policy": "policy", "model": model, "out": out, "recipe": name, "groups": 2, "steps": 2}
     fixed = {"optimiser": {"lr": 1e-3}, "compute": {"device": "cpu", "token_budget": 90}}
-    options = {"teacher": str(teacher(model))} if "teacher" in {one.name for one in fields(recipe_class(name))} else {}
+    known = {one.name for one in fields(recipe_class(name))}
+    offered = {"teacher": str(teacher(model)), "teacher_policy": TEACHER, "warm_up": 0}
+    options = {key: value for key, value in offered.items() if key in known}
     return load_trainer_settings(**{**base, **fixed, "options": options, **more})
 
 
@@ -67,6 +83,27 @@ def teacher(model: Path) -> Path:
     if not folder.exists():
         network(seed=5).model.save_pretrained(folder)
     return folder
+
+
+class Teacher:
+    """A policy of the server with the teacher's weights, as a client scores by it."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+
+    def policy(self, name: str) -> PolicyState:
+        return PolicyState(name, 0, "")
+
+    def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
+        scores = []
+        for one in sequences:
+            ids = torch.tensor([list(one.token_ids)])
+            with torch.no_grad():
+                logprobs = torch.log_softmax(self._model(ids).logits[0, :-1], -1).gather(-1, ids[0, 1:, None])[:, 0]
+            scores.append(TokenScores(logprobs[one.start - 1 :].tolist()))
+        return PolicyScores(policy, 0, scores)
 
 
 def learner_of(settings: TrainerSettings, recipe: Recipe) -> Learner:
@@ -81,22 +118,29 @@ def learner_of(settings: TrainerSettings, recipe: Recipe) -> Learner:
     return learner
 
 
-def packed_readings(learner: Learner, planner: planning.Planner, step: Step) -> Step:
-    found = {}
+def packed_readings(learner: Learner, planner: planning.Planner, step: Step, ranks: int = 1) -> Step:
+    readings = {}
     for name, one in planner.recipe.passes(step).items():
+        if isinstance(one, ScoredPass):
+            readings[name] = scored_reading(Teacher(teacher(planner.settings.model)), one, step)
+            continue
         views = step.views() if one.views is None else one.views
-        packs = planner.packer(1, alone=False)(planning.rows_to_read(step, views))
+        packs = planner.packer(ranks, alone=False)(planning.rows_to_read(step, views))
         readouts = [learner.read(one.network, collate(pack)) for pack in packs]
-        found[name] = planning.read_views(step, views, packs, readouts)
-    return replace(step, readings=found)
+        readings[name] = planning.read_views(step, views, packs, readouts)
+    return replace(step, readings=readings)
 
 
-def plain_readings(learner: Learner, recipe: Recipe, step: Step) -> Step:
-    found = {}
+def plain_readings(learner: Learner, recipe: Recipe, step: Step, model: Path) -> Step:
+    readings = {}
     for name, one in recipe.passes(step).items():
         views = step.views() if one.views is None else one.views
-        found[name] = Plain(learner.read_networks.get(one.network, learner.network)).reading(step, views)
-    return replace(step, readings=found)
+        if isinstance(one, ScoredPass):
+            network = PolicyNetwork(load_model(teacher(model), torch.float32))
+        else:
+            network = learner.read_networks.get(one.network, learner.network)
+        readings[name] = Plain(network).reading(step, views)
+    return replace(step, readings=readings)
 
 
 def gradient_of(learner: Learner, losses: Sequence[Tensor]) -> Tensor:
@@ -180,7 +224,7 @@ def test_packed_it_has_the_gradient_of_plain_rows(name: str, model: Path, tmp_pa
     settings = made(name, model, tmp_path, loss={"kl": 0.0})
     packed_recipe, plain_recipe = (make_recipe(name, settings.options) for _ in range(2))
     learner = learner_of(settings, packed_recipe)
-    step = planning.look(GROUPS, settings.loss)
+    step = planning.look(GROUPS, settings.loss, number=30, tokenizer=settings.model)
     plain, policy_loss = Plain(learner.network), planning.policy_loss(settings.loss)
 
     planner = planning.Planner(packed_recipe, settings)
@@ -191,7 +235,7 @@ def test_packed_it_has_the_gradient_of_plain_rows(name: str, model: Path, tmp_pa
         ours.append([packed_recipe.loss(learner.predict(one), one, policy_loss).loss for one in batches])
 
     planner = planning.Planner(plain_recipe, settings)
-    read = plain_readings(learner, plain_recipe, step)
+    read = plain_readings(learner, plain_recipe, step, settings.model)
     theirs = []
     for rows in planner.updates(read, plain_recipe.credit(read)):
         losses = []
@@ -206,6 +250,31 @@ def test_packed_it_has_the_gradient_of_plain_rows(name: str, model: Path, tmp_pa
         found = gradient_of(learner, packed)
         assert found.abs().max() > 1e-5
         torch.testing.assert_close(found, plain.gradient(learner, alone), atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", cases("adapters"))
+def test_with_adapters_it_has_the_gradient_of_rows_alone(name: str, model: Path, tmp_path: Path) -> None:
+    """Packed with shared trunks or a row a pass, of the adapters. A network that follows the policy refuses them."""
+    settings = made(name, model, tmp_path, loss={"kl": 0.0}, lora={"rank": 2})
+    recipe = make_recipe(name, settings.options)
+    if any(one.decay is not None for one in recipe.networks().values()):
+        with pytest.raises(ConfigError, match=r"follows the policy's weights: leave lora\.rank at 0"):
+            Learner(settings.model, settings, ONE, recipe)
+        return
+    learner = learner_of(settings, recipe)
+    planner = planning.Planner(recipe, settings)
+    step = planning.look(GROUPS, settings.loss, number=30, tokenizer=settings.model)
+    step = packed_readings(learner, planner, step)
+    rows = planner.updates(step, recipe.credit(step))[0]
+    policy_loss = planning.policy_loss(settings.loss)
+    alone = Packer(1, whole=planner.packer(1, alone=False).whole)
+    gradients = []
+    for packer in (planner.packer(1, alone=False), alone):
+        batches = [collate(pack) for pack in packer(rows)]
+        losses = [recipe.loss(learner.predict(one), one, policy_loss).loss for one in batches]
+        gradients.append(gradient_of(learner, losses))
+    assert gradients[0].abs().max() > 1e-6
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-3)
 
 
 @pytest.fixture

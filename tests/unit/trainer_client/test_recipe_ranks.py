@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rolltap.trainer_client.find_recipe import recipe_names
+
 from .acting import acted_group
 from .making import model_folder
 from .plane import Plane, running
 from .test_distributed import finish, one_process, two_ranks
+from .test_recipe_contract import tagged_model
+
+ROOT = Path(__file__).parents[3]
 
 SETTINGS = """
 [trainer]
@@ -61,6 +68,20 @@ def test_two_ranks_learn_as_one_process_does(recipe: str, tmp_path: Path) -> Non
     assert_close(plain_weights, weights)
     for name in plain_state.keys() - {"state", "param_groups", "recipe"}:
         assert_close(plain_state[name], state[name])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_recipe_has_the_same_gradient_on_two_ranks(tmp_path: Path) -> None:
+    """One start of torchrun for all of them."""
+    model = tagged_model(tmp_path / "model")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", f"{__package__}.ranked_recipes", str(model), str(tmp_path), *recipe_names()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    differences = {name: float(value) for name, value in map(str.split, done.stdout.strip().splitlines())}
+    assert differences.keys() == set(recipe_names())
+    assert {name: value for name, value in differences.items() if value > 1e-4} == {}
 
 
 @pytest.mark.long

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,11 +16,14 @@ from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.find_recipe import ENTRY_POINTS, fingerprint, make_recipe, recipe_names, restore
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
+from rolltap.trainer_client.recipes.slea_rl import SLEARL
 from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.trainer_client.step import Step, view
 
 from ...contract.outsider import install_distribution, run_suite
+from .acting import scripted, spoken
 from .making import group, record, segment
+from .test_recipe_figures import by_turn, reading
 
 BY_ROLLOUT = ["grpo", "dr_grpo", "rloo", "lite_ppo", "reinforce"]
 REWARDS = st.lists(st.lists(st.floats(-5, 5), max_size=6), min_size=1, max_size=4)
@@ -47,6 +52,11 @@ def advantages(name: str, groups: Sequence[Sequence[float]]) -> list[float]:
         ("rloo", [[1, 0, 0, 1]], [0.6667, -0.6667, -0.6667, 0.6667]),
         ("lite_ppo", [[1, 0], [1, 1]], [1, -1, 0, 0]),
         ("reinforce", [[1, 0.25]], [1, 0.25]),
+        *(
+            (name, [[1, 0, 0, 1]], [0.866, -0.866, -0.866, 0.866])
+            for name in ("artist", "mua_rl", "agentflow", "grpo_tcr", "dapo")
+        ),
+        ("chain_of_agents", [[1, 0, 0, 1]], [0.866, -0.866, -0.866, 0.866]),
     ],
 )
 def test_published_numbers(name: str, groups: list[list[float]], expected: list[float]) -> None:
@@ -65,6 +75,44 @@ def test_a_constant_added_to_all_rewards_changes_nothing(name: str, groups: list
     rounded = [[round(reward, 2) for reward in rewards] for rewards in groups]
     moved = [[reward + shift for reward in rewards] for rewards in rounded]
     assert advantages(name, moved) == pytest.approx(advantages(name, rounded), abs=1e-5)
+
+
+def test_agentflow_by_call_lets_longer_rollouts_weigh_more() -> None:
+    """R 1 in one call and 0 in three: mean .25 over the calls, .5 over the rollouts."""
+    step = view([scripted("g", [[0.0], [0.0, 0.0, 0.0]], [1.0, 0.0])])
+    by_call = make_recipe("agentflow", {"by_call": True}).credit(step)
+    assert by_turn(step, by_call) == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-4)
+    assert by_turn(step, make_recipe("agentflow", {}).credit(step))[0] == pytest.approx(0.7071, abs=1e-4)
+
+
+def test_webagent_r1_counts_turns_alike() -> None:
+    """Turns of one and three tokens: with the rollout's mean each token has 1/4 of it, here 1/2 and 1/6."""
+    part = spoken("a", [([1, 2], [9], ""), ([3], [7, 8, 9], "")])
+    step = view([group("g", [record("g", 0, [part], 1.0)])])
+    credit = make_recipe("webagent_r1", {}).credit(step)
+    assert credit.weights is not None
+    shares = credit.weights[0][step.rows[0].segment.loss_mask] / 4
+    assert shares == pytest.approx([1 / 2, 1 / 6, 1 / 6, 1 / 6])
+
+
+def test_ai_searchplanner_is_ppo_on_the_planner() -> None:
+    step = reading(view([scripted("g", [[0.0, 0.0]], [1.0])]), value=[0.2, 0.5])
+    found, expected = (make_recipe(name, {}).credit(step) for name in ("ai_searchplanner", "ppo"))
+    assert by_turn(step, found) == by_turn(step, expected)
+
+
+def test_slea_rl_compares_turns_that_saw_nearly_the_same() -> None:
+    """Returns [1, 0, 1] of one cluster → [.577, -1.155, .577], on top of GRPO's own; another observation is alone."""
+    seen = [10, 11, 12, 13, 14, 15, 16]
+    observed = [seen, [*seen[:6], 40], seen, [50, 51, 52, 53, 54, 55, 56]]
+    rows = [spoken(f"r{index}", [(ids, [8, index], "")]) for index, ids in enumerate(observed)]
+    rewards = [1.0, 0.0, 1.0, 0.0]
+    step = view([group("g", [record("g", index, [row], rewards[index]) for index, row in enumerate(rows)])])
+    overall = [0.866, -0.866, 0.866, -0.866]
+    expected = [one + other for one, other in zip(overall, [0.577, -1.155, 0.577, 0.0], strict=True)]
+    assert by_turn(step, make_recipe("slea_rl", {}).credit(step)) == pytest.approx(expected, abs=1e-3)
+    assert SLEARL().like([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 9])
+    assert not SLEARL().like([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 9])
 
 
 def test_an_unknown_recipe_lists_the_known_ones() -> None:
@@ -141,6 +189,21 @@ def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str | None, message
         make_recipe(str(tmp_path / "bad.py"), {})
 
 
+def test_a_module_beside_the_recipe_is_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    deeper, beside, file = (tmp_path / f"{name}_of_test.py" for name in ("deeper", "beside", "recipe"))
+    deeper.write_text("FACTOR = 1.0")
+    beside.write_text("from deeper_of_test import FACTOR")
+    file.write_text("import beside_of_test\n" + FILE)
+    saved = {**fingerprint(str(file), make_recipe(str(file), {})), "state": {"seen": 0}}
+    deeper.write_text("# a comment\nFACTOR = 1.0")
+    restore(str(file), make_recipe(str(file), {}), saved)
+    deeper.write_text("FACTOR = 2.0")
+    with pytest.raises(CheckpointMismatch, match="code changed; set recipe_changed"):
+        restore(str(file), make_recipe(str(file), {}), saved)
+    restore(str(file), make_recipe(str(file), {}), saved, changed=True)
+
+
 def test_a_changed_recipe_is_refused_unless_told(file: Path) -> None:
     first = make_recipe(str(file), {})
     first.credit(step_of([[1.0, 0.0]]))
@@ -158,6 +221,19 @@ def test_a_changed_recipe_is_refused_unless_told(file: Path) -> None:
     restore(str(file), other, saved, changed=True)
     assert other.state() == {"seen": 1}
     restore("grpo", make_recipe("grpo", {}), saved, changed=True)
+
+
+class OfCandidates(Recipe):
+    """A method of a user's own that reads the tokens that were nearly sampled."""
+
+    needs = ("candidates",)
+
+
+def test_candidates_that_were_not_recorded_are_asked_for_by_their_setting() -> None:
+    with pytest.raises(ConfigError, match=r"no token has its likeliest candidates: set policies\.NAME\.top_logprobs"):
+        OfCandidates().check(step_of([[1.0, 0.0]]))
+    part = replace(ONE, extras={"top_ids": np.zeros((2, 3), np.int32)})
+    OfCandidates().check(view([group("g", [record("g", 0, [part], 1.0)])]))
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -185,12 +261,23 @@ def test_what_is_no_recipe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         make_recipe("toy", {})
 
 
-def test_the_settings_of_every_system_are_settings() -> None:
-    systems = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "recipes_page.py"))["SYSTEMS"]
+def test_every_system_of_the_page_runs_with_settings_or_as_an_example_that_is_tested() -> None:
+    """A recipe is in the contract suite, and has figures of its own under its name or class in a test here."""
+    root = Path(__file__).parents[3]
+    systems = runpy.run_path(str(root / "scripts" / "recipes_page.py"))["SYSTEMS"]
+    figures = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_recipe*s.py"))
+    loops = (root / "tests" / "integration" / "test_systems.py").read_text(encoding="utf-8")
     given = {"key": "k", "policy": "p", "model": Path("m"), "out": Path("o")}
     for one in systems:
-        settings = load_trainer_settings(None, **given, recipe=one["recipe"], **one["settings"])
-        assert settings.recipe in recipe_names()
+        assert len({"recipe", "example", "missing"} & one.keys()) == 1, one
+        if "recipe" in one:
+            settings = load_trainer_settings(None, **given, recipe=one["recipe"], **one.get("settings", {}))
+            assert settings.recipe in recipe_names()
+            assert f'"{one["recipe"]}"' in figures or f"{RECIPES[one['recipe']].__name__}(" in figures, one
+        if "example" in one:
+            assert f'@of("{one["example"]}")' in loops, one
+    assert len(systems) == 56
+    assert sum("missing" not in one for one in systems) >= 41
 
 
 def test_the_page_is_what_the_recipes_say() -> None:

@@ -83,7 +83,7 @@ def test_groups_are_described_by_what_counts() -> None:
         "staleness": {1: 1, 3: 1},
     }  # fmt: skip
     trained = describe_rows(rows_of(groups, "dr_grpo"))
-    assert trained == {"advantage_abs": pytest.approx(1 / 3), "trained_tokens": 6, "rows": 3}
+    assert trained == {"advantage_abs": pytest.approx(1 / 3), "trained_tokens": 6, "rows": 3, "unrouted_tokens": 0}
 
 
 def test_json_lines_are_whole_and_appended(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.errors import AlignmentError
 from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.scoring import Normalise, Overlong, check, informative
-from rolltap.types import Scoring
+from rolltap.types import Scoring, Segment
 
 from .making import VOCABULARY, group, random_group, record, rows_of, segment
 
@@ -70,6 +73,11 @@ def test_groups_whose_rewards_are_equal_are_not_informative() -> None:
     assert not informative(group("g", records))
 
 
+def drawn_from(*ids: int) -> Segment:
+    """A segment whose one trained token, id 2, was drawn from `ids`."""
+    return replace(segment([1, 2], [1]), extras={"sampling_mask": np.array([[0, 0], ids], np.int32)})
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -78,8 +86,15 @@ def test_groups_whose_rewards_are_equal_are_not_informative() -> None:
         (record("g", 0, [segment([1, 2], [1], logprob=float("nan"))], 1.0), "not finite"),
         (record("g", 0, [segment([-1, 2], [1])], 1.0), "token ids from -1 to 2"),
         (record("g", 0, [segment([1, VOCABULARY], [1])], 1.0), f"to {VOCABULARY}, of a vocabulary of {VOCABULARY}"),
+        (record("g", 0, [drawn_from(3, -1)], 1.0), "token 2 is not among the ids of its sampling mask"),
+        (record("g", 0, [drawn_from(2, VOCABULARY)], 1.0), f"a sampling mask has id {VOCABULARY}"),
     ],
 )
 def test_what_cannot_be_trained_is_named(bad: object, message: str) -> None:
     with pytest.raises(AlignmentError, match=f"group g, rollout g-r0: .*{message}"):
         check(group("g", [bad]), VOCABULARY)  # type: ignore[list-item]
+
+
+def test_a_token_drawn_from_ids_that_hold_it_or_from_all_is_trained() -> None:
+    for ids in [(2, -1), (1, 2), (-1, -1)]:
+        check(group("g", [record("g", 0, [drawn_from(*ids)], 1.0)]), VOCABULARY)

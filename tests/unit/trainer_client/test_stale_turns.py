@@ -64,7 +64,7 @@ def _second_in_part(part: Segment) -> Segment:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_step_without_a_trained_token_makes_no_update(name: str) -> None:
-    options = {"teacher": "folder"} if name == "tcod" else {}
+    options = {"tcod": {"teacher": "folder"}, "opd": {"teacher_policy": "teacher"}}.get(name, {})
     folder = Path("folder")
     settings = load_trainer_settings(key="key", policy="policy", model=folder, out=folder, recipe=name, options=options)
     bare = record("a", 0, [stale(two_turns("a"), 4)], 1.0)
