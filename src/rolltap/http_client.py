@@ -104,7 +104,8 @@ class _Target:
         self.patience = patience
 
     def unreachable(self, error: Exception) -> ServerUnreachable:
-        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        cause = getattr(error, "os_error", None) or getattr(error, "reason", None) or error  # aiohttp's, urllib's
+        reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
         return ServerUnreachable(
             f"no rolltap server at {self.url} ({reason}); start one with `rolltap serve`, or correct the URL"
         )

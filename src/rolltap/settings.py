@@ -16,12 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rolltap.errors import ConfigError
+from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME
 
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 PlaneName = Literal["agent", "trainer", "admin"]
 
 
@@ -67,6 +69,7 @@ class LimitSettings(Section):
         default=64, gt=0, description="largest request body of the trainer and admin planes, in MB"
     )
     connections: int = Field(default=4096, ge=1, description="open connections per plane")
+    connections_per_key: int = Field(default=1024, ge=1, description="open connections of one key per plane")
     session_ttl_s: float = Field(default=86_400, gt=0, description="life of a session key, in seconds")
     session_calls: int = Field(default=0, ge=0, description="calls of a session in all; 0: any number")
     session_tokens: int = Field(
@@ -74,7 +77,16 @@ class LimitSettings(Section):
     )
     session_mb: float = Field(default=0, ge=0, description="request bodies of a session in all, in MB; 0: any size")
     calls_per_minute: int = Field(default=0, ge=0, description="calls of a session within a minute; 0: any number")
+    cache_mb: float = Field(
+        default=256,
+        gt=0,
+        description="what is kept of former requests, parsed and as prompts, so that the next ones cost less; all "
+        "protocols, engines and sessions together, in MB",
+    )
     keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
+    read_s: float = Field(
+        default=120, gt=0, description="time to read the record for a page, a question or a lease, in seconds"
+    )
 
 
 class StoreSettings(Section):
@@ -86,6 +98,15 @@ class StoreSettings(Section):
     )
     spool_mb: float = Field(
         default=64, ge=0, description="file in `data` that keeps calls while the store is away, in MB; 0: none"
+    )
+
+
+class TracingSettings(Section):
+    """Spans of calls, for an OpenTelemetry collector."""
+
+    otlp: str = Field(
+        default="",
+        description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318; needs `rolltap[otel]`",
     )
 
 
@@ -127,6 +148,7 @@ MaskedByDefault = Literal[
     "version_unknown",
     "sampling_truncated",
     "logprobs_untempered",
+    "log_mismatch",
 ]
 
 
@@ -139,6 +161,7 @@ class PinSettings(Section):
     min_p: float | None = None
     max_tokens: int | None = None
     thinking: bool | None = None
+    effort: Effort | None = Field(default=None, description="a level of reasoning effort that the model's prompt has")
 
 
 class PolicySettings(Section):
@@ -146,6 +169,10 @@ class PolicySettings(Section):
 
     engine: str = Field(description="name of an [engines.*] section")
     model: str = Field(default="", description="the model's name on the engine; default the policy's name")
+    tenant: str = Field(
+        default=DEFAULT_TENANT,
+        description="whose policy it is: only keys and sessions of that tenant reach it; more than one need Postgres",
+    )
     aliases: tuple[str, ...] = Field(default=(), description="other model names that harnesses may ask for; `*`: any")
     tokenizer: str = Field(default="", description="folder with tokenizer.json; empty for engines without a token API")
     family: str = Field(default="", description="renderer family, e.g. qwen3; empty: by the folder's chat template")
@@ -171,6 +198,13 @@ class PolicySettings(Section):
         default=0, ge=0, le=20, description="candidates kept with each sampled token, itself among them; 0: none"
     )
     routed_experts: bool = Field(default=False, description="keep the experts that sampled each token (MoE models)")
+    sampling_mask: int = Field(
+        default=0,
+        ge=0,
+        le=2048,
+        description="record the ids that top-p, top-k or min-p left to draw each token from, if they are at most so "
+        "many: a call that was cut so carries loss only with them; 0: not recorded",
+    )
     image_hosts: tuple[str, ...] = Field(
         default=(),
         description="hosts whose images a call may name by http(s) URL, where the engine has a chat API and fetches "
@@ -218,6 +252,7 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
     queue: QueueSettings = QueueSettings()
+    tracing: TracingSettings = TracingSettings()
     keys: KeySettings = KeySettings()
     engines: dict[str, EngineSettings] = {}
     policies: dict[str, PolicySettings] = {}
@@ -274,15 +309,30 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
             raise ConfigError(f"settings: policies.{name}.engine: no engine {policy.engine!r}; known: {known}")
         if settings.engines[policy.engine].kind == "passthrough":
             _check_relayed(name, policy)
+    _check_tenants(settings)
     for name, engine in settings.engines.items():
         if engine.dialects and engine.kind != "passthrough":
             raise ConfigError(f"settings: engines.{name}.dialects: only kind passthrough takes this; leave it out")
     return settings
 
 
+def _check_tenants(settings: Settings) -> None:
+    """Tenants have plain names, and nobody changes the weights that another tenant's policy samples from."""
+    for name, policy in settings.policies.items():
+        if not TENANT_NAME.fullmatch(policy.tenant):
+            message = "a tenant's name has 1 to 32 small letters, digits, - or _"
+            raise ConfigError(f"settings: policies.{name}.tenant: {message}; not {policy.tenant!r}")
+        beside = [other for other in settings.policies.values() if other.engine == policy.engine]
+        if policy.trainable and any(other.tenant != policy.tenant for other in beside):
+            raise ConfigError(
+                f"settings: policies.{name}: its engine {policy.engine!r} also serves another tenant, whose samples a "
+                "push would change: give each tenant an engine, or set trainable = false for all of its policies"
+            )
+
+
 NOT_RELAYED = (
     *("model", "tokenizer", "family", "tool_format", "train", "top_logprobs", "routed_experts", "image_hosts", "pin"),
-    *("weights_roots", "sampling"),
+    *("weights_roots", "sampling", "sampling_mask"),
 )
 
 
@@ -302,12 +352,12 @@ def _plain(error: Any) -> str:
 def with_keys(settings: Settings) -> Settings:
     """The settings with every key present: given, kept from an earlier start, or made now."""
     path = settings.data / "keys.toml"
-    kept = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    stored_keys = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     keys = {
-        name: getattr(settings.keys, name) or kept.get(name) or f"rt-{name}-{secrets.token_urlsafe(32)}"
+        name: getattr(settings.keys, name) or stored_keys.get(name) or f"rt-{name}-{secrets.token_urlsafe(32)}"
         for name in KeySettings.model_fields
     }
-    if keys != kept:
+    if keys != stored_keys:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.touch(mode=0o600)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 
@@ -12,7 +12,7 @@ from rolltap.calllog import open_call_log
 from rolltap.errors import ConfigError, EngineError, RateLimited, RolltapError
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
-from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts
+from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import EngineSettings, Settings, hide_password
 
@@ -44,6 +44,16 @@ async def check_store(settings: Settings) -> Finding:
     return Finding("store", name)
 
 
+def check_tokenizers(settings: Settings) -> list[Finding]:
+    """A finding for each policy whose tokenizer folder has no tokenizer.json."""
+    advice = "correct the policy's `tokenizer`; a relative folder is looked up where `rolltap` starts"
+    return [
+        Finding(f"policy {name}", f"no tokenizer.json in {policy.tokenizer}", advice, healthy=False)
+        for name, policy in settings.policies.items()
+        if policy.tokenizer and not (Path(policy.tokenizer) / "tokenizer.json").is_file()
+    ]
+
+
 async def check_engines(settings: Settings) -> list[Finding]:
     """Probes every engine at once: what it can do, and whether it serves the policies' models."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
@@ -66,10 +76,17 @@ async def _check_engine(
         f"{facts.kind}, models {', '.join(facts.models)}" if facts.models else facts.kind,
         f"context {facts.max_context or 'unknown'}",
         f"log-probs {facts.logprobs_mode}",
-        "a weight version for every token" if facts.weight_versions else "the policy's weight version",
+        _versions(facts),
         "takes new weights" if facts.weight_updates else "takes no new weights",
     ]
     return [Finding(what, "; ".join(can_do), "; ".join(facts.notes)), *_check_models(name, facts, settings)]
+
+
+def _versions(facts: EngineFacts) -> str:
+    """Where tokens' weight versions come from."""
+    if facts.weight_versions:
+        return "a weight version for every token"
+    return "says its weight version when asked" if facts.states_weights else "the policy's weight version"
 
 
 def _check_models(engine: str, facts: EngineFacts, settings: Settings) -> list[Finding]:
@@ -79,13 +96,6 @@ def _check_models(engine: str, facts: EngineFacts, settings: Settings) -> list[F
         for name, policy in settings.policies.items()
         if policy.engine == engine and (advice := missing_model(policy.model or name, facts.models))
     ]
-
-
-def missing_model(model: str, served: Sequence[str]) -> str:
-    """What to do about a model that the engine does not serve; empty if it does, or lists no models."""
-    if not served or model in served:
-        return ""
-    return f"set the policy's `model` to one of {', '.join(served)} (an adapter appears with the trainer's first push)"
 
 
 def _open(

@@ -23,12 +23,12 @@ ConfigOption = Annotated[
 ]
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", help="the server's admin plane; default: ROLLTAP_ADMIN_URL, else the settings' admin_port"),
+    typer.Option("--url", help="the server's admin plane; default: ROLLTAP_ADMIN_URL, else the server of the settings"),
 ]
 TrainerUrlOption = Annotated[
     str | None,
     typer.Option(
-        "--url", help="the server's trainer plane; default: ROLLTAP_TRAINER_URL, else the settings' trainer_port"
+        "--url", help="the server's trainer plane; default: ROLLTAP_TRAINER_URL, else the server of the settings"
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -59,8 +59,8 @@ def connect(
 ) -> PlaneClient:
     """A client of a running server, with the key of `role`, which is the plane's own by default.
 
-    The address is `url`, else ROLLTAP_<PLANE>_URL, else that of the settings which `rolltap serve` reads here. The key
-    is ROLLTAP_<ROLE>_KEY, else the settings', else the one that `serve` keeps in its data folder.
+    The address is `url`, else ROLLTAP_<PLANE>_URL, else that of the server whose settings are read here (`plane_url`).
+    The key is ROLLTAP_<ROLE>_KEY, else the settings', else the one that `serve` keeps in its data folder.
     """
     role = role or plane
     url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL")
@@ -75,11 +75,19 @@ def connect(
 
 
 def plane_url(settings: Settings, plane: PlaneName) -> str:
-    """Where a server with these settings listens, as seen from this machine."""
+    """Where the server with these settings listens, as seen from this machine: where the one of their data folder says
+    that it does, else where they have it listen."""
+    from rolltap.cli.listening import listening_url
+
     listen = settings.listen
     if plane == "agent" and listen.public_url:
         return listen.public_url
+    if url := listening_url(settings.data, plane):
+        return url
     port = getattr(listen, f"{plane}_port")
     if port == 0:
-        raise ConfigError(f"listen.{plane}_port is 0, so the server took a free port: name its address with --url")
+        raise ConfigError(
+            f"listen.{plane}_port is 0, and no server runs with the data folder {settings.data}: "
+            "start `rolltap serve`, or name another server with --url"
+        )
     return listen.url_of(plane, port)

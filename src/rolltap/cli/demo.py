@@ -35,6 +35,7 @@ from rolltap.demo.show import closing_table, plot, progress_bars, sparkline, wil
 from rolltap.demo.stack import DemoFailed, Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import Query
 from rolltap.reconstructor.exporters.select import parse_where
@@ -82,7 +83,7 @@ def check_installation() -> None:
     """`ConfigError` if a package or the tiny model is missing."""
     missing = [name for extra in ("tokens", "train", "demo", "export") for name in missing_modules(extra)]
     if missing:
-        raise ConfigError(f"the demo needs {', '.join(missing)}: pip install 'rolltap[demo]'")
+        raise ConfigError(f"the demo needs {', '.join(missing)}: {install_line('demo')}")
     if not (FOLDER / "model.safetensors").exists():
         raise ConfigError(f"the tiny model is missing; make it with `python -m rolltap.engine.tiny.make {FOLDER}`")
 
@@ -144,7 +145,6 @@ def _record(console: Screen, folder: Path) -> dict[str, Any]:
         exporter=exporter_named("trajectories", {}),
         query=Query(where=parse_where([f"policy={POLICY}"])),
         rules=lambda session: session_rules(session, PENALISED),
-        differs=None,
     )
     with console.status("reading the record back"):
         return asyncio.run(run_export(job))["reconstruction"]

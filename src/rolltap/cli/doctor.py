@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import os
+import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from rolltap.cli.checks import Finding, check_engines, check_store
+from rolltap.cli.checks import Finding, check_engines, check_store, check_tokenizers
+from rolltap.cli.harness import NOT_INSTALLED, TESTED_RELEASE, installed
 from rolltap.cli.screen import Screen
 from rolltap.errors import RolltapError
-from rolltap.settings import load_settings
+from rolltap.extras import install_line
+from rolltap.harnesses.base import Harness
+from rolltap.harnesses.registry import get_harness, harness_names
+from rolltap.harnesses.runtimes.machine import limits_here, own_cgroup
+from rolltap.harnesses.tested import release_results
+from rolltap.settings import Settings, load_settings
 
 EXTRAS = {
     "tokens": ("tokenizers", "renderers", "jinja2"),
@@ -28,11 +38,21 @@ EXTRAS = {
 
 async def check(config: Path | None) -> bool:
     """Prints the table; True if nothing that is configured is broken."""
-    findings = [_python(), *_extras(), *_programs()]
+    findings = [_python(), *_extras(), *_programs(), _limits(), *await _harnesses()]
     if config is not None:
         findings += await _configured(config)
     else:
         findings.append(Finding("settings", "none here", "write a rolltap.toml, or use `rolltap serve --engine URL`"))
+    return _print(findings)
+
+
+async def check_engine(url: str, kind: str) -> bool:
+    """Prints what a model server can do: it samples a few tokens there. True if rolltap can use it."""
+    settings = Settings.model_validate({"engines": {"main": {"url": url, "kind": kind}}})
+    return _print(await check_engines(settings))
+
+
+def _print(findings: Sequence[Finding]) -> bool:
     table = Table("what", "state", "what to do")
     for finding in findings:
         style = None if finding.healthy else "red"
@@ -55,6 +75,9 @@ def audit(model: Path) -> bool:
     Screen().print(table)
     unread = "written in no known form, so they come as text: name the policy's family or tool_format"
     Screen().print(f"tool calls: {unread if renderer.tool_format == 'none' else renderer.tool_format}", soft_wrap=True)
+    efforts = renderer.efforts
+    levels = ", ".join(f"{level} (unasked)" if level == efforts.default else level for level in efforts.levels)
+    Screen().print(f"effort: {levels or 'no levels'}", soft_wrap=True)
     return all(result.admitted for result in results)
 
 
@@ -67,7 +90,7 @@ def _extras() -> list[Finding]:
     findings = []
     for extra in EXTRAS:
         missing = missing_modules(extra)
-        advice = f"pip install 'rolltap[{extra}]' if you need it" if missing else ""
+        advice = f"{install_line(extra)} if you need it" if missing else ""
         findings.append(Finding(f"extra {extra}", f"missing {', '.join(missing)}" if missing else "installed", advice))
     return findings
 
@@ -78,12 +101,41 @@ def missing_modules(extra: str) -> list[str]:
 
 
 def _programs() -> list[Finding]:
-    wanted = {"bwrap": "sandboxed rollouts", "docker": "rollouts in containers", "node": "npm harnesses"}
+    programs = {"bwrap": "sandboxed rollouts", "docker": "rollouts in containers", "node": "npm harnesses"}
     return [
         Finding(name, path or "not found", "" if path else f"only needed for {use}")
-        for name, use in wanted.items()
+        for name, use in programs.items()
         for path in [shutil.which(name)]
     ]
+
+
+def _limits() -> Finding:
+    state, advice = limits_here(own_cgroup(), os.getuid(), platform.release())
+    return Finding("limits of runs", state, advice)
+
+
+async def _harnesses() -> list[Finding]:
+    """The harnesses that are on this machine, each with the release that was tested. Asks each on PATH its version."""
+    harnesses = [get_harness(name) for name in harness_names()]
+    rows = await asyncio.gather(*(asyncio.to_thread(_harness, harness) for harness in harnesses))
+    return [row for row in rows if row] or [
+        Finding("harnesses", "none that rolltap knows", "rolltap harness list; rolltap harness install NAME")
+    ]
+
+
+def _harness(harness: Harness) -> Finding | None:
+    """None where it is not on this machine."""
+    package, here = harness.package, installed(harness)
+    if package is None or here in ("", NOT_INSTALLED):
+        return None
+    tested = f"tested {package.version}"
+    ran = next((one for one in release_results(harness.name) if one.release == package.version), None)
+    if ran is not None:
+        tested += f", {ran.result} runs as expected on {ran.day}"
+    if here.startswith(TESTED_RELEASE):
+        return Finding(f"harness {harness.name}", tested)
+    advice = f"rolltap harness install {harness.name} adds the tested release"
+    return Finding(f"harness {harness.name}", f"{here}; {tested}", advice)
 
 
 async def _configured(config: Path) -> list[Finding]:
@@ -91,4 +143,5 @@ async def _configured(config: Path) -> list[Finding]:
         settings = load_settings(config)
     except RolltapError as error:
         return [Finding(f"settings {config}", "broken", error.message, healthy=False)]
-    return [Finding(f"settings {config}", "fine"), await check_store(settings), *await check_engines(settings)]
+    findings = [Finding(f"settings {config}", "fine"), await check_store(settings), *check_tokenizers(settings)]
+    return findings + await check_engines(settings)

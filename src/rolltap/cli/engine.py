@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 
 
 def run(model: Path | None, script: Path | None, host: str, port: int, key: str) -> None:
@@ -18,7 +19,7 @@ def run(model: Path | None, script: Path | None, host: str, port: int, key: str)
     try:
         from rolltap.engine.server import main
     except ImportError as error:
-        raise ConfigError("the embedded engine needs torch: pip install 'rolltap[train]'") from error
+        raise ConfigError(f"the embedded engine needs torch: {install_line('train')}") from error
     from rolltap.engine.settings import ModelServerSettings
     from rolltap.engine.tiny import FOLDER
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,15 +17,20 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli import export_options as options
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 from rolltap.cli.screen import Screen
+from rolltap.counted import counted
+from rolltap.datasets import hub
 from rolltap.datasets.record import Reading, open_record, recorded_groups
 from rolltap.errors import DatasetError
+from rolltap.extras import install_line
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
-from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Decode, Differs, FirstPass, Query
+from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, FirstPass, Query
 from rolltap.reconstructor.exporters.decontaminate import NGRAM_WORDS, HeldOut
+from rolltap.reconstructor.exporters.grouping import Grouping
+from rolltap.reconstructor.exporters.increments import GrowingDataset
 from rolltap.reconstructor.exporters.narrowing import Narrowing
-from rolltap.reconstructor.exporters.redact import library_patterns
+from rolltap.reconstructor.exporters.redact import Detector, detectors_in, detectors_named
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, load_settings
@@ -45,8 +51,42 @@ class ExportJob:
     exporter: Exporter
     query: Query
     rules: Callable[[Session], Rules]
-    differs: Differs | None = None
-    decode: Decode | None = None
+    ignored: Callable[[Session], Sequence[re.Pattern[str]]] = lambda session: ()
+    tokenizer: HubTokenizer | None = None
+    state: Path | None = None
+    push: str = ""
+
+    def __post_init__(self) -> None:
+        if self.out is None and (self.state is not None or self.push):
+            raise DatasetError("--state and --push are of a folder that is written; leave out --dry-run")
+        if self.query.near and self.state is not None:
+            raise DatasetError("--near-duplicates compares with all rows, of which --state keeps no texts")
+        if self.push:
+            hub.check_token()
+        if self.query.narrowing and self.state is not None:
+            raise DatasetError("--best, --balance and --limit choose among all sessions, which --state never sees")
+        if self.query.grouping.score and self.state is not None:
+            raise DatasetError("--score may come after a session's end, when --state has taken it; export anew instead")
+        if self.query.grouping.by and self.state is not None:
+            raise DatasetError("--group-by groups all sessions, which --state never sees")
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(self.query.strategy, self.rules, self.ignored, self.query.grouping)
+
+    def writer(self, query: Query) -> DatasetWriter | GrowingDataset:
+        """What takes the groups of this export."""
+        differs = decode = None
+        if self.tokenizer is not None:
+            query = replace(query, tokenizer=self.tokenizer.hashes)
+            differs, decode = differs_by(Path(self.tokenizer.name_or_path)), self.tokenizer.decode
+        if self.out is None or self.state is None:
+            return DatasetWriter(self.out, self.exporter, query, differs=differs, decode=decode)
+
+        def part(folder: Path, known: set[bytes]) -> DatasetWriter:
+            return DatasetWriter(folder, self.exporter, query, differs=differs, decode=decode, known=known)
+
+        return GrowingDataset(self.out, self.state, part, query.shard_mb * 1e6)
 
 
 @one_line_errors
@@ -54,6 +94,7 @@ def export(
     out: options.Out = None,
     format: options.Format = "trajectories",
     where: options.Where = None,
+    sessions: options.Sessions = None,
     since: options.Since = "",
     option: options.FormatOption = None,
     split: options.Split = "train=1",
@@ -63,15 +104,21 @@ def export(
     best: options.Best = 0,
     balance: options.Balance = "",
     limit: options.Limit = 0,
+    score: options.Score = "",
+    group_by: options.GroupBy = "",
     decontaminate: options.Decontaminate = None,
     ngram: options.Ngram = NGRAM_WORDS,
     duplicates: options.Duplicates = False,
+    near_duplicates: options.Near = 0.0,
     strategy: options.Strategy = "tree",
     train: options.Train = None,
     tokenizer: options.TokenizerFolder = None,
-    detect_secrets: options.DetectSecrets = False,
+    detector: options.DetectorNames = None,
+    redact: options.RedactFile = None,
     dry_run: options.DryRun = False,
     shard_mb: options.ShardMb = 256.0,
+    state: options.StateFile = None,
+    push: options.Push = "",
     store: options.Store = "",
     config: ConfigOption = None,
 ) -> None:
@@ -79,42 +126,65 @@ def export(
 
     rolltap export out/ --format sft --where "reward>=1 and harness=codex" --split train=0.9,test=0.1
     """
-    if out is None and not dry_run:
-        raise DatasetError("name a folder to write, or ask for --dry-run")
-    loaded = HubTokenizer(tokenizer) if tokenizer is not None else None
-    dates = [f"date>='{since}'"] if since else []
     query = Query(
-        where=parse_where([*(where or []), *dates]),
+        where=parse_where([*(where or []), *([f"date>='{since}'"] if since else []), *_named(sessions)]),
         splits=read_splits(split),
         seed=seed,
         container=container or None,  # type: ignore[arg-type]
         include=frozenset(include or ()),
         duplicates=duplicates,
+        near=near_duplicates,
         secrets=os.environ.get(SECRETS_VARIABLE, "").splitlines(),
-        detectors=library_patterns() if detect_secrets else (),
+        detectors=_detectors(detector or [], redact or []),
         shard_mb=shard_mb,
         strategy=strategy,
         narrowing=Narrowing(best, balance, limit, seed),  # type: ignore[arg-type]
         held_out=HeldOut(decontaminate, ngram) if decontaminate else None,
-        tokenizer=loaded.hashes if loaded is not None else None,
+        grouping=Grouping(score, group_by),
     )
-    job = ExportJob(
-        store=store or settings_store(config),
-        out=None if dry_run else out,
-        exporter=exporter_named(format, dict(_pairs(option or [], "--option"))),
-        query=query,
-        rules=policy_rules(load_settings(config_path(config)), train or []),
-        differs=differs_by(tokenizer) if tokenizer is not None else None,
-        decode=loaded.decode if loaded is not None else None,
-    )
-    _print(job.out, _run(job))
+    settings = load_settings(config_path(config))
+    target, exporter = _target(out, dry_run), exporter_named(format, dict(_pairs(option or [], "--option")))
+    rules, ignored = policy_rules(settings, train or []), policy_ignored(settings)
+    compared = HubTokenizer(tokenizer) if tokenizer is not None else None
+    _run(ExportJob(store or settings.store_url, target, exporter, query, rules, ignored, compared, state, push))
 
 
-def _run(job: ExportJob) -> dict[str, Any]:
+def _named(sessions: Path | None) -> list[str]:
+    """The condition that a session is in the file; none without a file. `DatasetError` where it holds no ids."""
+    if sessions is None:
+        return []
+    try:
+        ids = sessions.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"--sessions: {sessions} can't be read: {error}") from error
+    if not ids or not all(id.isalnum() for id in ids):
+        raise DatasetError(f"--sessions: {sessions} is no list of sessions' ids, one a line")
+    return [f"session in ({', '.join(ids)})"]
+
+
+def _target(out: Path | None, dry_run: bool) -> Path | None:
+    if out is None and not dry_run:
+        raise DatasetError("name a folder to write, or ask for --dry-run")
+    return None if dry_run else out
+
+
+def _detectors(names: list[str], files: list[Path]) -> list[Detector]:
+    return [*detectors_named(names), *(detector for file in files for detector in detectors_in(file))]
+
+
+def _run(job: ExportJob) -> None:
     with console.status("reading the record") as status:
-        return asyncio.run(
-            run_export(job, show=lambda sessions, groups: status.update(f"{sessions:,} sessions, {groups:,} groups"))
+        manifest = asyncio.run(
+            run_export(
+                job,
+                show=lambda sessions, groups: status.update(
+                    f"{counted(sessions, 'session')}, {counted(groups, 'group')}"
+                ),
+            )
         )
+    _print(job.out, manifest)
+    if job.push and job.out is not None:
+        console.print(f"pushed: {hub.push(job.out, job.push)}")
 
 
 async def run_export(
@@ -125,10 +195,10 @@ async def run_export(
     await call_log.start()
     try:
         query = replace(job.query, chosen=await _chosen(call_log, job)) if job.query.narrowing else job.query
-        with DatasetWriter(job.out, job.exporter, query, differs=job.differs, decode=job.decode) as writer:
+        with job.writer(query) as writer:
             sessions = 0
             groups = 0
-            async for group in recorded_groups(call_log, Reading(job.query.strategy, job.rules)):
+            async for group in recorded_groups(call_log, job.reading):
                 await asyncio.to_thread(writer.add, group)
                 sessions += len(group)
                 groups += 1
@@ -141,7 +211,7 @@ async def run_export(
 async def _chosen(call_log: SqlCallLog, job: ExportJob) -> frozenset[str]:
     """The sessions that the job's selection leaves: the record is read once for them, and again for the rows."""
     first = FirstPass(job.exporter, job.query)
-    async for group in recorded_groups(call_log, Reading(job.query.strategy, job.rules)):
+    async for group in recorded_groups(call_log, job.reading):
         await asyncio.to_thread(first.take, group)
     return await asyncio.to_thread(first.chosen)
 
@@ -159,6 +229,16 @@ def policy_rules(settings: Settings, train: Sequence[str]) -> Callable[[Session]
         return session_rules(session, (*(policy.train if policy is not None else ()), *train))
 
     return rules
+
+
+def policy_ignored(settings: Settings) -> Callable[[Session], Sequence[re.Pattern[str]]]:
+    """What the session's policy declares as volatile text."""
+
+    def ignored(session: Session) -> Sequence[re.Pattern[str]]:
+        policy = settings.policies.get(session.policy)
+        return policy.ignore if policy is not None else ()
+
+    return ignored
 
 
 def read_splits(text: str) -> dict[str, float]:
@@ -179,7 +259,7 @@ def differs_by(folder: Path) -> Differs:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise DatasetError('--tokenizer needs transformers: pip install "rolltap[train]"') from None
+        raise DatasetError(f"--tokenizer needs transformers: {install_line('train')}") from None
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
 
     def differs(rendered: Rendered) -> bool:
@@ -210,8 +290,8 @@ def report_table(report: dict[str, Any], title: str = "reconstruction") -> Table
         ("calls without loss", "masked_calls"),
         ("tokens without loss", "masked_tokens"),
     ):
-        found = ", ".join(f"{reason} {count:,}" for reason, count in report[key].items())
-        table.add_row(name, found or "none")
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in report[key].items())
+        table.add_row(name, reasons or "none")
     return table
 
 
@@ -229,12 +309,14 @@ def _print(out: Path | None, manifest: dict[str, Any]) -> None:
     console.print(report_table(manifest["reconstruction"]))
     splits = ", ".join(f"{name} {split['rows']:,}" for name, split in manifest["splits"].items())
     place = f"in {out}" if out is not None else "would be written"
-    console.print(f"{manifest['rows']:,} rows of {manifest['format']} {place} ({splits})")
-    for name in ("duplicates_left_out", "rows_with_secrets_left_out", "secrets_redacted"):
+    console.print(f"{counted(manifest['rows'], 'row')} of {manifest['format']} {place} ({splits})")
+    for name in ("duplicates_left_out", "near_duplicates_left_out", "rows_with_secrets_left_out", "secrets_redacted"):
         if manifest[name]:
             console.print(f"{name.replace('_', ' ')}: {manifest[name]:,}")
     for reason, count in manifest["sessions_left_out"].items():
         console.print(f"sessions left out: {count:,} ({reason})")
+    if waiting := manifest.get("sessions_waiting"):
+        console.print(f"sessions that have not ended, for a later run: {waiting:,}")
     for reason, count in manifest["skipped"].items():
         console.print(f"without a row: {count:,} ({reason})")
     for reason, count in manifest["failed"]["by_reason"].items():

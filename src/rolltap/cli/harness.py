@@ -8,33 +8,43 @@ from typing import Annotated
 from urllib.parse import quote
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors, plane_url
+from rolltap.cli.completion import complete_harness, complete_policy
 from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits
 from rolltap.harnesses.install import find, install, on_path
 from rolltap.harnesses.registry import get_harness, harness_names
+from rolltap.harnesses.runtimes.here import approvals_off
+from rolltap.harnesses.tested import release_results
 from rolltap.settings import load_settings
+
+TESTED_RELEASE, NOT_INSTALLED = "tested", "no"
 
 app = typer.Typer(help="The harnesses that rolltap knows: list, show, install, env.", no_args_is_help=True)
 
+HarnessArgument = Annotated[str, typer.Argument(autocompletion=complete_harness)]
 DialectOption = Annotated[str, typer.Option(help="protocol, for harnesses that speak several")]
 
 
 @app.command("list")
 @one_line_errors
 def list_() -> None:
-    """Every harness, the release that was tested, and what is installed here."""
-    table = Table("harness", "protocol", "tested release", "installed")
+    """Every harness, the release that was tested with what result, and what is installed here."""
+    columns = ("harness", "protocol", "tested", "runs", "here")
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in harness_names():
         harness = get_harness(name)
         package = harness.package
-        release = f"{package.name} {package.version}" if package else ""
-        table.add_row(name, harness.dialect, release, installed(harness))
-    table.add_row("command", "any", "", "any command: rolltap run command -- ARGV...")
+        ran = [one.result for one in release_results(name) if package and one.release == package.version]
+        table.add_row(name, harness.dialect, package.version if package else "", *(ran or [""]), installed(harness))
     Screen().print(table)
+    say("runs: how many went as expected with the tested release")
+    say("rolltap harness show NAME: its package, the days of the runs, its recipe")
+    say("any other program: rolltap run command -- ARGV...")
 
 
 def installed(harness: Harness) -> str:
@@ -43,18 +53,18 @@ def installed(harness: Harness) -> str:
     if package is None:
         return ""
     if find(package) is not None:
-        return "tested release"
+        return TESTED_RELEASE
     if package.executable == "python":
-        return "no"
+        return NOT_INSTALLED
     version = on_path(package)
     if version is None:
-        return "no"
-    return "tested release, on PATH" if version == package.version else f"{version or 'unknown version'} on PATH"
+        return NOT_INSTALLED
+    return f"{TESTED_RELEASE}, on PATH" if version == package.version else f"{version or 'unknown version'} on PATH"
 
 
 @app.command()
 @one_line_errors
-def show(name: str, dialect: DialectOption = "") -> None:
+def show(name: HarnessArgument, dialect: DialectOption = "") -> None:
     """The recipe: what launches the harness, and what to know of it."""
     harness = get_harness(name, dialect=dialect)
     console = Screen(highlight=False, soft_wrap=True)
@@ -62,6 +72,8 @@ def show(name: str, dialect: DialectOption = "") -> None:
     if harness.package is not None:
         package = harness.package
         console.print(f"tested: {package.manager} {package.name} {package.version}; here: {installed(harness)}")
+        for tested in release_results(name):
+            console.print(f"release {tested.release} ran on {tested.day}: {tested.result} runs as expected")
     example = Endpoint("http://127.0.0.1:8710/s/SESSION", "KEY", "MODEL")
     launch = harness.launch(Job(example, "PROMPT", Path("WORKDIR"), Path("~"), Limits()))
     if isinstance(launch, Command):
@@ -75,7 +87,7 @@ def show(name: str, dialect: DialectOption = "") -> None:
 
 @app.command("install")
 @one_line_errors
-def install_(names: Annotated[list[str], typer.Argument(help="harnesses")]) -> None:
+def install_(names: Annotated[list[str], typer.Argument(help="harnesses", autocompletion=complete_harness)]) -> None:
     """Installs the tested releases into rolltap's cache; your own installations are left alone."""
     for name in names:
         package = get_harness(name).package
@@ -88,10 +100,12 @@ def install_(names: Annotated[list[str], typer.Argument(help="harnesses")]) -> N
 @app.command()
 @one_line_errors
 def env(
-    name: str,
+    name: HarnessArgument,
     session: Annotated[str, typer.Option(help="id of an open session; default: open a new one")] = "",
     key: Annotated[str, typer.Option(help="the session's key, which was shown when it was opened")] = "",
-    policy: Annotated[str, typer.Option(help="new session: its policy; default the only one")] = "",
+    policy: Annotated[
+        str, typer.Option(help="new session: its policy; default the only one", autocompletion=complete_policy)
+    ] = "",
     dialect: DialectOption = "",
     agent_url: Annotated[
         str, typer.Option(help="the agent plane as the harness reaches it", envvar="ROLLTAP_AGENT_URL")
@@ -116,6 +130,8 @@ def env(
     launch = harness.launch(Job(endpoint, "PROMPT", Path.cwd(), Path("~").expanduser(), Limits()))
     if not isinstance(launch, Command):
         raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
+    if switch := approvals_off(harness):
+        say(f"# {switch}: {name} asks for nothing and may do whatever you can; `rolltap run {name}` has a sandbox")
     for line in recipe(launch):
         say(line)
 

@@ -11,6 +11,7 @@ import typer
 from rolltap.cli.common import ConfigOption, one_line_errors
 from rolltap.cli.export import settings_store
 from rolltap.cli.screen import Screen
+from rolltap.counted import counted
 from rolltap.datasets.importing import read_file, write
 from rolltap.reconstructor.importers import READERS
 
@@ -26,7 +27,7 @@ def import_(
 
     rolltap import runs/*.jsonl --format messages
     """
-    found = [imported for path in files for imported in read_file(path, format)]
-    written = asyncio.run(write(store or settings_store(config), found))
-    known = f", {len(found) - written:,} were there already" if written < len(found) else ""
-    Screen(stderr=True, highlight=False).print(f"{written:,} sessions imported{known}")
+    imported_runs = [imported for path in files for imported in read_file(path, format)]
+    written = asyncio.run(write(store or settings_store(config), imported_runs))
+    known = f", {len(imported_runs) - written:,} were there already" if written < len(imported_runs) else ""
+    Screen(stderr=True, highlight=False).print(f"{counted(written, 'session')} imported{known}")

@@ -31,6 +31,11 @@ def mint(
     name: Annotated[str, typer.Option(help="whose key it is, for the list and the audit log")],
     ttl: Annotated[str, typer.Option(help=TTL_HELP)] = "",
     policy: Annotated[list[str] | None, typer.Option(help="trainer: only these policies; several times")] = None,
+    tenant: Annotated[str, typer.Option(help="of this tenant; default: that of the key you mint with")] = "",
+    calls: Annotated[float | None, typer.Option(help="project: calls in all, as 1000 or 1e6")] = None,
+    tokens: Annotated[float | None, typer.Option(help="project: prompt and output tokens in all, as 1e9")] = None,
+    mb: Annotated[float | None, typer.Option(help="project: request bodies in all, in MB")] = None,
+    per_minute: Annotated[int | None, typer.Option(help="project: calls within a minute")] = None,
     as_json: JsonOption = False,
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -39,7 +44,11 @@ def mint(
     if role not in ROLES:
         raise ConfigError(f"no role {role!r}; known: {', '.join(ROLES)}")
     body = {"role": role, "name": name}
+    body |= {"tenant": tenant} if tenant else {}
     limits = ({"ttl": seconds_of(ttl, "--ttl")} if ttl else {}) | ({"policies": policy} if policy else {})
+    amounts = {"calls": calls, "tokens": tokens, "mb": mb, "per_minute": per_minute}
+    budget = {name: amount for name, amount in amounts.items() if amount is not None}
+    limits |= {"budget": budget} if budget else {}
     _print(connect("admin", config, url).call("POST", "/keys", body | limits), as_json)
 
 
@@ -51,10 +60,10 @@ def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOpti
     if as_json:
         say(json.dumps(keys))
         return
-    table = Table("key", "name", "role", "policies", "minted by", "state")
+    table = Table("key", "name", "role", "tenant", "policies", "used", "minted by", "state")
     for key in keys:
         policies = "" if key["policies"] is None else " ".join(key["policies"])
-        row = (key["id"], key["name"], key["role"], policies, key["minted_by"], _state(key))
+        row = (key["id"], key["name"], key["role"], key["tenant"], policies, _used(key), key["minted_by"], _state(key))
         table.add_row(*row)
     Screen().print(table)
 
@@ -101,6 +110,20 @@ def _print(minted: dict[str, Any], as_json: bool) -> None:
         return
     say(f"# {minted['role']} key {minted['id']} ({minted['name']}), {_state(minted)}; it is shown only now")
     say(f"export ROLLTAP_{minted['role'].upper()}_KEY={minted['key']}")
+
+
+def _used(key: dict[str, Any]) -> str:
+    """What a project's key has used, each beside its budget if it has one: `12/1,000 calls`."""
+    if key["role"] != "project":
+        return ""
+    budget, used = key["budget"], key["used"]
+    amounts = [
+        (f"{used['calls']:,}", budget["calls"], "calls"),
+        (f"{used['tokens']:,}", budget["tokens"], "tokens"),
+        (f"{used['body_bytes'] / 1e6:,.1f}", budget["mb"], "MB"),
+    ]
+    texts = [f"{amount}{'' if most is None else f'/{most:,}'} {unit}" for amount, most, unit in amounts]
+    return "\n".join([*texts, *([] if budget["per_minute"] is None else [f"{budget['per_minute']:,}/min"])])
 
 
 def _state(key: dict[str, Any]) -> str:

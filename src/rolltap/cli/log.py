@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -28,9 +28,13 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.common import ConfigOption, one_line_errors
 from rolltap.cli.export import settings_store
 from rolltap.cli.screen import Screen, say
+from rolltap.counted import counted
 from rolltap.errors import ConfigError
+from rolltap.tenants import acting_for
 
-app = typer.Typer(help="Look after the call log: verify, stats, export, import, prune, upgrade.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look after the call log: verify, stats, backup, export, import, prune, upgrade.", no_args_is_help=True
+)
 console = Screen(stderr=True, highlight=False)
 
 StoreOption = Annotated[str, typer.Option(help="sqlite:///PATH or postgresql://...; default the settings' store")]
@@ -55,21 +59,22 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
             return await checks.verify(database, show), await verify_rewards(database)
 
     with _progress("rows") as show:
-        found, rewards = asyncio.run(run(show))
-    found.add(rewards.problems)
+        report, rewards = asyncio.run(run(show))
+    report.add(rewards.problems)
     if as_json:
-        say(json.dumps({**asdict(found), "rewards": rewards.rewards, "rewards_digest": rewards.digest}))
+        say(json.dumps({**asdict(report), "rewards": rewards.rewards, "rewards_digest": rewards.digest}))
     else:
-        for problem in found.problems[:SHOWN]:
+        for problem in report.problems[:SHOWN]:
             console.print(problem, style="red")
-        more = found.problem_count - min(SHOWN, len(found.problems))
+        more = report.problem_count - min(SHOWN, len(report.problems))
         if more:
             console.print(f"... and {more:,} more")
-        said = f"{found.problem_count:,} problems" if found.problem_count else "all sound"
-        calls = f"{found.sessions:,} sessions, {found.calls:,} calls, {found.tokens:,} tokens"
-        console.print(f"{calls}, {found.parts:,} parts, {rewards.rewards:,} rewards: {said}")
+        verdict = counted(report.problem_count, "problem") if report.problem_count else "all sound"
+        counts = {"session": report.sessions, "call": report.calls, "token": report.tokens}
+        calls = ", ".join(counted(count, noun) for noun, count in counts.items())
+        console.print(f"{calls}, {report.parts:,} parts, {rewards.rewards:,} rewards: {verdict}")
         console.print(f"digest of the rewards: {rewards.digest}", soft_wrap=True)
-    raise typer.Exit(1 if found.problem_count else 0)
+    raise typer.Exit(1 if report.problem_count else 0)
 
 
 @app.command()
@@ -83,15 +88,15 @@ def stats(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOpt
             return await counting.stats(database)
 
     with console.status("counting"):
-        found = asyncio.run(run())
+        figures = asyncio.run(run())
     if as_json:
-        say(json.dumps(asdict(found)))
+        say(json.dumps(asdict(figures)))
         return
     table = Table(show_header=False)
-    for name, value in asdict(found).items():
-        shown = _shown(name, value)
-        if shown:
-            table.add_row(name.replace("_", " "), shown)
+    for name, value in asdict(figures).items():
+        text = _shown(name, value)
+        if text:
+            table.add_row(name.replace("_", " "), text)
     console.print(table)
 
 
@@ -113,7 +118,27 @@ def export(
     with _progress("sessions") as show:
         moved = asyncio.run(run(show))
     size = out.stat().st_size
-    console.print(f"{moved.sessions:,} sessions with {moved.calls:,} calls in {out} ({size / 1e6:,.1f} MB)")
+    console.print(
+        f"{counted(moved.sessions, 'session')} with {counted(moved.calls, 'call')} in {out} ({size / 1e6:,.1f} MB)"
+    )
+
+
+@app.command()
+@one_line_errors
+def backup(
+    out: Annotated[Path, typer.Argument(help="file to write; must not exist")],
+    store: StoreOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Copies a whole SQLite store, groups and rewards too, as it is at one moment; beside a running server, too."""
+    from rolltap.calllog.sqlite import back_up
+
+    url = store or settings_store(config)
+    if not url.startswith("sqlite:///"):
+        raise ConfigError("this copies SQLite stores; of a Postgres store make a copy with pg_dump")
+    with _progress("pages") as show:
+        back_up(Path(url.removeprefix("sqlite:///")), out, show)
+    console.print(f"{out} ({out.stat().st_size / 1e6:,.1f} MB): to restore it, put it back as rolltap.db")
 
 
 @app.command("import")
@@ -131,13 +156,13 @@ def import_(
             with console.status("importing") as status:
 
                 def show(path: Path) -> Callable[[int], None]:
-                    return lambda done: status.update(f"{path}: {done:,} sessions")
+                    return lambda done: status.update(f"{path}: {counted(done, 'session')}")
 
                 return [await transfer.import_sessions(database, path, show=show(path)) for path in files]
 
     for path, moved in zip(files, asyncio.run(run()), strict=True):
         known = f", {moved.sessions - moved.new:,} of them there already" if moved.new < moved.sessions else ""
-        console.print(f"{path}: {moved.sessions:,} sessions with {moved.calls:,} calls{known}")
+        console.print(f"{path}: {counted(moved.sessions, 'session')} with {counted(moved.calls, 'call')}{known}")
 
 
 @app.command()
@@ -154,19 +179,26 @@ def prune(
     rolltap log export keep.rtlog && rolltap log prune --older-than 30d --exported keep.rtlog --dry-run
     """
     from rolltap.calllog import prune as retention
+    from rolltap.calllog.separation import tenants_on_record
     from rolltap.ledger.retention import claims, note_prune
 
     age = _age(older_than)
 
     async def run() -> tuple[list[PruneDecision], retention.Pruned | None]:
-        held = await asyncio.to_thread(retention.exported_in, exported or ())
+        exported_ids = await asyncio.to_thread(retention.exported_in, exported or ())
+        verdicts: list[PruneDecision] = []
+        pruned = retention.Pruned(0, 0, 0)
         async with _opened(store or settings_store(config), writable=not dry_run) as database:
             before = await database.now() - age
-            verdicts = await retention.judge(database, before=before, exported=held, claims=claims)
-            if dry_run:
-                return verdicts, None
-            await database.transact(lambda connection: note_prune(connection, older_than, exported or ()))
-            return verdicts, await retention.prune(database, before=before, exported=held, claims=claims)
+            for tenant in await database.query(tenants_on_record):
+                with acting_for(tenant):
+                    verdicts += await retention.judge(database, before=before, exported=exported_ids, claims=claims)
+                    if dry_run:
+                        continue
+                    await database.transact(lambda connection: note_prune(connection, older_than, exported or ()))
+                    more = await retention.prune(database, before=before, exported=exported_ids, claims=claims)
+                pruned = retention.Pruned(*map(sum, zip(astuple(pruned), astuple(more), strict=True)))
+        return verdicts, None if dry_run else pruned
 
     with console.status("pruning"):
         verdicts, pruned = asyncio.run(run())
@@ -174,7 +206,8 @@ def prune(
     if pruned is None:
         console.print("dry run: nothing was removed")
     else:
-        console.print(f"removed {pruned.calls:,} calls of {pruned.sessions:,} sessions and {pruned.parts:,} parts")
+        calls, sessions = counted(pruned.calls, "call"), counted(pruned.sessions, "session")
+        console.print(f"removed {calls} of {sessions} and {counted(pruned.parts, 'part')}")
 
 
 @app.command()
@@ -216,10 +249,10 @@ def _verdicts(verdicts: list[PruneDecision]) -> Table:
     by_reason: dict[tuple[bool, str], list[PruneDecision]] = defaultdict(list)
     for verdict in verdicts:
         by_reason[verdict.goes, verdict.reason].append(verdict)
-    for (goes, reason), found in sorted(by_reason.items(), key=lambda item: (not item[0][0], item[0][1])):
-        calls = sum(verdict.calls for verdict in found)
+    for (goes, reason), verdicts_of_reason in sorted(by_reason.items(), key=lambda item: (not item[0][0], item[0][1])):
+        calls = sum(verdict.calls for verdict in verdicts_of_reason)
         does = Text("goes", "red") if goes else "stays"
-        table.add_row(f"{len(found):,}", f"{calls:,}", does, reason, found[0].session_id)
+        table.add_row(f"{len(verdicts_of_reason):,}", f"{calls:,}", does, reason, verdicts_of_reason[0].session_id)
     return table
 
 
@@ -233,7 +266,7 @@ def _shown(name: str, value: object) -> str:
 
 def _age(text: str) -> float:
     """Seconds of `90m`, `12h` or `30d`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
+    if not match:
         raise ConfigError(f"--older-than: want a number and m, h or d, as 30d, not {text!r}")
-    return float(found[1]) * _AGES[found[2]]
+    return float(match[1]) * _AGES[match[2]]

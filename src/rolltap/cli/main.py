@@ -37,6 +37,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+PortOption = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="instead of the settings' port; 0 takes a free one, and says which")
+]
+
 START, AGENTS, RECORD, TRAIN, OPERATE = "Start", "Run agents", "The record", "Train", "Operate"
 """The panels of `rolltap --help`, in their order."""
 
@@ -63,6 +67,10 @@ def serve(
     policy: Annotated[str, typer.Option(help="name of the policy that the engine serves")] = "default",
     model: Annotated[str, typer.Option(help="the model's name on the engine; empty: the policy's name")] = "",
     data: Annotated[Path | None, typer.Option(help="folder of database, keys and spool")] = None,
+    host: Annotated[str | None, typer.Option(help="address of the planes, instead of listen.host")] = None,
+    agent_port: PortOption = None,
+    trainer_port: PortOption = None,
+    admin_port: PortOption = None,
     capture: Annotated[
         bool, typer.Option(help="print what to export for capture; without an engine, calls go on to their vendor")
     ] = False,
@@ -79,12 +87,14 @@ def serve(
     With a settings file everything comes from there; with --engine a single policy is served; with --capture alone
     calls go to the vendors under the user's own keys.
     """
-    from rolltap.cli.serve import serve_all, settings_from
+    from rolltap.cli.serve import listening, serve_all, settings_from
 
     set_up_logging(log_level, log_format)
     path = config_path(config)
     quick = {"engine": engine, "kind": kind, "tokenizer": tokenizer, "family": family, "policy": policy, "model": model}
-    code = serve_all(settings_from(path, quick, data, capture=capture), workers, capture=capture)
+    settings = settings_from(path, quick, data, capture=capture)
+    listen = {"host": host, "agent_port": agent_port, "trainer_port": trainer_port, "admin_port": admin_port}
+    code = serve_all(listening(settings, listen), workers, capture=capture)
     if code:
         raise typer.Exit(code)
 
@@ -111,11 +121,18 @@ def engine(
 def doctor(
     config: ConfigOption = None,
     model: Annotated[Path | None, typer.Option(help="audit this model folder's chat template")] = None,
+    engine: Annotated[str | None, typer.Option(help="try this model server: log-probs, versions, weights")] = None,
+    kind: Annotated[str, typer.Option(help="with --engine: its wire, as for `rolltap serve`")] = "vllm",
 ) -> None:
     """Checks the set-up and says what to do."""
-    from rolltap.cli.doctor import audit, check
+    from rolltap.cli.doctor import audit, check, check_engine
 
-    healthy = audit(model) if model is not None else asyncio.run(check(config_path(config)))
+    if model is not None:
+        healthy = audit(model)
+    elif engine is not None:
+        healthy = asyncio.run(check_engine(engine, kind))
+    else:
+        healthy = asyncio.run(check(config_path(config)))
     raise typer.Exit(0 if healthy else 1)
 
 

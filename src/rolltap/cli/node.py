@@ -8,20 +8,32 @@ import signal
 import socket
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
+from rolltap.addresses import is_loopback
 from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
+from rolltap.cli.completion import complete_harness, complete_runtime
 from rolltap.cli.screen import say
+from rolltap.counted import counted
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.lifecycle import Slots
 from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults
 
-HarnessOption = Annotated[str, typer.Option(help="the harness, where a task names none")]
-RuntimeOption = Annotated[str, typer.Option(help="runtime, where a task names none; auto: bubblewrap, or a refusal")]
+HarnessOption = Annotated[
+    str, typer.Option(help="the harness, where a task names none", autocompletion=complete_harness)
+]
+RuntimeOption = Annotated[
+    str,
+    typer.Option(
+        help="runtime, where a task names none; auto: bubblewrap, or a refusal", autocompletion=complete_runtime
+    ),
+]
 SlotsOption = Annotated[int, typer.Option(min=1, help="agents at once")]
 WorkspacesOption = Annotated[Path | None, typer.Option(help="folder of the working copies; default the temporary one")]
 
@@ -76,10 +88,11 @@ def up(
     """Runs one node agent on every node of a Ray cluster, until stopped."""
     if address is None:
         raise ConfigError("say which Ray cluster: --ray ADDRESS, or --ray local")
+    check_cluster(address)
     try:
         from rolltap.harnesses.ray_runner import RayRunner, RaySettings
     except ImportError as error:
-        raise ConfigError("Ray is not installed; pip install 'rolltap[ray]'") from error
+        raise ConfigError(f"Ray is not installed; {install_line('ray')}") from error
     plane = connect("admin", config, url, role="runner")
     settings = RaySettings(
         admin_url=plane.url,
@@ -91,9 +104,21 @@ def up(
     )
     runner = RayRunner(settings)
     runner.connect()
-    say(f"{runner.place()} nodes")
+    say(counted(runner.place(), "node"))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has its own handler, which leaves at once
     try:
         runner.run()
     except KeyboardInterrupt:
         say("stopped")
+
+
+def check_cluster(address: str) -> None:
+    """`ConfigError` for a Ray cluster on other machines without tokens: whoever reaches its ports runs code there, and
+    the runner's key travels through it."""
+    host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
+    if address in ("local", "auto") or is_loopback(host) or os.environ.get("RAY_AUTH_MODE") == "token":
+        return
+    raise ConfigError(
+        f"--ray {address}: the cluster's ports are open to whoever reaches them; start it with RAY_AUTH_MODE=token "
+        "(Ray 2.52 or newer), and set that here too"
+    )

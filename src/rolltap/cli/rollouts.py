@@ -32,5 +32,13 @@ def describe(rollout: dict[str, Any]) -> str:
         f"{rollout['status']}{cause}{reason}",
         f"session {rollout['session_id'] or 'none'}",
         *(f"reward {reward['value']:g} ({reward['scope']}, by {reward['source']})" for reward in rollout["rewards"]),
+        *tampering_lines(rollout["tampering"]),
     ]
-    return "\n".join([*lines, "", rollout["evaluation"] or "its evaluator saw nothing"])
+    tried = [f"  {act['kind']}: {act['detail']}" for act in rollout["tampering_acts"]]
+    return "\n".join([*lines, *tried, "", rollout["evaluation"] or "its evaluator saw nothing"])
+
+
+def tampering_lines(counts: dict[str, int]) -> list[str]:
+    """What the agent tried, in a line; none if it tried nothing."""
+    kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
+    return [f"tampering: {kinds}"] if kinds else []

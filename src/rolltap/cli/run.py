@@ -11,12 +11,15 @@ import typer
 
 from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
-from rolltap.cli.screen import Screen
+from rolltap.cli.completion import complete_harness, complete_policy, complete_runtime, complete_target
+from rolltap.cli.screen import Screen, say
 from rolltap.cli.tasks import Work, run_tasks
+from rolltap.counted import counted
 from rolltap.errors import RolltapError, TaskInvalid
-from rolltap.harnesses.base import Ending, Exit, Harness, Job, Limits, PythonCall
+from rolltap.harnesses.base import Ending, Exit, Harness, Job, Limits, PythonCall, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.install import find
+from rolltap.harnesses.logs.check import check_log
 from rolltap.harnesses.registry import get_harness
 from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.sources import Empty
@@ -33,12 +36,16 @@ console = Screen(highlight=False)
 
 @one_line_errors
 def run(
-    target: Annotated[str, typer.Argument(help="a harness, or a file or folder of tasks")],
+    target: Annotated[
+        str, typer.Argument(help="a harness, or a file or folder of tasks", autocompletion=complete_target)
+    ],
     words: Annotated[list[str] | None, typer.Argument(help="after `--`: the prompt (`command`: its argv)")] = None,
-    harness: Annotated[str, typer.Option(help="tasks: the harness, where a task names none")] = "",
-    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "",
+    harness: Annotated[
+        str, typer.Option(help="tasks: the harness, where a task names none", autocompletion=complete_harness)
+    ] = "",
+    policy: Annotated[str, typer.Option(help=POLICY_HELP, autocompletion=complete_policy)] = "",
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="tasks: rollouts a task")] = 1,
-    runtime: Annotated[str, typer.Option(help=RUNTIME_HELP)] = "auto",
+    runtime: Annotated[str, typer.Option(help=RUNTIME_HELP, autocompletion=complete_runtime)] = "auto",
     slots: Annotated[int, typer.Option(min=1, help="tasks: agents at once")] = 4,
     dialect: Annotated[str, typer.Option(help="protocol, for harnesses that speak several")] = "",
     repositories: Annotated[Path | None, typer.Option(help="tasks: folder of SWE-style repositories")] = None,
@@ -57,7 +64,7 @@ def run(
 
     rolltap run codex -- "fix the failing test"  ·  rolltap run tasks.jsonl --harness codex --n 8
     """
-    if not Path(target).exists() and (Path(target).suffix or "/" in target):
+    if not Path(target).exists() and (harness or Path(target).suffix or "/" in target):
         raise TaskInvalid(f"{target}: no such file or folder of tasks")
     plane = connect("admin", config, url)
     if Path(target).exists():
@@ -86,33 +93,77 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
     if notice:
         console.print(notice)
     async with AdminClient(plane.url, plane.key) as client:
-        session = await client.open_session(policy=policy, tags={"harness": harness.name})
-        console.print(f"session {session.session_id} · {harness.name} · rolltap sessions show to see it again")
         workspace = await runtime.prepare(Empty())
         try:
-            job = Job(workspace.endpoint(session.endpoint), prompt, workspace.workdir, workspace.home, OWN_LIMITS)
-            launch = harness.launch(job)
-            if isinstance(launch, PythonCall):
-                raise TaskInvalid(f"{harness.name} runs inside the runner only; use mini-swe-agent")
+            session = await client.open_session(policy=policy, tags={"harness": harness.name})
+            console.print(f"session {session.session_id} · {harness.name} · rolltap sessions show to see it again")
             seen: set[str] = set()
-            watch = asyncio.create_task(_watch(client, session, seen))
+            exit_ = await _run_watched(client, session, workspace, harness, prompt, seen)
             try:
-                exit_ = await workspace.run(launch, job.limits, AGENT_S, reach=session.endpoint.base_url)
-            finally:
-                watch.cancel()
-                with suppress(asyncio.CancelledError):
-                    await watch
-            await client.close_session(session.session_id)
-            await _show_new_calls(client, session, seen)
+                problem = await _end(client, session, harness, workspace, exit_, seen)
+            finally:  # whatever became of the server: the output is nowhere else
+                console.print(exit_.output.rstrip())
         finally:
             await workspace.close()
-    return _tell(exit_, len(seen))
+    console.print(f"{exit_.ending.value} after {exit_.seconds:.1f} s and {counted(len(seen), 'call')}")
+    if problem:
+        say(problem, err=True, style="red")
+    return bool(problem) or exit_.ending not in (Ending.DONE, Ending.LIMIT)
 
 
-def _tell(exit_: Exit, calls: int) -> bool:
-    console.print(exit_.output.rstrip())
-    console.print(f"{exit_.ending.value} after {exit_.seconds:.1f} s and {calls} calls")
-    return exit_.ending not in (Ending.DONE, Ending.LIMIT)
+async def _run_watched(
+    client: AdminClient, session: OpenedSession, workspace: Workspace, harness: Harness, prompt: str, seen: set[str]
+) -> Exit:
+    """Runs `harness` and prints its calls as they end; their ids are added to `seen`.
+
+    Where this raises or is cancelled (Ctrl-C), the session is closed after what ran in the workspace has ended.
+    """
+    try:
+        job = Job(workspace.endpoint(session.endpoint), prompt, workspace.workdir, workspace.home, OWN_LIMITS)
+        launch = harness.launch(job)
+        if isinstance(launch, PythonCall):
+            raise TaskInvalid(f"{harness.name} runs inside the runner only; use mini-swe-agent")
+        watch = asyncio.create_task(_watch(client, session, seen))
+        try:
+            return await workspace.run(launch, job.limits, AGENT_S, reach=session.endpoint.base_url)
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+    except BaseException as error:
+        problem = await _close(client, session, seen)
+        if isinstance(error, asyncio.CancelledError):
+            console.print(problem or f"stopped; session {session.session_id} is closed, its calls stay on record")
+        raise
+
+
+async def _end(
+    client: AdminClient, session: OpenedSession, harness: Harness, workspace: Workspace, exit_: Exit, seen: set[str]
+) -> str:
+    """Closes the session and has the harness's log compared; what to do where the server can't be asked, else ""."""
+    if problem := await _close(client, session, seen):
+        return problem
+    try:
+        check = await check_log(client, session, harness, workspace, exit_)
+    except RolltapError as error:
+        return f"the harness's log was not compared with the record: {error.message}"
+    if check:
+        console.print(f"harness log: {check}")
+    return ""
+
+
+async def _close(client: AdminClient, session: OpenedSession, seen: set[str]) -> str:
+    """Closes the session and shows its last calls; what to do where that fails, else ""."""
+    try:
+        await client.close_session(session.session_id)
+    except RolltapError as error:
+        id = session.session_id
+        return (
+            f"{error.message}\nThe run is over. What it made in this folder stays, its calls are on record; session "
+            f"{id} is still open. When the server runs again: rolltap sessions close {id}"
+        )
+    await _show_new_calls(client, session, seen)
+    return ""
 
 
 async def _watch(client: AdminClient, session: OpenedSession, seen: set[str]) -> None:
@@ -124,8 +175,8 @@ async def _watch(client: AdminClient, session: OpenedSession, seen: set[str]) ->
 
 async def _show_new_calls(client: AdminClient, session: OpenedSession, seen: set[str]) -> None:
     with suppress(RolltapError):
-        found = await client.get(f"/sessions/{session.session_id}")
-        for call in found["calls"]:
+        details = await client.get(f"/sessions/{session.session_id}")
+        for call in details["calls"]:
             if call["id"] not in seen and call["outcome"]:
                 seen.add(call["id"])
                 console.print(_call_line(len(seen), call))

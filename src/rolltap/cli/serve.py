@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from rolltap.cli.listening import Listening
 from rolltap.cli.screen import Screen
 from rolltap.errors import ConfigError
 from rolltap.settings import PlaneName, Settings, hide_password, load_settings
@@ -52,41 +53,53 @@ def settings_from(path: Path | None, quick: dict[str, Any], data: Path | None, *
     return load_settings(path, **overrides)
 
 
+def listening(settings: Settings, options: Mapping[str, str | int | None]) -> Settings:
+    """The settings, with the keys of `listen` that the command line names."""
+    named = {name: value for name, value in options.items() if value is not None}
+    return settings.model_copy(update={"listen": settings.listen.model_copy(update=named)})
+
+
 def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
     """Serves until interrupted, in this process or in several; the exit code."""
     import uvloop
 
-    if workers == 1:
-        uvloop.run(run(settings, capture=capture))
-        return 0
+    from rolltap.cli.listening import claimed
     from rolltap.cli.workers import serve_with_workers
 
-    return serve_with_workers(
-        settings, workers, lambda shared, number: uvloop.run(run(shared, capture=capture, worker=number, shared=True))
-    )
+    with claimed(settings.data) as listening:
+        if workers == 1:
+            uvloop.run(run(settings, listening, capture=capture))
+            return 0
+
+        def serve(shared: Settings, number: int) -> None:
+            uvloop.run(run(shared, listening, capture=capture, worker=number, workers=workers))
+
+        return serve_with_workers(settings, workers, serve)
 
 
-async def run(settings: Settings, *, capture: bool, worker: int = 0, shared: bool = False) -> None:
-    """Serves until interrupted. With `shared`, other workers listen on the same ports; the first one says where."""
-    from rolltap.cli.workers import spool_of
+async def run(settings: Settings, listening: Listening, *, capture: bool, worker: int = 0, workers: int = 1) -> None:
+    """Serves until interrupted, as one of `workers`, which listen on the same ports; the first one says where."""
+    from rolltap.cli.workers import spool_of, spools_beside
     from rolltap.harnesses.specs import check
     from rolltap.proxy.app import Rolltap
     from rolltap.proxy.server import Front, bind, serve
 
     listen = settings.listen
-    async with Rolltap.running(settings, check_task=check, spool=spool_of(settings.data, worker)) as app:
-        wanted: dict[PlaneName, int] = {
+    spool, beside = spool_of(settings.data, worker), spools_beside(settings.data, worker, workers)
+    async with Rolltap.running(settings, check_task=check, spool=spool, spools_beside=beside) as app:
+        ports: dict[PlaneName, int] = {
             "agent": listen.agent_port,
             "trainer": listen.trainer_port,
             "admin": listen.admin_port,
         }
         sockets: dict[PlaneName, Socket] = {
-            plane: bind(listen.host_of(plane), port, shared=shared) for plane, port in wanted.items()
+            plane: bind(listen.host_of(plane), port, shared=workers > 1) for plane, port in ports.items()
         }
         urls: dict[PlaneName, str] = {
             plane: listen.url_of(plane, socket.getsockname()[1]) for plane, socket in sockets.items()
         }
         app.set_base_url(listen.public_url or urls["agent"])
+        listening.write(urls)
         console = Screen(stderr=True, quiet=worker > 0)
         console.print(_banner(app, urls))
         link = f"{urls['admin']}/view/open?token={app.view_access.new_link()}"

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from rich.tree import Tree
 
+from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
+from rolltap.cli.completion import complete_policy, complete_session
+from rolltap.cli.rollouts import tampering_lines
 from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError
+from rolltap.ids import ID_LENGTH
+from rolltap.log_check import LogVerdict
+
+NEWEST, SHOWN = 1000, 8
+"""Sessions that are searched for the beginning of an id, and candidates that are named."""
+
+WIDE_MISMATCH = 0.2
+"""Mean |log(trainer / engine)| of a call that is shown as a warning."""
+
+SessionArgument = Annotated[
+    str, typer.Argument(help="its id, or what only its id begins with", autocompletion=complete_session)
+]
 
 app = typer.Typer(help="Open, show, list and close sessions of a running server.", no_args_is_help=True)
 
@@ -20,7 +37,9 @@ app = typer.Typer(help="Open, show, list and close sessions of a running server.
 @app.command("open")
 @one_line_errors
 def open_(
-    policy: Annotated[str | None, typer.Option(help="policy; default the only one")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="policy; default the only one", autocompletion=complete_policy)
+    ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, several times")] = None,
     as_json: JsonOption = False,
     url: UrlOption = None,
@@ -55,44 +74,97 @@ def exports(session: dict[str, Any]) -> list[str]:
 
 @app.command("list")
 @one_line_errors
-def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None) -> None:
-    """The newest sessions."""
-    sessions = connect("admin", config, url).call("GET", "/sessions")["sessions"]
+def list_(
+    words: Annotated[str, typer.Argument(help="words that a call's text holds; `word*` may go on")] = "",
+    where: Annotated[list[str] | None, typer.Option(help="a condition as `rolltap export` has it: calls>=2")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="how many, the newest first")] = 100,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """The newest sessions, or those that hold some words or meet conditions."""
+    query = [("limit", limit), *([("search", words)] if words else []), *(("where", text) for text in where or ())]
+    page = connect("admin", config, url).call("GET", f"/read/sessions?{urlencode(query)}")
     if as_json:
-        say(json.dumps(sessions))
+        say(json.dumps(page["sessions"]))
         return
-    table = Table("session", "policy", "rollout", "state", "tags")
-    for row in sessions:
-        state = "closed" if row["closed_at"] else "open"
-        tags = " ".join(f"{name}={value}" for name, value in row["tags"].items())
-        table.add_row(row["id"], row["policy"], row["rollout_id"] or "", state, tags)
+    session = Column("session", no_wrap=True)  # ids are whole, to be copied
+    numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "tokens")]
+    policy, state = Column("policy, tags", min_width=len("policy, tags")), Column("state", min_width=len("tampering"))
+    table = Table(session, "began", policy, *numbers, state)
+    for row in page["sessions"]:
+        began = time.strftime("%m-%d\n%H:%M", time.localtime(row["created_at"]))
+        tags = [f"{name}={value}" for name, value in row["tags"].items() if name != "harness"]
+        about = "\n".join(filter(None, (row["policy"], row["harness"], *tags)))
+        table.add_row(row["id"], began, about, str(row["calls"]), str(row["output_tokens"]), _state(row))
     Screen().print(table)
+    if page["total"] > len(page["sessions"]):
+        say(f"{len(page['sessions'])} of {page['total']}; --limit shows more, --where and words choose")
+    if page["indexed"] < 1:
+        say(f"the list of a large record is being made, {page['indexed']:.0%} so far: ask again")
+
+
+def _state(row: dict[str, Any]) -> str:
+    """Open or closed, and a line each for the reward, for what the agent tried and for a log that differs."""
+    lines = ["closed" if row["closed_at"] else "open"]
+    if row["reward"] is not None:
+        lines.append(f"reward {row['reward']:g}")
+    if row["tampering"]:
+        lines.append(f"tampering {row['tampering']}")
+    if row["log_check"] == LogVerdict.MISMATCH:
+        lines.append("log differs")
+    return "\n".join(lines)
 
 
 @app.command()
 @one_line_errors
-def show(session: str, as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None) -> None:
+def show(
+    session: SessionArgument, as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None
+) -> None:
     """Shows a session as a tree of calls: parents, breaks, tokens, outcomes."""
-    details = connect("admin", config, url).call("GET", f"/sessions/{session}")
+    plane = connect("admin", config, url)
+    details = plane.call("GET", f"/sessions/{whole_id(plane, session)}")
     if as_json:
         say(json.dumps(details))
         return
-    for found in details["findings"]:
-        say(finding_line(found))
+    say(f"harness log: {details['log_check']['verdict']} ({details['log_check']['text']})")
+    for finding in details["findings"]:
+        say(finding_line(finding))
+    for line in tampering_lines(details["tampering"]):
+        say(line)
+    lines = plane.call("GET", f"/read/sessions/{details['id']}")["calls"]
+    trainers = {line["id"]: line["trainer"] for line in lines if line["trainer"]}
     tree = Tree(f"session {details['id']} (policy {details['policy']})")
     branches = {None: tree}
     for call in details["calls"]:
         parent = branches.get(call["parent_id"], tree)
-        branches[call["id"]] = parent.add(_line(call))
+        branches[call["id"]] = parent.add(_line(call, trainers.get(call["id"])))
     Screen().print(tree)
 
 
-def finding_line(found: dict[str, Any]) -> str:
+def whole_id(plane: PlaneClient, text: str) -> str:
+    """The id of the one of the newest sessions that begins with `text`; `text` itself where none of them does.
+
+    `ConfigError` lists the candidates if there are several.
+    """
+    if len(text) >= ID_LENGTH:
+        return text
+    known = [row["id"] for row in plane.call("GET", f"/sessions?limit={NEWEST}")["sessions"]]
+    candidates = [id for id in known if id.startswith(text)]
+    if not candidates:
+        return text
+    if len(candidates) > 1:
+        more = f" and {len(candidates) - SHOWN} more" if len(candidates) > SHOWN else ""
+        raise ConfigError(f"{text!r} begins several sessions: {', '.join(candidates[:SHOWN])}{more}")
+    return candidates[0]
+
+
+def finding_line(finding: dict[str, Any]) -> str:
     """A finding as one line: its grade, how many calls show it, and its name."""
-    return f"{found['grade'].upper()}: {found['count']} {found['text']} ({found['name']})"
+    return f"{finding['grade'].upper()}: {finding['count']} {finding['text']} ({finding['name']})"
 
 
-def _line(call: dict) -> Text:
+def _line(call: dict, trainer: dict[str, Any] | None) -> Text:
     text = Text(
         f"{call['id'][-6:]} {call['kind']} {call['outcome']}: {call['prompt_tokens']} + {call['output_tokens']} tokens"
     )
@@ -100,6 +172,9 @@ def _line(call: dict) -> Text:
         text.append(f", continues {call['shared']}")
     if call.get("break"):
         text.append(f" break: {call['break']['reason']} at token {call['break']['token_index']}", "yellow")
+    if trainer and trainer["compared"]:
+        mean = trainer["mismatch_sum"] / trainer["compared"]
+        text.append(f", mismatch {mean:.4f} by {trainer['trainer']}", "yellow" if mean > WIDE_MISMATCH else "")
     if call.get("flaw"):
         text.append(f" {call['flaw']}", "red")
     if call.get("error"):
@@ -109,9 +184,11 @@ def _line(call: dict) -> Text:
 
 @app.command()
 @one_line_errors
-def close(session: str, url: UrlOption = None, config: ConfigOption = None) -> None:
+def close(session: SessionArgument, url: UrlOption = None, config: ConfigOption = None) -> None:
     """Closes a session: later calls with its key get 409."""
-    closed = connect("admin", config, url).call("POST", f"/sessions/{session}/close")
+    plane = connect("admin", config, url)
+    session = whole_id(plane, session)
+    closed = plane.call("POST", f"/sessions/{session}/close")
     say(f"session {session} is closed")
-    for found in closed["findings"]:
-        say(finding_line(found))
+    for finding in closed["findings"]:
+        say(finding_line(finding))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -21,6 +22,7 @@ from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
 from rolltap.cli.node import slots_of
 from rolltap.cli.screen import Screen
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
+from rolltap.counted import counted
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.lifecycle import Progress as Step
@@ -68,8 +70,8 @@ async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
         submission_id = work.id or new_id()
         rule = GroupRule(usable=work.usable)
         await client.submit(SubmitTasks(policy, work.n, tasks, rule=rule, priority=work.priority, id=submission_id))
-        told = f"{len(tasks)} tasks, {work.n} rollouts each · {work.policy or policy}"
-        console.print(f"submission {submission_id} · {told}")
+        summary = f"{counted(len(tasks), 'task')}, {counted(work.n, 'rollout')} each · {work.policy or policy}"
+        console.print(f"submission {submission_id} · {summary}")
         if work.detach:
             return False
         started = time.monotonic()
@@ -109,7 +111,7 @@ async def tell_outcome(client: AdminClient, submission_id: str, seconds: float) 
     console.print(groups_table(groups))
     failed = tell_failures(groups)
     count = sum(len(group["rollouts"]) for group in groups)
-    console.print(f"{count} rollouts in {seconds:.1f} s, {failed} not succeeded")
+    console.print(f"{counted(count, 'rollout')} in {seconds:.1f} s, {failed} not succeeded")
     return bool(failed)
 
 
@@ -164,8 +166,8 @@ class Board:
         """What this process's runner says."""
         self._stages[step.rollout_id] = step.stage
         now = [stage for stage in self._stages.values() if stage in UNDER_WAY]
-        told = ", ".join(f"{now.count(stage)} {stage.value}" for stage in UNDER_WAY if stage in now)
-        self._bars.update(self._bar, description=f"rollouts ({told})" if told else "rollouts")
+        stages = ", ".join(f"{now.count(stage)} {stage.value}" for stage in UNDER_WAY if stage in now)
+        self._bars.update(self._bar, description=f"rollouts ({stages})" if stages else "rollouts")
 
     def tell(self, submission: dict[str, Any]) -> bool:
         """What the server says; whether the submission has ended."""
@@ -189,8 +191,8 @@ def groups_table(groups: Sequence[dict[str, Any]]) -> Table:
         good = sum(rollout["status"] == RolloutStatus.SUCCEEDED for rollout in rollouts)
         rewards = [reward for rollout in rollouts if (reward := _reward(rollout)) is not None]
         mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else ""
-        shown = " ".join(f"{reward:g}" for reward in rewards)
-        table.add_row(group["task_id"], str(len(rollouts)), str(good), mean, shown)
+        reward_list = " ".join(f"{reward:g}" for reward in rewards)
+        table.add_row(group["task_id"], str(len(rollouts)), str(good), mean, reward_list)
     return table
 
 
@@ -249,15 +251,15 @@ def tell_submissions(submissions: Sequence[dict[str, Any]]) -> None:
 
 
 def submissions_table(submissions: Sequence[dict[str, Any]]) -> Table:
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     table.add_column("submission", no_wrap=True, min_width=max((len(one["id"]) for one in submissions), default=0))
-    for name in ("policy", "tasks", "queued", "rollouts", "to end", "how they ended", "mean reward"):
-        table.add_column(name)
+    for name in ("policy", "tasks", "rollouts", "ended as", "reward"):
+        table.add_column(name, min_width=len(name), overflow="fold")
     for one in submissions:
         open_now, ended = _open_and_ended(one)
         counts = ", ".join(f"{n} {name}" for name, n in sorted(one["rollouts"].items()) if name not in OPEN)
         mean = "" if one["reward_mean"] is None else f"{one['reward_mean']:.3f}"
-        state = f"{open_now}" if not one["cancelled"] else "cancelled"
-        row = (one["id"], one["policy"], one["tasks"], one["queued"], open_now + ended, state, counts, mean)
-        table.add_row(*map(str, row))
+        tasks = f"{one['tasks']}, {one['queued']} queued" if one["queued"] else f"{one['tasks']}"
+        rollouts = "cancelled" if one["cancelled"] else f"{ended} of {open_now + ended}"
+        table.add_row(one["id"], one["policy"], tasks, rollouts, counts, mean)
     return table

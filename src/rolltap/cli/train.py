@@ -11,6 +11,7 @@ import typer
 from rolltap.cli.client import kept_key
 from rolltap.cli.common import ConfigOption, config_path, plane_url
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 from rolltap.settings import load_settings, read_settings_file
 
 
@@ -44,7 +45,7 @@ def train(
     step, checkpoints and ends.
     """
     url, key = _plane(config_path(config), url, key)
-    given = _given(
+    values = _given(
         url=url,
         name=name,
         take_over=take_over or None,
@@ -61,14 +62,14 @@ def train(
         from rolltap.trainer_client.main import run
         from rolltap.trainer_client.settings import load_trainer_settings
     except ImportError as error:
-        raise ConfigError(f"the trainer needs {error.name}: pip install 'rolltap[train]'") from error
+        raise ConfigError(f"the trainer needs {error.name}: {install_line('train')}") from error
     settings = load_trainer_settings(
         config_path(config),
         key=key,
         policy=policy,
         model=model,
         out=out,
-        **given,
+        **values,
     )
     run(settings)
 

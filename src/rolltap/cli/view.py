@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import secrets
 import webbrowser
 from collections.abc import Sequence
@@ -14,17 +15,20 @@ import typer
 from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors
 from rolltap.cli.screen import say
 from rolltap.errors import ConfigError
+from rolltap.extras import install_line
 
 if TYPE_CHECKING:
-    from rolltap.reading import RecordReader, Vocabulary
+    from rolltap.cli.client import PlaneClient
+    from rolltap.reading import Vocabulary
     from rolltap.settings import Settings
 
 
 @one_line_errors
 def view(
     what: Annotated[
-        str | None, typer.Argument(help="a store to open without a server; with --html, a session or a group")
+        str | None, typer.Argument(help="a store to open without a server; with --html, a session, a group or a policy")
     ] = None,
+    tui: Annotated[bool, typer.Option("--tui", help="in this terminal, for machines without a browser")] = False,
     html: Annotated[Path | None, typer.Option(help="write one file that shows it anywhere, instead of a page")] = None,
     store: Annotated[str, typer.Option(help="with --html: the store to read; default the settings' store")] = "",
     tokenizer: Annotated[
@@ -38,12 +42,22 @@ def view(
     """Shows sessions, tokens, groups and runs in a browser.
 
     Without arguments it asks the running server for a link; with a store (a file or a URL) it serves the pages itself.
+    `--tui` shows sessions, transcripts and tokens in the terminal.
     """
     from rolltap.settings import load_settings
 
-    if html is not None:
+    if tui:
+        if html is not None:
+            raise ConfigError("--tui shows the record here, --html writes a file: give one of them")
+        check_terminal_pages()
+        if what is not None:
+            settings = load_settings(config_path(config))
+            asyncio.run(_terminal_of_store(store_of(what), tokenizer or (), settings))
+        else:
+            asyncio.run(_terminal_of_server(connect("admin", config, url)))
+    elif html is not None:
         if what is None:
-            raise ConfigError("--html: name the session or group to write")
+            raise ConfigError("--html: name the session, the group or the policy to write")
         if html.exists():
             raise ConfigError(f"--html: {html} exists; choose another name")
         settings = load_settings(config_path(config))
@@ -75,6 +89,31 @@ def _show(link: str, browser: bool) -> None:
         webbrowser.open(link)
 
 
+def check_terminal_pages() -> None:
+    """`ConfigError` names the extra where what draws in a terminal is missing."""
+    if importlib.util.find_spec("textual") is None:
+        raise ConfigError(f"--tui needs textual: {install_line('tui')}")
+
+
+async def _terminal_of_server(plane: PlaneClient) -> None:
+    from rolltap.http_client import AsyncHttpClient
+    from rolltap.records.source import ServerSource
+    from rolltap.tui.app import RecordApp
+
+    async with AsyncHttpClient(plane.url, plane.key, timeout=300.0) as client:
+        await RecordApp(ServerSource(client)).run_async()
+
+
+async def _terminal_of_store(store: str, named: Sequence[str], settings: Settings) -> None:
+    from rolltap.cli.export import policy_rules
+    from rolltap.reading import opened_reader
+    from rolltap.tui.app import RecordApp
+
+    vocabularies = TokenizerFolders(named, settings)
+    async with opened_reader(store, rules=policy_rules(settings, ()), vocabulary=vocabularies.of_policy) as reader:
+        await RecordApp(reader).run_async()
+
+
 class TokenizerFolders:
     """The tokenizers by policy: those that the command names, else those of the settings. Read when first asked for."""
 
@@ -82,8 +121,8 @@ class TokenizerFolders:
         self._folders = {name: policy.tokenizer for name, policy in settings.policies.items() if policy.tokenizer}
         self._default = ""
         for text in named:
-            policy, given, folder = text.rpartition("=")
-            if given:
+            policy, equals, folder = text.rpartition("=")
+            if equals:
                 self._folders[policy] = folder
             else:
                 self._folders, self._default = {}, folder
@@ -101,20 +140,24 @@ class TokenizerFolders:
 async def _serve(store: str, named: Sequence[str], settings: Settings, port: int, browser: bool) -> None:
     """Serves the pages of a store on the loopback address until interrupted."""
     from rolltap.cli.export import policy_rules
+    from rolltap.proxy.reading_process.asking import AskHere
     from rolltap.proxy.server import bind, serve
     from rolltap.proxy.viewer.access import Access
     from rolltap.proxy.viewer.app import alone
+    from rolltap.proxy.viewer.one_file import SavedPages
     from rolltap.proxy.viewer.pages import Pages
+    from rolltap.proxy.viewer.selection import Selections
     from rolltap.reading import opened_reader
 
     vocabularies = TokenizerFolders(named, settings)
     rules = policy_rules(settings, ())
     async with opened_reader(store, rules=rules, vocabulary=vocabularies.of_policy) as reader:
+        ask = AskHere(Pages(reader, reader.log.database.name), SavedPages(reader), Selections(reader))
         access = Access(secrets.token_hex(16))
         socket = bind("127.0.0.1", port)
         link = f"http://127.0.0.1:{socket.getsockname()[1]}/view/open?token={access.new_link()}"
         asyncio.get_running_loop().call_later(0.3, _show, link, browser)
-        await serve({"viewer": (alone(Pages(reader, _name_of(reader)), access), socket)}, asyncio.Event())
+        await serve({"viewer": (alone(ask, access, reader.note), socket)}, asyncio.Event())
 
 
 async def _page(store: str, named: Sequence[str], settings: Settings, what: str) -> str:
@@ -125,8 +168,3 @@ async def _page(store: str, named: Sequence[str], settings: Settings, what: str)
     vocabularies = TokenizerFolders(named, settings)
     async with opened_reader(store, rules=policy_rules(settings, ()), vocabulary=vocabularies.of_policy) as reader:
         return await one_file(reader, what)
-
-
-def _name_of(reader: RecordReader) -> str:
-    """The store as pages show it, without its password."""
-    return reader.log.database.name

@@ -53,6 +53,11 @@ def spool_of(data: Path, worker: int) -> Path:
     return data / (f"spool-{worker}" if worker else "spool")
 
 
+def spools_beside(data: Path, worker: int, workers: int) -> tuple[Path, ...]:
+    """Those of the other workers."""
+    return tuple(spool_of(data, number) for number in range(workers) if number != worker)
+
+
 def _holds_facts(path: Path) -> bool:
     spool = Spool(path, 0)
     spool.open()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from rolltap.cli import demo
 from rolltap.cli.demo import MARKER, prepare_folder
+from rolltap.demo.learn import DemoRecipe
 from rolltap.demo.show import share, wilson_interval
 from rolltap.errors import ConfigError
 
@@ -43,6 +46,14 @@ def test_what_was_put_beside_a_demos_files_is_left_alone(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"'notes\.md'"):
         prepare_folder(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {MARKER, "data", "notes.md"}
+
+
+@pytest.mark.filterwarnings("ignore:No artists")  # no seed, no curve
+def test_the_report_goes_into_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo.run(seeds=[], out=tmp_path / "out", recipe=DemoRecipe(), shuffle_rewards=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["seeds"] == []
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from rolltap.cli.doctor import check
+from rolltap.cli.doctor import check, check_engine
+from rolltap.cli.main import app
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
+from rolltap.harnesses.registry import get_harness, harness_names
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +23,12 @@ def config(folder: Path, text: str) -> Path:
     path = folder / "rolltap.toml"
     path.write_text(f'data = "{folder / "data"}"\n{text}')
     return path
+
+
+async def test_it_says_which_limits_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await check(None)
+    line = next(line for line in capsys.readouterr().out.splitlines() if "limits of runs" in line)
+    assert "files: rlimits" in line
 
 
 async def test_a_password_is_never_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,3 +57,50 @@ async def test_an_engine_that_does_not_answer_is_named(tmp_path: Path, capsys: p
     assert not await check(config(tmp_path, '[engines.main]\nurl = "http://127.0.0.1:1"\n'))
     assert "engine main" in (output := capsys.readouterr().out)
     assert "can't be reached" in output
+
+
+async def test_a_model_server_is_tried_before_there_are_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    async with ScriptedEngine(say("Hello."), FOLDER) as engine:
+        assert await check_engine(engine.url, "vllm")
+        output = capsys.readouterr().out
+        assert "log-probs processed" in output
+        assert "a weight version for every token" in output
+    assert not await check_engine("http://127.0.0.1:1", "vllm")
+    assert "can't be reached" in capsys.readouterr().out
+
+
+def program(folder: Path, name: str, version: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho {name} {version}\n")
+    path.chmod(0o755)
+
+
+async def test_it_names_the_harnesses_of_this_machine_and_the_tested_releases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROLLTAP_HARNESSES", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert await check(None)
+    assert "none that rolltap knows" in capsys.readouterr().out
+    codex, pi = get_harness("codex").package, get_harness("pi").package
+    assert codex is not None
+    assert pi is not None
+    program(tmp_path, codex.executable, "0.1.2")
+    program(tmp_path, pi.executable, pi.version)
+    assert await check(None), "an untested release breaks nothing"
+    lines = capsys.readouterr().out.splitlines()
+    rows = {name: line for line in lines for name in ("codex", "pi") if f"harness {name} " in line}
+    assert f"0.1.2 on PATH; tested {codex.version}, " in rows["codex"]
+    assert "rolltap harness install codex" in rows["codex"]
+    assert f"tested {pi.version}, " in rows["pi"]
+    assert "install" not in rows["pi"]
+
+
+def test_the_list_of_harnesses_is_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("rolltap.cli.harness.installed", lambda harness: "10.10.10 on PATH")
+    lines = CliRunner().invoke(app, ["harness", "list"]).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    for name in harness_names():
+        assert any(line.split()[:2] == [name, get_harness(name).dialect] for line in lines), name

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.main import app
-from rolltap.cli.serve import exports, settings_from
-from rolltap.settings import load_settings
+from rolltap.cli.node import check_cluster
+from rolltap.cli.screen import Screen
+from rolltap.cli.serve import _banner, exports, settings_from
+from rolltap.errors import ConfigError
+from rolltap.extras import install_line
+from rolltap.settings import Settings, load_settings
 
 
 def said(*arguments: str) -> str:
@@ -26,14 +32,33 @@ def test_the_doctor_names_the_extra_to_install(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("rolltap.cli.doctor.EXTRAS", {"tokens": ("no_such_module",)})
-    assert "pip install 'rolltap[tokens]'" in CliRunner().invoke(app, ["doctor"]).output
+    assert install_line("tokens") in CliRunner().invoke(app, ["doctor"]).output
+
+
+def test_the_doctor_names_a_policy_whose_tokenizer_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    config = tmp_path / "rolltap.toml"
+    config.write_text(
+        '[engines.main]\nurl = "http://127.0.0.1:1"\n[policies.coder]\nengine = "main"\ntokenizer = "./coder"\n'
+    )
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "no tokenizer.json in ./coder" in result.output
+
+
+def test_tasks_that_are_not_there_are_not_taken_for_a_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "tasks: no such file or folder of tasks" in said("run", "tasks", "--harness", "codex")
 
 
 def test_training_without_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "rolltap.trainer_client.main", None)
     output = said("train", "--policy", "p", "--model", "m", "--out", "run", "--key", "k")
-    assert "pip install 'rolltap[train]'" in output
+    assert install_line("train") in output
 
 
 def test_one_file_holds_the_settings_of_the_server_and_of_the_trainer(tmp_path: Path) -> None:
@@ -94,6 +119,23 @@ def test_capture_without_an_engine_goes_to_the_vendors_under_the_users_own_keys(
     assert "OPENAI_API_KEY=" in exports(local, "http://here")[0]
 
 
+def test_a_hub_name_is_no_tokenizer_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ports = [text for plane in ("agent", "trainer", "admin") for text in (f"--{plane}-port", "0")]
+    line = said("serve", "--engine", "http://127.0.0.1:1", "--tokenizer", "Qwen/Qwen3-8B", "--policy", "p", *ports)
+    assert "hf download Qwen/Qwen3-8B --local-dir Qwen3-8B" in line
+
+
+def test_the_banner_hides_the_stores_password(tmp_path: Path) -> None:
+    url = "postgresql://postgres:s3cret-pw@127.0.0.1:5432/rolltap"
+    settings = Settings.model_validate({"data": tmp_path, "store": {"url": url}})
+    console = Screen(width=200, file=io.StringIO())
+    console.print(_banner(SimpleNamespace(settings=settings, policies=[]), {}))
+    assert isinstance(console.file, io.StringIO)
+    assert "postgres:***@127.0.0.1" in console.file.getvalue()
+    assert "s3cret-pw" not in console.file.getvalue()
+
+
 def test_a_tag_without_a_value_is_refused() -> None:
     assert "--tag: want NAME=VALUE, not 'nightly'" in said("sessions", "open", "--tag", "nightly")
 
@@ -108,10 +150,21 @@ def test_the_demo_without_its_extra_names_it_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rolltap.cli.doctor.EXTRAS", {"tokens": (), "train": (), "demo": ("nothing",), "export": ()})
-    assert "pip install 'rolltap[demo]'" in said("demo")
+    assert install_line("demo") in said("demo")
     assert not (tmp_path / "demo-out").exists()
 
 
 def test_a_task_file_that_is_not_there_is_no_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "missing.jsonl: no such file" in said("run", "missing.jsonl")
+
+
+def test_a_ray_cluster_on_other_machines_needs_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    for own in ("local", "auto", "127.0.0.1:6379", "ray://localhost:10001"):
+        check_cluster(own)
+    for other in ("10.0.0.5:6379", "ray://head.example:10001"):
+        with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
+            check_cluster(other)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    check_cluster("10.0.0.5:6379")

@@ -63,5 +63,6 @@ def test_lines_and_tabs_stay() -> None:
 def test_a_rollout_says_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     reward = {"value": 1.0, "scope": f"role:{HOSTILE}", "source": HOSTILE}
     fields = ("cause", "reason", "id", "task_id", "status", "session_id", "evaluation")
-    say(describe({**dict.fromkeys(fields, HOSTILE), "attempt": 1, "rewards": [reward]}))
+    tried = {"tampering": {"tests": 1}, "tampering_acts": [{"kind": "tests", "detail": HOSTILE}]}
+    say(describe({**dict.fromkeys(fields, HOSTILE), "attempt": 1, "rewards": [reward], **tried}))
     assert not OBEYED & set(capsys.readouterr().out)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.common import plane_url
+from rolltap.cli.listening import FILE, claimed
 from rolltap.cli.main import app
 from rolltap.errors import ConfigError
 from rolltap.settings import Settings
 
 from .plane import stub_plane
 
-LIST = {"GET /sessions": {"sessions": []}}
+LIST = {"GET /read/sessions?limit=100": {"sessions": [], "total": 0, "indexed": 1.0}}
 
 
 def run(*arguments: str) -> str:
@@ -41,7 +45,7 @@ def test_the_settings_file_names_port_and_data_folder(here: Path) -> None:
         (here / "rolltap.toml").write_text(f'data = "elsewhere"\n[listen]\nadmin_port = {plane.port}\n')
         keep_key(here / "elsewhere")
         run("sessions", "list")
-        assert plane.requests == [("GET /sessions", "Bearer rt-admin-kept")]
+        assert plane.requests == [("GET /read/sessions?limit=100", "Bearer rt-admin-kept")]
 
 
 def test_so_does_the_environment_that_serve_reads(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +53,7 @@ def test_so_does_the_environment_that_serve_reads(here: Path, monkeypatch: pytes
         monkeypatch.setenv("ROLLTAP_LISTEN__ADMIN_PORT", str(plane.port))
         monkeypatch.setenv("ROLLTAP_KEYS__ADMIN", "chosen")
         run("sessions", "list")
-        assert plane.requests == [("GET /sessions", "Bearer chosen")]
+        assert plane.requests == [("GET /read/sessions?limit=100", "Bearer chosen")]
 
 
 def test_an_option_names_another_server(here: Path) -> None:
@@ -72,9 +76,53 @@ def test_an_address_that_this_machine_can_call(listen: dict[str, object], url: s
     assert plane_url(Settings.model_validate({"listen": listen}), "admin") == url
 
 
-def test_a_free_port_can_be_found_by_nobody() -> None:
-    with pytest.raises(ConfigError, match=r"listen\.admin_port is 0"):
-        plane_url(Settings.model_validate({"listen": {"admin_port": 0}}), "admin")
+def test_a_free_port_is_known_from_the_server_of_the_data_folder(here: Path) -> None:
+    settings = Settings.model_validate({"listen": {"admin_port": 0}})
+    with pytest.raises(ConfigError, match=r"listen\.admin_port is 0, and no server runs with the data folder"):
+        plane_url(settings, "admin")
+    with stub_plane(LIST) as plane, claimed(settings.data) as listening:
+        keep_key(here / "rolltap-data")
+        listening.write({"admin": plane.url, "agent": "http://here:1", "trainer": "http://here:2"})
+        assert stat.S_IMODE((settings.data / FILE).stat().st_mode) == 0o600
+        assert plane_url(settings, "agent") == "http://here:1"
+        run("sessions", "list")
+        assert len(plane.requests) == 1
+    with pytest.raises(ConfigError, match="no server runs"):  # it ended by itself
+        plane_url(settings, "admin")
+
+
+SERVER = """
+import os, sys
+from pathlib import Path
+from rolltap.cli.listening import claimed
+with claimed(Path(sys.argv[1])) as listening:
+    listening.write({"admin": "http://here:7", "agent": "http://here:8", "trainer": "http://here:9"})
+    print("listens", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_servers_file_says_so_and_keeps_nobody_from_starting(here: Path) -> None:
+    data = here / "rolltap-data"
+    keep_key(data)
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "listens\n"
+        with (
+            pytest.raises(ConfigError, match=rf"already runs on http://here:7 \(process {server.pid}\).*--data"),
+            claimed(data),
+        ):
+            pass
+        server.kill()
+    result = CliRunner().invoke(app, ["sessions", "list"])
+    assert result.exit_code == 1
+    assert "http://here:7 was killed" in result.output
+    assert "start `rolltap serve` again" in " ".join(result.output.split())
+    with claimed(data) as listening:
+        listening.write({"admin": "http://here:17", "agent": "http://here:18", "trainer": "http://here:19"})
+        assert plane_url(Settings(), "admin") == "http://here:17"
 
 
 OPENED = {"session_id": "s1", "key": "k-1", "base_url": "http://here:8710/s/s1", "policy": "my-model"}
@@ -96,6 +144,8 @@ def test_env_asks_the_server_for_address_key_and_model(here: Path) -> None:
     assert output.startswith("# session s1, model my-model")
     assert "k-1" in output
     assert "-m my-model" in output
+    switch = "--dangerously-bypass-approvals-and-sandbox"
+    assert f"# {switch}: codex asks for nothing and may do whatever you can" in output
 
 
 def test_env_of_an_open_session_takes_the_model_of_its_policy(here: Path) -> None:

@@ -1,0 +1,111 @@
+"""Where a server listens, for commands that read the same settings: a private file in its data folder.
+
+The server holds the kernel's lock on the file while it lives, so a file that nobody locks tells of a server that was
+killed. A server that ends by itself empties it. Forked workers hold the lock, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rolltap.errors import ConfigError
+from rolltap.settings import PlaneName
+
+FILE = "listening.json"
+PROBES, BETWEEN_PROBES_S = 20, 0.05
+"""A command that looks at the file locks it for an instant, which must not keep a server from starting."""
+
+
+class Listening:
+    """A data folder's file, locked by this process."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def write(self, urls: Mapping[PlaneName, str]) -> None:
+        """Says where the planes are, as this machine reaches them."""
+        self._replace(json.dumps({"process": os.getpid(), "planes": urls}).encode())
+
+    def clear(self) -> None:
+        self._replace(b"")
+
+    def _replace(self, content: bytes) -> None:
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, content, 0)
+
+
+@contextmanager
+def claimed(data: Path) -> Iterator[Listening]:
+    """The folder's file, this process's while the block lasts; `ConfigError` where a living server has it."""
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = os.open(data / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if not _locked(file):
+            server = _read(file)
+            where = f" on {server['planes']['admin']} (process {server['process']})" if server else ""
+            raise ConfigError(
+                f"a server with the data folder {data} already runs{where}: stop it, or give this one a folder of its "
+                "own with --data"
+            )
+        listening = Listening(file)
+        try:
+            yield listening
+        finally:
+            listening.clear()
+    finally:
+        os.close(file)
+
+
+def listening_url(data: Path, plane: PlaneName) -> str | None:
+    """Where the server of this data folder has the plane; None where none has started, or the last one ended by itself.
+
+    `ConfigError` where the last one was killed.
+    """
+    try:
+        file = os.open(data / FILE, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        is_free = _try_lock(file, fcntl.LOCK_SH)
+        server = _read(file)
+    finally:
+        os.close(file)
+    if server is None:
+        return None
+    if is_free:
+        raise ConfigError(
+            f"the server that listened on {server['planes'][plane]} was killed, and none runs now with the data folder "
+            f"{data}: start `rolltap serve` again, or name another server with --url"
+        )
+    return server["planes"][plane]
+
+
+def _locked(file: int) -> bool:
+    for probe in range(PROBES):
+        if _try_lock(file, fcntl.LOCK_EX):
+            return True
+        time.sleep(BETWEEN_PROBES_S if probe < PROBES - 1 else 0)
+    return False
+
+
+def _try_lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(file: int) -> dict[str, Any] | None:
+    """What the file says; None for an empty one, and for one that is being written."""
+    try:
+        return json.loads(os.pread(file, 65_536, 0))
+    except ValueError:
+        return None

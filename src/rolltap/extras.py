@@ -1,0 +1,41 @@
+"""How to install an extra of this installation of rolltap, whichever way it was installed.
+
+rolltap is on no package index, so a bare `pip install 'rolltap[tokens]'` would find nothing, or a stranger's package.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+DISTRIBUTION = "rolltap"
+
+
+def install_line(extra: str) -> str:
+    """The command that adds `extra`: from the checkout, the repository or the file that this installation is from."""
+    origin = _origin()
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        folder = unquote(urlsplit(url).path)
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
+    if "vcs_info" in origin:
+        source = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
+        return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}] @ {source}')}"
+    if url:
+        return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}] @ {url}')}"
+    return f"pip install -e '.[{extra}]' in rolltap's checkout"
+
+
+@cache
+def _origin() -> dict[str, Any]:
+    """Where pip installed rolltap from (PEP 610); empty where that is not on record."""
+    try:
+        text = distribution(DISTRIBUTION).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return {}
+    return json.loads(text) if text else {}

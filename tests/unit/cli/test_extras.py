@@ -1,0 +1,58 @@
+"""What to install for an extra is a command that works for the installation at hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rolltap import extras
+from rolltap.extras import install_line
+
+ROOT = Path(__file__).parents[3]
+COMMIT = "0" * 40
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        ({"url": "file:///a%20b/rolltap", "dir_info": {"editable": True}}, "pip install -e '/a b/rolltap[train]'"),
+        ({"url": "file:///c/rolltap", "dir_info": {}}, "pip install '/c/rolltap[train]'"),
+        (
+            {"url": "https://h/r.git", "vcs_info": {"vcs": "git", "commit_id": COMMIT}},
+            f"pip install 'rolltap[train] @ git+https://h/r.git@{COMMIT}'",
+        ),
+        ({"url": "file:///r.whl", "archive_info": {}}, "pip install 'rolltap[train] @ file:///r.whl'"),
+        (None, "pip install -e '.[train]' in rolltap's checkout"),
+    ],
+)
+def test_an_extra_is_installed_from_where_rolltap_was(
+    origin: dict[str, object] | None, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps(origin) if origin else None
+    monkeypatch.setattr(extras, "distribution", lambda name: SimpleNamespace(read_text=lambda path: text))
+    extras._origin.cache_clear()
+    try:
+        assert install_line("train") == line
+    finally:
+        extras._origin.cache_clear()
+
+
+def test_this_installations_line_names_its_own_folder() -> None:
+    words = shlex.split(install_line("train"))
+    assert words[:2] == ["pip", "install"]
+    assert Path(words[-1].removesuffix("[train]")).samefile(ROOT)
+
+
+def test_nothing_sends_a_user_to_a_name_that_is_not_ours() -> None:
+    """The name is registered on no index: whoever takes it gets those who type such a line."""
+    bare = re.compile(r"""pip install ['"]?rolltap\b""")
+    files = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", *ROOT.glob("examples/**/*.md")]
+    for top in ("src/rolltap", "proxy", "reconstructor", "trainer_client", "harnesses", "examples"):
+        files += (ROOT / top).glob("**/*.py")
+    named = [str(path.relative_to(ROOT)) for path in files if bare.search(path.read_text(encoding="utf-8"))]
+    assert [name for name in named if name != "src/rolltap/extras.py"] == []

@@ -1,0 +1,127 @@
+"""`rolltap sessions` by the beginning of an id, values that a shell completes, and where `serve` listens."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rolltap.cli.completion import complete_format, complete_harness, complete_policy, complete_session
+from rolltap.cli.main import app
+from rolltap.cli.serve import listening
+from rolltap.settings import Settings
+
+from .plane import StubPlane, stub_plane
+
+IDS = ("01ab0000000000000000", "01ac0000000000000000", "01ac1111111111111111")
+
+
+def replies(*ids: str) -> dict[str, object]:
+    check = {"verdict": "none", "text": "not looked at"}
+    row = {"policy": "p", "rollout_id": None, "closed_at": None, "tags": {}, "tampering": 0, "log_check": check}
+    rows = [{"id": id, **row} for id in ids]
+    shown = {"policy": "p", "findings": [], "tampering": {}, "calls": [], "log_check": check}
+    return {
+        "GET /sessions": {"sessions": rows},
+        "GET /sessions?limit=1000": {"sessions": rows},
+        **{f"GET /sessions/{id}": {"id": id, **shown} for id in ids},
+        **{f"GET /read/sessions/{id}": {"calls": []} for id in ids},
+        "GET /policies": {"policies": [{"name": "solver"}, {"name": "critic"}]},
+    }
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
+    return tmp_path
+
+
+def show(plane: StubPlane, session: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["sessions", "show", session, "--url", plane.url])
+    return result.exit_code, result.output
+
+
+@pytest.mark.usefixtures("here")
+def test_the_list_shows_tampering_and_a_log_that_differs_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    honest = {
+        "policy": "default",
+        "harness": "claude-code",
+        "tags": {"harness": "claude-code", "a": "b"},
+        "created_at": 0.0,
+        "closed_at": 1.0,
+        "calls": 1234,
+    }
+    honest |= {"output_tokens": 123456, "reward": None, "tampering": 0, "log_check": "match"}
+    odd = {**honest, "reward": 0.5, "tampering": 12, "log_check": "mismatch"}
+    page = {"sessions": [{"id": IDS[0], **honest}, {"id": IDS[1], **odd}], "total": 9, "indexed": 0.5}
+    query = "limit=2&search=fix+it&where=calls%3E%3D2&where=reward%3C1"
+    chosen = ("fix it", "--limit", "2", "--where", "calls>=2", "--where", "reward<1")
+    with stub_plane({f"GET /read/sessions?{query}": page}) as plane:
+        text = CliRunner().invoke(app, ["sessions", "list", *chosen, "--url", plane.url]).output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
+    assert [row[0] for row in rows if row[0]] == list(IDS[:2]), text
+    assert {row[2] for row in rows} == {"default", "claude-code", "a=b", ""}, text
+    assert len(rows[0]) == 6, text
+    assert {tuple(row[3:5]) for row in rows if row[0]} == {("1234", "123456")}
+    states = " ".join(row[5] for row in rows).split()
+    assert states == ["closed", "closed", "reward", "0.5", "tampering", "12", "log", "differs"]
+    assert "2 of 9" in text
+    assert "50% so far" in text
+
+
+@pytest.mark.usefixtures("here")
+def test_a_refused_call_says_why() -> None:
+    answers = replies(IDS[0])
+    refused = {"id": IDS[1], "parent_id": None, "kind": "auxiliary", "outcome": "refused", "prompt_tokens": 0}
+    refused |= {"output_tokens": 0, "error": "not_found: the model 'gpt-4o' is not served here"}
+    answers[f"GET /sessions/{IDS[0]}"]["calls"] = [refused]  # type: ignore[index]
+    with stub_plane(answers) as plane:
+        status, output = show(plane, IDS[0])
+    assert status == 0
+    assert "refused: 0 + 0 tokens not_found: the model 'gpt-4o' is not served here" in " ".join(output.split())
+
+
+@pytest.mark.usefixtures("here")
+def test_a_session_is_named_by_what_only_its_id_begins_with() -> None:
+    with stub_plane(replies(*IDS)) as plane:
+        assert IDS[0] in show(plane, "01ab")[1]
+        assert f"session {IDS[1]} (policy p)" in show(plane, IDS[1])[1]
+        code, told = show(plane, "01ac")
+        assert code == 1
+        assert all(id in told for id in IDS[1:])
+        assert IDS[0] not in told
+        assert show(plane, "zz")[0] == 1
+    many = [f"{number:020d}" for number in range(20)]
+    with stub_plane(replies(*many)) as plane:
+        assert "and 12 more" in show(plane, "0")[1].replace("\n", " ")
+
+
+def test_values_are_completed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stub_plane(replies(*IDS)) as plane:
+        monkeypatch.setenv("ROLLTAP_ADMIN_URL", plane.url)
+        assert complete_session("01ac") == list(IDS[1:])
+        assert complete_policy("so") == ["solver"]
+    assert complete_session("01") == [], "no server"
+    assert complete_harness("code") == ["codex"]
+    assert "sft" in complete_format("s")
+    (here / "rolltap.toml").write_text('[engines.e]\nurl = "http://127.0.0.1:9"\n[policies.own]\nengine = "e"\n')
+    assert complete_policy("") == ["own"]
+
+
+def test_a_shell_gets_them() -> None:
+    asked = {"_ROLLTAP_COMPLETE": "complete_bash", "COMP_WORDS": "rolltap harness show code", "COMP_CWORD": "3"}
+    rolltap = Path(sys.executable).with_name("rolltap")
+    done = subprocess.run([rolltap], env=os.environ | asked, capture_output=True, text=True)
+    assert done.stdout.split() == ["codex"], done.stderr
+
+
+def test_the_command_line_says_where_planes_listen() -> None:
+    named = {"host": None, "agent_port": 0, "trainer_port": 9001, "admin_port": None}
+    listen = listening(Settings(), named).listen
+    assert (listen.host, listen.agent_port, listen.trainer_port, listen.admin_port) == ("127.0.0.1", 0, 9001, 8712)
