@@ -1,11 +1,15 @@
 """Writes the table of controls in docs/security.md: `python scripts/security_page.py`."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+MUTATIONS = Path(__file__).parents[1] / "tests" / "security" / "mutations.json"
+"""Of each control, whether its test failed when it was removed (`python -m tests.security.mutate`)."""
 BEGIN, END = "<!-- controls: scripts/security_page.py -->\n", "<!-- end of controls -->\n"
 
 
@@ -78,29 +82,44 @@ CONTROLS = (
     ),
     Control(
         "names in paths are plain",
-        ("unit/proxy/test_vendor_reach.py::test_a_plain_name_reaches_the_vendor",),
+        ("unit/proxy/test_vendor_reach.py::test_a_plain_name_reaches_the_vendor",
+         "unit/proxy/test_vendor_reach.py::test_only_a_plain_name_takes_a_place_in_a_path"),
         "ids of tasks, groups and trainers are any text; none is a file's name",
     ),
     Control(
-        "known headers only go to vendors",
-        ("unit/proxy/test_vendor_reach.py::test_only_known_headers_go_to_a_vendor",),
-        "ambiguous lengths are refused by llhttp; there is no corpus of ours",
+        "known headers only go to vendors; a body of ambiguous length is refused",
+        ("unit/proxy/test_vendor_reach.py::test_only_known_headers_go_to_a_vendor",
+         "unit/proxy/test_ambiguous.py::test_a_body_of_ambiguous_length_is_refused_and_nothing_after_it_is_read"),
     ),
-    Control("compressed bodies are not unpacked", (), "by construction; no test of its own"),
     Control(
-        "bodies, heads, headers and a session's calls, tokens, bytes and rate have caps",
+        "compressed bodies are not unpacked",
+        ("unit/proxy/test_ambiguous.py::test_a_compressed_body_is_not_unpacked",),
+    ),
+    Control(
+        "bodies, heads, headers and the calls, tokens, bytes and rate of a session and of a project's key have caps",
         ("unit/proxy/test_front.py::test_a_body_over_the_cap_is_refused_before_it_comes",
          "unit/proxy/test_front.py::test_a_head_has_a_largest_size_and_number_of_lines",
-         "unit/proxy/test_budget.py::test_a_budget_ends_politely"),
+         "unit/proxy/test_budget.py::test_a_budget_ends_politely",
+         "unit/proxy/test_key_budget.py::test_a_keys_budget_ends_politely_and_opens_no_more_sessions"),
     ),
     Control(
-        "heads, bodies and silence have deadlines, planes a number of connections",
+        "heads, bodies and silence have deadlines, planes and keys a number of connections",
         ("unit/proxy/test_front.py::test_a_slow_head_a_slow_body_and_silence_end",
-         "unit/proxy/test_front.py::test_connections_beyond_the_limit_are_refused"),
-        "connections are counted per plane, not per key",
+         "unit/proxy/test_front.py::test_connections_beyond_the_limit_are_refused",
+         "unit/proxy/test_front.py::test_connections_are_counted_per_key",
+         "unit/proxy/test_front.py::test_who_has_no_key_fills_no_plane",
+         "unit/proxy/test_front.py::test_a_stranger_rests_a_short_time"),
     ),
     Control("a vendor's key is in no record, log or error", ("unit/proxy/test_vendors.py::test_the_key_is_nowhere",)),
-    Control("tenants are apart", (), "there is one tenant: use a deployment for each"),
+    Control(
+        "tenants are apart: by row-level security on Postgres, in every table; on SQLite there is one",
+        ("integration/test_tenants.py::test_no_route_shows_or_changes_what_is_another_tenants",
+         "integration/test_tenants.py::test_the_agent_plane_knows_no_other_tenants_model_session_or_reply",
+         "integration/test_tenants.py::test_sql_in_a_tenants_transaction_reaches_no_other_row",
+         "integration/test_tenants.py::test_a_user_whom_the_wall_does_not_stop_is_refused",
+         "unit/calllog/test_versions.py::test_a_migrated_database_separates_tenants_as_a_new_one"),
+        "the viewer's pages and `/metrics` are the deployment's own",
+    ),
     Control(
         "what is stored is never unpickled or evaluated",
         ("unit/engines/test_decode.py::test_arrays_are_never_unpickled",
@@ -112,41 +131,77 @@ CONTROLS = (
         "a task with `kind = \"python\"` runs what it names on a node",
     ),
     Control(
-        "loopback by default; elsewhere only with long keys of one's own, engines too",
+        "loopback by default; elsewhere only with long keys of one's own, engines too; TLS where it is set",
         ("unit/proxy/test_front.py::test_away_from_loopback_keys_are_chosen_and_long",
+         "unit/proxy/test_tls.py::test_every_plane_is_verified_by_its_certificate_and_silent_in_clear",
          "unit/proxy/test_front.py::test_a_web_page_does_not_reach_a_plane_on_loopback",
          "unit/proxy/test_private.py::test_an_engine_off_loopback_needs_a_key"),
     ),
     Control(
         "the sandbox reaches the proxy only, and takes no more than its share",
         ("unit/harnesses/test_bubblewrap.py::test_only_the_proxy_can_be_reached",
+         "security/test_hostile_agent.py::test_an_agent_that_tries_everything_gains_nothing_and_is_counted",
          "unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share",
          "unit/harnesses/test_hostile.py::test_calls_that_no_agent_needs_are_refused",
          "unit/harnesses/test_here.py::test_outside_the_sandbox_it_runs_when_that_was_said"),
     ),
-    Control("Ray's own ports want a token", (), "set `RAY_AUTH_MODE=token` yourself"),
+    Control(
+        "a Ray cluster on other machines needs tokens",
+        ("unit/cli/test_mistakes.py::test_a_ray_cluster_on_other_machines_needs_tokens",),
+    ),
     Control(
         "the wheel holds what git holds; dependencies are pinned and above known advisories",
         ("unit/house/test_packaging.py::test_the_wheel_holds_every_tracked_file",
-         "unit/house/test_security.py::test_pins_are_above_known_advisories"),
-        "base images are named by tag, `pip-audit` is not run",
+         "unit/house/test_security.py::test_pins_are_above_known_advisories",
+         "unit/house/test_supply_chain.py::test_the_locks_hold_the_tested_pins_with_hashes"),
+        "base images are named by tag; `make audit` knows nothing where the advisory data can't be reached",
     ),
 )  # fmt: skip
 
 
 def table() -> str:
     """The controls as Markdown."""
-    lines = ["| # | control | tests that fail without it | not (yet) |", "|---|---|---|---|"]
+    shown = json.loads(MUTATIONS.read_text(encoding="utf-8"))
+    lines = ["| # | control | its tests | fails when removed | not (yet) |", "|---|---|---|---|---|"]
     for number, control in enumerate(CONTROLS, 1):
         tests = "<br>".join(f"`{test.partition('::')[2]}`" for test in control.tests) or "none"
-        lines.append(f"| {number} | {control.what} | {tests} | {control.missing} |")
+        failed = {True: "yes", False: "no", None: "not tried"}[shown.get(str(number))]
+        lines.append(f"| {number} | {control.what} | {tests} | {failed} | {control.missing} |")
+    return "\n".join(lines) + "\n"
+
+
+HOLES = (
+    ("a session's key reached any path of a vendor", "unit/proxy/test_vendor_reach.py::test_no_other_part_of_a_vendors_api_is_reached"),
+    ("an agent forged rewards by what it planted", "unit/harnesses/test_hostile.py::test_what_an_agent_plants_in_its_copy_forges_no_test"),
+    ("without a sandbox agents ran unwalled, in silence", "unit/harnesses/test_hostile.py::test_without_a_sandbox_nothing_is_run_by_default"),
+    ("bodies were read before the key was looked at", "unit/proxy/test_front.py::test_a_body_is_not_taken_from_who_has_no_key"),
+    ("image URLs of clients reached the engine", "unit/proxy/test_image_hosts.py::test_no_other_host_is_named_to_the_engine"),
+    ("who knew a session's id wrote into it", "unit/proxy/test_vendors.py::test_who_knows_a_sessions_id_can_not_write_into_it"),
+    ("recorded text reached the terminal as it was", "unit/cli/test_screen.py::test_a_rollout_says_nothing_to_the_terminal"),
+    ("limits of a sandbox did not hold", "unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share"),
+    ("weak keys off loopback; a readable data folder; texts without an end; any path pushed",
+     "unit/proxy/test_front.py::test_away_from_loopback_keys_are_chosen_and_long",
+     "unit/proxy/test_private.py::test_nobody_else_reads_the_data_folder",
+     "unit/proxy/test_private.py::test_an_errors_message_has_an_end",
+     "unit/proxy/test_weights_paths.py::test_only_paths_in_the_roots_are_pushed"),
+)  # fmt: skip
+"""Holes that were found and closed, each with the test that keeps it so."""
+
+
+def holes() -> str:
+    """The holes as Markdown."""
+    lines = ["| | was | test |", "|---|---|---|"]
+    for number, (what, *tests) in enumerate(HOLES, 1):
+        named = "<br>".join(f"`{test.partition('::')[2]}`" for test in tests)
+        lines.append(f"| A{number} | {what} | {named} |")
     return "\n".join(lines) + "\n"
 
 
 def page() -> str:
     """The page with its table as it is now."""
     text = PAGE.read_text(encoding="utf-8")
-    return text[: text.index(BEGIN) + len(BEGIN)] + table() + text[text.index(END) :]
+    kept = "\nHoles that were found, each with the tests that keep it closed:\n\n"
+    return text[: text.index(BEGIN) + len(BEGIN)] + table() + kept + holes() + text[text.index(END) :]
 
 
 if __name__ == "__main__":

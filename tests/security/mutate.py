@@ -1,0 +1,155 @@
+"""Removes each control and shows that its test fails: `python -m tests.security.mutate [NUMBER...]`.
+
+A mutant is a copy of the repository with one replacement. Its test passes in the copy as it is and fails in the mutant;
+the answers go to tests/security/mutations.json, from which `scripts/security_page.py` takes its column. Controls that
+the file holds are not run again: delete a line to do so.
+"""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ANSWERS = Path(__file__).parent / "mutations.json"
+TESTS_FAILED = 1
+"""pytest's exit code; a mutant that can't even be collected proves nothing."""
+UNPACKED = """\
+joined = b"".join(chunks)
+                        if any(name == b"content-encoding" for name, _ in self.scope["headers"]):
+                            import zlib
+
+                            return zlib.decompress(joined, zlib.MAX_WBITS | 32)
+                        return joined"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """Control `number` without `old`, which stands once in `file`; `test` is below tests/."""
+
+    number: int
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTANTS = (
+    Mutant(1, "proxy/sessions/session_cache.py", "    if session.closed_at is not None:\n        raise", "    if False:\n        raise",
+           "unit/proxy/test_gateway.py::test_a_closed_session_is_refused_and_nothing_changes"),
+    Mutant(2, "proxy/sessions/session_cache.py", "if named is not None and named != session.id:", "if False:",
+           "unit/proxy/test_gateway.py::test_keys"),
+    Mutant(3, "proxy/access.py", "if caller.role not in roles:", "if False:",
+           "unit/proxy/test_access.py::test_every_route_has_a_rule_and_keeps_to_it_with_every_key[trainer]"),
+    Mutant(4, "proxy/front/gate.py", 'if not await self._knows(_key(scope["headers"])):', "if False:",
+           "unit/proxy/test_front.py::test_a_body_is_not_taken_from_who_has_no_key[admin]"),
+    Mutant(5, "proxy/front/gate.py", "    return \"\"\n", "    return \"\"\n\n\ndef same(key: str, other: str) -> bool:\n    return key == other\n",
+           "unit/house/test_security.py::test_no_secret_is_compared_with_equals"),
+    Mutant(6, "src/rolltap/calllog/stats.py", "from __future__ import annotations\n",
+           "from __future__ import annotations\n\n\ndef by_name(connection, name):\n"
+           "    return connection.exec_driver_sql(f\"SELECT * FROM sessions WHERE id = '{name}'\")\n",
+           "unit/house/test_house.py::test_ruff_finds_nothing"),
+    Mutant(7, "src/rolltap/ledger/keys.py", "if by.expires_at is not None and (end is None", "if False and (end is None",
+           "contract/test_keys.py::test_no_key_grants_more_than_it_has"),
+    Mutant(8, "src/rolltap/ledger/schema.py", "append_only(rewards)", "",
+           "contract/test_rewards.py::test_the_database_refuses_to_change_a_reward"),
+    Mutant(9, "proxy/engines/passthrough.py", 'if not _NAME.fullmatch(value) or ".." in value:', "if False:",
+           "unit/proxy/test_vendor_reach.py::test_no_other_part_of_a_vendors_api_is_reached"),
+    Mutant(10, "proxy/routes/policies.py", "if roots and not _lies_in(path, roots):", "if False:",
+           "unit/proxy/test_weights_paths.py::test_only_paths_in_the_roots_are_pushed"),
+    Mutant(11, "proxy/call/sources/chat.py", "if url := foreign_image(request, self.settings.image_hosts):",
+           "if (url := foreign_image(request, self.settings.image_hosts)) and False:",
+           "unit/proxy/test_image_hosts.py::test_no_other_host_is_named_to_the_engine"),
+    Mutant(12, "src/rolltap/http_client.py", "allow_redirects=False", "allow_redirects=True",
+           "unit/trainer_client/test_redirects.py::test_a_redirect_is_an_error_and_not_followed"),
+    Mutant(13, "proxy/engines/passthrough.py", 'r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}"', 'r"[^/]+"',
+           "unit/proxy/test_vendor_reach.py::test_only_a_plain_name_takes_a_place_in_a_path"),
+    Mutant(14, "proxy/engines/passthrough.py", '"x-app"),', '"x-app", "x-"),',
+           "unit/proxy/test_vendor_reach.py::test_only_known_headers_go_to_a_vendor"),
+    Mutant(15, "proxy/call/http_exchange.py", 'return b"".join(chunks)', UNPACKED,
+           "unit/proxy/test_ambiguous.py::test_a_compressed_body_is_not_unpacked"),
+    Mutant(16, "proxy/call/http_exchange.py", "if self.announced() > limit:", "if False:",
+           "unit/proxy/test_front.py::test_a_body_over_the_cap_is_refused_before_it_comes"),
+    Mutant(17, "proxy/front/connections.py", "connection.close_if_late(now())", "now()",
+           "unit/proxy/test_front.py::test_a_slow_head_a_slow_body_and_silence_end"),
+    Mutant(18, "proxy/engines/passthrough.py", "    def without_key(self, text: str) -> str:\n", "    def without_key(self, text: str) -> str:\n        return text\n\n    def _without_key(self, text: str) -> str:\n",
+           "unit/proxy/test_vendors.py::test_the_key_is_nowhere"),
+    Mutant(19, "src/rolltap/calllog/separation.py", "OR {own})", "OR true)",
+           "integration/test_tenants.py::test_sql_in_a_tenants_transaction_reaches_no_other_row"),
+    Mutant(20, "proxy/engines/decode.py", "allow_pickle=False", "allow_pickle=True",
+           "unit/engines/test_decode.py::test_arrays_are_never_unpickled"),
+    Mutant(21, "proxy/access.py", '"POST /tasks": ADMIN,', '"POST /tasks": RUN,',
+           "unit/proxy/test_access.py::test_every_route_has_a_rule_and_keeps_to_it_with_every_key[admin]"),
+    Mutant(22, "proxy/front/exposure.py", "if len(key) < MIN_KEY or len(set(key)) < MIN_KINDS:", "if False:",
+           "unit/proxy/test_front.py::test_away_from_loopback_keys_are_chosen_and_long"),
+    Mutant(23, "harnesses/runtimes/bubblewrap.py", '("--unshare-all", "--unshare-user",', '("--unshare-all", "--share-net", "--unshare-user",',
+           "unit/harnesses/test_bubblewrap.py::test_only_the_proxy_can_be_reached"),
+    Mutant(24, "src/rolltap/cli/node.py", 'or os.environ.get("RAY_AUTH_MODE") == "token"', "or True",
+           "unit/cli/test_mistakes.py::test_a_ray_cluster_on_other_machines_needs_tokens"),
+    Mutant(25, "constraints.txt", "aiohttp==3.14.5", "aiohttp==3.14.2",
+           "unit/house/test_security.py::test_pins_are_above_known_advisories"),
+)  # fmt: skip
+
+
+def copied(folder: Path) -> Path:
+    """The tracked files of the repository as they are now, with the same virtual environment."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    copy = folder / "copy"
+    for name in filter(None, map(os.fsdecode, names)):
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    (copy / ".venv").symlink_to(ROOT / ".venv")
+    return copy
+
+
+def outcome(copy: Path, test: str) -> int:
+    """The exit code of pytest on one test in the copy."""
+    env = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/{test}"]
+    return subprocess.run(command, cwd=copy, env=env, capture_output=True, check=False).returncode
+
+
+def fails_without(copy: Path, mutant: Mutant) -> bool | None:
+    """Whether the mutant's test fails without the control; None, and a line, where that can't be told."""
+    path = copy / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        print(f"{mutant.number} {mutant.old!r} does not stand once in {mutant.file}", flush=True)
+        return None
+    if outcome(copy, mutant.test) != 0:
+        print(f"{mutant.number} {mutant.test} fails without any change", flush=True)
+        return None
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        return outcome(copy, mutant.test) == TESTS_FAILED
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    wanted = {int(number) for number in sys.argv[1:]} or {mutant.number for mutant in MUTANTS}
+    answers = json.loads(ANSWERS.read_text(encoding="utf-8")) if ANSWERS.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = copied(Path(folder))
+        for mutant in MUTANTS:
+            if mutant.number in wanted and str(mutant.number) not in answers:
+                if (answer := fails_without(copy, mutant)) is None:
+                    continue
+                answers[str(mutant.number)] = answer
+                ordered = dict(sorted(answers.items(), key=lambda each: int(each[0])))
+                ANSWERS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+                print(f"{mutant.number} {answers[str(mutant.number)]} {mutant.test}", flush=True)
+    sys.exit(not all(answers.values()))
+
+
+if __name__ == "__main__":
+    main()
