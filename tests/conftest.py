@@ -34,6 +34,26 @@ settings.register_profile("repeatable", derandomize=True, print_blob=True)
 settings.load_profile("repeatable")
 
 
+CELL = "cell"
+"""The property of a test that holds its cell of the harness matrix."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Writes the harness stage's report. It stands here because the process that sees the results of all workers
+    loads no conftest but this one."""
+    results = [
+        {**value, "passed": outcome == "passed"}
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        for name, value in getattr(report, "user_properties", [])
+        if name == CELL and report.when == "call"
+    ]
+    if results and not hasattr(config, "workerinput"):
+        from .harnesses.matrix import write_report
+
+        write_report(results)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -64,13 +84,13 @@ class PostgresServer:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         self._run("initdb", "-D", str(self.folder / "data"), "-A", "trust", "-U", "rolltap", "--no-sync")
 
-    def start(self) -> None:
+    def start(self, max_connections: int = 100) -> None:
         options = {
             "port": self.port,
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "shared_buffers": "64MB",
-            "max_connections": 100,
+            "max_connections": max_connections,
         }
         flags = " ".join(f"-c {name}='{value}'" for name, value in options.items())
         self._run("pg_ctl", "-D", str(self.folder / "data"), "-l", str(self.folder / "log"), "-w", "-o", flags, "start")
@@ -80,6 +100,10 @@ class PostgresServer:
 
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://rolltap@127.0.0.1:{self.port}/{database}"
+
+    @property
+    def pid(self) -> int:
+        return int((self.folder / "data" / "postmaster.pid").read_text().splitlines()[0])
 
     def remove(self) -> None:
         if (self.folder / "data" / "postmaster.pid").exists():

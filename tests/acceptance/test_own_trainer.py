@@ -25,6 +25,11 @@ def code() -> str:
     return block
 
 
+def test_the_page_says_how_to_set_all_that_the_code_reads() -> None:
+    (start,) = re.findall(r"```\n(.*?python mine\.py\n)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert all(name in start for name in re.findall(r"environ\[\"(\w+)\"\]", code()))
+
+
 def test_the_contract_fits_in_forty_lines() -> None:
     assert len([line for line in code().splitlines() if line.strip()]) <= 40
 
@@ -33,6 +38,7 @@ def start(script: Path, stack: Stack, out: Path, steps: int) -> subprocess.Popen
     environment = {
         "ROLLTAP_TRAINER_URL": stack.trainer_url,
         "ROLLTAP_TRAINER_KEY": stack.keys["trainer"],
+        "POLICY": POLICY,
         "MODEL": str(FOLDER),
         "OUT": str(out),
         "STEPS": str(steps),

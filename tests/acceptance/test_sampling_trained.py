@@ -29,8 +29,12 @@ POLICIES: dict[str, dict[str, Any]] = {
     "plain": {"pin": {"max_tokens": 24}, "train": TRAIN},
     "warm": {"pin": {"max_tokens": 24, "temperature": 0.6}, "train": TRAIN},
     "cut": {"pin": {"max_tokens": 24, "top_p": 0.8}, "train": TRAIN},
+    "masked": {"pin": {"max_tokens": 24, "top_p": 0.8, "top_k": 5}, "train": TRAIN, "sampling_mask": 5},
+    "narrow": {"pin": {"max_tokens": 24}, "train": TRAIN, "sampling": "harness", "sampling_mask": 5},
     "asked": {"pin": {"max_tokens": 24}, "train": TRAIN, "sampling": "harness"},
 }
+
+PACKED = Packer(4096, share=True)
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +75,10 @@ def masks(group: LeasedGroup) -> list[str]:
     return [one.mask for record in group.rollouts for one in record.trajectory.classifications]
 
 
-def ratios(groups: Sequence[LeasedGroup]) -> np.ndarray:
+def ratios(groups: Sequence[LeasedGroup], packer: Packer = PACKED) -> np.ndarray:
     """Trainer over engine, of every trained token, before any step."""
     policy = PolicyNetwork(load_model(FOLDER, torch.float32))
-    batches = [collate(pack) for pack in Packer(4096, share=True)(rows_of(list(groups)))]
+    batches = [collate(pack) for pack in packer(rows_of(list(groups)))]
     with torch.no_grad():
         found = [(policy(batch).logprobs_M - batch.logprobs_M).exp() for batch in batches]
     return torch.cat(found).numpy()
@@ -110,6 +114,30 @@ def test_another_temperature_is_on_the_segment_and_applied(stack: Stack) -> None
 
 def test_truncated_sampling_is_named_and_carries_no_loss(stack: Stack) -> None:
     assert masks(leased(stack, "cut", {}, NARROW)) == ["sampling_truncated"] * 2
+
+
+@pytest.mark.parametrize("packer", [PACKED, Packer(4096), Packer(1)])
+def test_truncated_sampling_is_replayed_over_the_ids_that_it_left(stack: Stack, packer: Packer) -> None:
+    group = leased(stack, "masked", {}, NARROW, {"temperature": 0})
+    assert trained(group) == [True] * 3
+    for record in group.rollouts:
+        for part in record.trajectory.segments:
+            masks = part.extras["sampling_mask"][part.loss_mask]
+            assert masks.shape[1] == 5
+            assert (masks == part.token_ids[part.loss_mask][:, None]).any(axis=1).all()
+    assert np.abs(ratios([group], packer) - 1).max() < 1e-4
+    for record in group.rollouts:
+        for part in record.trajectory.segments:
+            object.__setattr__(part, "extras", {})
+    assert np.abs(ratios([group], packer) - 1).max() > 0.1
+
+
+def test_a_mask_that_is_longer_than_what_is_recorded_is_named(stack: Stack) -> None:
+    """Top-k 5 fits into five ids, top-k 40 does not, and greedy sampling is no distribution to replay."""
+    asked = [{"top_k": 5, "temperature": 0.7}, {"top_k": 40}, {"temperature": 0, "top_k": 5}, {}]
+    group = leased(stack, "narrow", *asked)
+    assert masks(group) == ["", "sampling_truncated", "sampling_truncated", ""]
+    assert np.abs(ratios([group]) - 1).max() < 1e-4
 
 
 def test_a_policy_may_sample_as_harnesses_ask(stack: Stack) -> None:

@@ -291,18 +291,19 @@ def test_a_trainer_that_nobody_reaches_leaves_the_old_weights(
     stands(stack, client, version)
 
 
+@pytest.mark.timeout(300)
 def test_a_run_sends_its_weights(tmp_path: Path) -> None:
     """`rolltap train` with `push.transfer = "distributed"`: no folder but checkpoints; the engine serves the last."""
     out = tmp_path / "train"
     with Stack(tmp_path, FOLDER, POLICIES) as alone, Player(alone):
-        options = {"policy": POLICY, "model": FOLDER, "out": out, "steps": 3, "groups": 1, "lr": 1e-3, "threads": 1}
+        options = {"policy": POLICY, "model": FOLDER, "out": out, "steps": 3, "groups": 1, "lr": 1e-4, "threads": 1}
         environment = {
             "ROLLTAP_TRAINER__PUSH__TRANSFER": "distributed",
             "ROLLTAP_TRAINER__CHECKPOINT_EVERY": "3",
             "OMP_NUM_THREADS": "1",
         }
         trainer = alone.start_trainer([text for k, v in options.items() for text in (f"--{k}", str(v))], environment)
-        assert trainer.child.wait(100) == 0, trainer.log.read_text()
+        assert trainer.child.wait(200) == 0, trainer.log.read_text()
         client = owner(alone)
         stands(alone, client, 3)
         weights.push(client, POLICY, out / "checkpoints" / "step-3", 3, "keep")  # what was sent, in a folder

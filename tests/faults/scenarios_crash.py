@@ -191,6 +191,7 @@ async def second_writer(world: World) -> None:
     """A second proxy on the same SQLite file is refused, and readers from outside do no harm."""
     clients = world.clients
     command = [sys.executable, "-m", "rolltap", "serve", "--config", str(world.proxy.config)]
+    command += ["--data", str(world.proxy.folder / "another")]  # a folder has one server, whatever its store
     second = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
     assert second.returncode != 0
     assert "open for writing" in second.stderr.replace("\n", " ")

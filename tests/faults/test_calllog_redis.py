@@ -132,6 +132,25 @@ async def test_a_call_never_comes_to_the_store_before_its_parent(
     await writer.close()
 
 
+async def test_entries_before_and_after_a_flush_may_have_one_id(private_redis: Any, monkeypatch: pytest.MonkeyPatch):
+    """A stream that is made again counts anew: within a millisecond its entries are called what the lost ones were."""
+    monkeypatch.setattr("rolltap.calllog.redis.PAUSE_S", 60.0)
+    store = RememberingStore()
+    writer = IngestWriter(private_redis.url, store)
+    await writer.start()
+    intents = [an_intent("session") for _ in range(2)]
+    async with Redis.from_url(private_redis.url) as vandal:
+        for intent in intents:
+            await vandal.flushall()
+            await vandal.xadd(STREAM, {"any": "thing"}, id="9999999999999-0")  # the clock goes on from here
+            await vandal.xdel(STREAM, "9999999999999-0")
+            await writer.write([encode_fact(intent)])
+            assert await vandal.xrange(STREAM, "9999999999999-1", "9999999999999-1")
+    await writer.settled()
+    assert store.intents == [intent.id for intent in intents]
+    await writer.close()
+
+
 async def test_what_a_dead_proxy_left_in_the_stream_is_drained_by_the_next(postgres_url: str, private_redis: Any):
     dead = IngestWriter(private_redis.url, AwayStore())
     await dead.start()

@@ -60,3 +60,16 @@ def _reordered(copy: Any, chance: random.Random) -> Any:
     if isinstance(copy, list):
         return chance.sample(copy, len(copy))
     return dict(zip(copy, chance.sample(list(copy.values()), len(copy)), strict=True))
+
+
+def without_images(value: Any) -> Any:
+    """The JSON without the parts that hold a picture."""
+    if isinstance(value, list):
+        return [without_images(entry) for entry in value if not is_image(entry)]
+    return {key: without_images(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+
+
+def is_image(entry: Any) -> bool:
+    return isinstance(entry, dict) and (
+        entry.get("type") in ("image", "image_url", "input_image") or "inlineData" in entry
+    )

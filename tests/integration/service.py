@@ -62,6 +62,8 @@ class Service:
     admin_url: str
     trainer_url: str
     env: dict[str, str]
+    config: Path
+    server: subprocess.Popen[bytes]
 
     def command(self, *arguments: str, log: str = "command.log") -> subprocess.Popen[bytes]:
         """A `rolltap` command that finds this server."""
@@ -73,6 +75,12 @@ class Service:
         status = await asyncio.to_thread(self.command(*arguments, log=log).wait, 100)
         return status, (self.folder / log).read_text()
 
+    async def kill(self) -> None:
+        """SIGKILL for the server; then it starts again at the same addresses."""
+        await end(self.server, signal.SIGKILL)
+        self.server = _serve(self.config)
+        await _until_up(self.admin_url, self.server)
+
     def client(self) -> AdminClient:
         return AdminClient(self.admin_url, self.env["ROLLTAP_ADMIN_KEY"])
 
@@ -80,29 +88,35 @@ class Service:
 @asynccontextmanager
 async def service(folder: Path, script: Path | None = None) -> AsyncIterator[Service]:
     """A server on SQLite in `folder`, with an engine that follows `script` or always says hello."""
-    engine_port, admin_port, trainer_port = free_port(), free_port(), free_port()
+    engine_port, agent_port, admin_port, trainer_port = (free_port() for _ in range(4))
     if script is None:
         script = folder / "script.toml"
         script.write_text(SCRIPT)
     config = folder / "rolltap.toml"
     config.write_text(
-        f'data = "{folder / "data"}"\n[listen]\nagent_port = 0\n'
+        f'data = "{folder / "data"}"\n[listen]\nagent_port = {agent_port}\n'
         f"trainer_port = {trainer_port}\nadmin_port = {admin_port}\n"
         f'[engines.main]\nurl = "http://127.0.0.1:{engine_port}"\n'
         f'[policies.{POLICY}]\nengine = "main"\nmodel = "scripted"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
     )
     engine = rolltap("engine", "--script", str(script), "--port", str(engine_port), env={}, log=folder / "engine.log")
-    server = rolltap("serve", "--config", str(config), env={}, log=folder / "serve.log")
+    url = f"http://127.0.0.1:{admin_port}"
+    running = Service(
+        folder, url, f"http://127.0.0.1:{trainer_port}", {"ROLLTAP_ADMIN_URL": url}, config, _serve(config)
+    )
     try:
-        for port, process in ((engine_port, engine), (admin_port, server)):
-            await _until_up(f"http://127.0.0.1:{port}", process)
-        url = f"http://127.0.0.1:{admin_port}"
+        await _until_up(f"http://127.0.0.1:{engine_port}", engine)
+        await _until_up(url, running.server)
         keys = tomllib.loads((folder / "data" / "keys.toml").read_text())
-        env = {f"ROLLTAP_{role.upper()}_KEY": keys[role] for role in ("admin", "trainer", "runner")}
-        env["ROLLTAP_ADMIN_URL"] = url
-        yield Service(folder, url, f"http://127.0.0.1:{trainer_port}", {**env, "COLUMNS": "160"})
+        running.env |= {f"ROLLTAP_{role.upper()}_KEY": keys[role] for role in ("admin", "trainer", "runner")}
+        running.env["COLUMNS"] = "160"
+        yield running
     finally:
-        await asyncio.gather(end(server), end(engine))
+        await asyncio.gather(end(running.server), end(engine))
+
+
+def _serve(config: Path) -> subprocess.Popen[bytes]:
+    return rolltap("serve", "--config", str(config), env={}, log=config.with_name("serve.log"))
 
 
 async def _until_up(url: str, process: subprocess.Popen[bytes]) -> None:

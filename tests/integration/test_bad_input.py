@@ -20,7 +20,7 @@ from rolltap.harnesses.client import OpenedSession
 
 from ..harnesses.house import POLICY, House, house
 from .bad_input import FORMS, Form, in_shape, large, mistakes
-from .mutator import mutants
+from .mutator import mutants, without_images
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -161,16 +161,3 @@ async def test_mutated_requests_are_answered_or_refused(client: Client, form: Fo
     statuses = await asyncio.gather(*map(answered, bodies))
     assert {200, 400} <= set(statuses)
     assert len(await client.errors()) == len(statuses) - statuses.count(200)
-
-
-def without_images(value: Any) -> Any:
-    """The JSON without the parts that hold a picture."""
-    if isinstance(value, list):
-        return [without_images(entry) for entry in value if not is_image(entry)]
-    return {key: without_images(entry) for key, entry in value.items()} if isinstance(value, dict) else value
-
-
-def is_image(entry: Any) -> bool:
-    return isinstance(entry, dict) and (
-        entry.get("type") in ("image", "image_url", "input_image") or "inlineData" in entry
-    )

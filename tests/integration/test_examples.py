@@ -37,8 +37,9 @@ def copied(name: str, folder: Path, ports: list[int]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("openai-loop", ("It is Paris.", "1 sessions, 2 calls", "1 rows of trajectories")),
-        ("rollouts", ("1 1 1 1", "0 0 0 0", "1 rows of sft", "duplicates left out: 3")),
+        ("openai-loop", ("It is Paris.", "1 session, 2 calls", "1 row of trajectories")),
+        ("rollouts", ("1 1 1 1", "0 0 0 0", "1 row of sft", "duplicates left out: 3")),
+        ("systems", ("Answer with digits only.", "reflects=instructions")),
         pytest.param("own-recipe", ("8 rollouts", "step 1 "), marks=pytest.mark.long),
     ],
 )
@@ -49,6 +50,7 @@ def test_an_example_does_what_its_readme_says(
     *servers, commands = copied(name, folder, ports)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    environment["ROLLTAP_ADMIN_URL"] = f"http://127.0.0.1:{ports[3]}"
     monkeypatch.chdir(folder)
     with ExitStack() as started:
         for command, port in zip(servers, (ports[0], ports[3]), strict=True):

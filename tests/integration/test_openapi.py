@@ -37,6 +37,7 @@ ENDLESS = "/events"
 """What the paths of endless streams end with."""
 
 
+@pytest.mark.timeout(300)  # half a minute on a quiet machine
 @pytest.mark.parametrize("plane", ["admin", "trainer"])
 async def test_no_request_is_an_internal_error(plane: str, tmp_path: Path) -> None:
     async with house(say("Hello."), tmp_path) as home, aiohttp.ClientSession() as http:

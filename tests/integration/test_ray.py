@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import random
+import secrets
 import sqlite3
 import subprocess
 import sys
@@ -95,11 +96,14 @@ async def progress(home: Service) -> dict[str, Any]:
         return await client.get(f"/tasks/{SUBMISSION}")
 
 
-async def kill_at_random(home: Service, cluster: RayCluster, kills: int, every: float) -> None:
+async def kill_at_random(
+    home: Service, cluster: RayCluster, up: subprocess.Popen[bytes], kills: int, every: float
+) -> None:
     """Once every node has rollouts, kills one every so many seconds, and starts another in its place."""
     chance = random.Random(0)
 
     async def all_have_work() -> bool:
+        assert up.poll() is None, (home.folder / "up.log").read_text()
         return holders(home) > cluster.living or await ended(home)  # the head is a node too
 
     await until(all_have_work, True)
@@ -160,7 +164,7 @@ async def run_and_kill(
         async with home.client() as client:
             await client.submit(SubmitTasks(POLICY, GROUP, tasks(rollouts, seconds), id=SUBMISSION))
         try:
-            await kill_at_random(home, cluster, kills, every)
+            await kill_at_random(home, cluster, up, kills, every)
             await until(lambda: ended(home), True)
         finally:
             await end(up)
@@ -179,7 +183,10 @@ def check(found: dict[str, Any], kills: int) -> None:
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[Service]:
+async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
+    # On a machine with a network the cluster listens there, and `rolltap up` refuses one that has no token.
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     async with service(tmp_path) as running:
         yield running
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import jsonschema
 import pytest
 
 from rolltap.contract.admin import FinishRollout, NewReward
@@ -16,44 +14,13 @@ from rolltap.harnesses.client import ClaimedRollout
 from rolltap.types import RolloutStatus, Task
 
 from ..harnesses.house import POLICY, House, house
+from .checked_plane import CheckedPlane
 
 
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[House]:
     async with house(say("Zebras are striped."), tmp_path) as home:
         yield home
-
-
-class Admin:
-    """The admin plane; every answer is held against the schema of its route."""
-
-    def __init__(self, home: House, http: aiohttp.ClientSession) -> None:
-        self._url, self._http = home.urls["admin"], http
-        self._headers = {"Authorization": f"Bearer {home.app.settings.keys.admin}"}
-        self.schema: dict[str, Any] = home.app.planes["admin"].app.openapi()
-
-    async def get(self, route: str, *, status: int = 200, **ids: Any) -> Any:
-        """`ids` that are in the route's path, and its query."""
-        path = route.format(**ids)
-        query = [(name, value) for name, value in ids.items() if f"{{{name}}}" not in route]
-        async with self._http.get(self._url + path, params=query, headers=self._headers) as response:
-            body = await response.json()
-            assert response.status == status, body
-        if status == 200:
-            self.check(self.schema["paths"][route]["get"], body)
-        return body
-
-    async def post(self, route: str, body: dict[str, Any], *, status: int = 200) -> Any:
-        async with self._http.post(self._url + route, json=body, headers=self._headers) as response:
-            answer = await response.json()
-            assert response.status == status, answer
-        if status == 200:
-            self.check(self.schema["paths"][route]["post"], answer)
-        return answer
-
-    def check(self, operation: dict[str, Any], body: Any) -> None:
-        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
-        jsonschema.validate(body, {**schema, "components": self.schema["components"]})
 
 
 async def ask(home: House, http: aiohttp.ClientSession, key: str, text: str) -> None:
@@ -80,7 +47,7 @@ async def played_group(home: House, http: aiohttp.ClientSession) -> tuple[str, l
 
 async def test_every_read_route_answers_as_its_schema_says(home: House):
     async with aiohttp.ClientSession() as http:
-        admin = Admin(home, http)
+        admin = CheckedPlane(home, http)
         group_id, session_ids = await played_group(home, http)
         page = await admin.get("/read/sessions", sort="reward", where="reward>=0")
         assert [session["id"] for session in page["sessions"]] == session_ids[::-1]
@@ -112,7 +79,7 @@ async def test_every_read_route_answers_as_its_schema_says(home: House):
 
 async def test_a_captured_call_is_scored_labelled_and_found(home: House):
     async with aiohttp.ClientSession() as http:
-        admin = Admin(home, http)
+        admin = CheckedPlane(home, http)
         session = await home.client.open_session(policy=POLICY)
         await ask(home, http, session.endpoint.key, "What of zebras?")
         (call,) = (await admin.get("/read/sessions/{session_id}", session_id=session.session_id))["calls"]
@@ -129,10 +96,16 @@ async def test_a_captured_call_is_scored_labelled_and_found(home: House):
 
 async def test_what_cannot_be_asked_is_refused_by_name(home: House):
     async with aiohttp.ClientSession() as http:
-        admin = Admin(home, http)
+        admin = CheckedPlane(home, http)
         refused = await admin.get("/read/sessions", status=400, where="colour=red")
         assert "no field 'colour'" in refused["error"]["message"]
-        for route in ("/read/sessions/{id}", "/read/calls/{id}", "/read/calls/{id}/tokens", "/read/groups/{id}"):
-            assert (await admin.get(route, id="nobody", status=404))["error"]["code"] == "not_found"
+        for route in (
+            "/read/sessions/{session_id}",
+            "/read/calls/{call_id}",
+            "/read/calls/{call_id}/tokens",
+            "/read/groups/{group_id}",
+        ):
+            ids = {name: "nobody" for name in ("session_id", "call_id", "group_id") if f"{{{name}}}" in route}
+            assert (await admin.get(route, status=404, **ids))["error"]["code"] == "not_found"
         async with http.get(f"{home.urls['admin']}/read/sessions") as response:
             assert response.status == 401

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
-from rolltap.harnesses.base import Limits
+from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.base import Exit, Limits, Source
 from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment, Progress, Stage
+from rolltap.harnesses.lifecycle import Assignment, Progress, Slots, Stage
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.runtimes.process import ProcessRuntime
+from rolltap.harnesses.runtimes.process import ProcessRuntime, ProcessWorkspace
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.harnesses.sources import Files
 from rolltap.types import Task
@@ -63,6 +66,8 @@ async def test_a_group_of_mini_swe_agents_becomes_ready_to_train(home: House, tm
         assert session["closed_at"] is not None
         assert [call["outcome"] for call in session["calls"]] == ["completed", "completed"]
         assert session["calls"][1]["break"] is None
+    page = await home.client.get("/read/sessions", where="harness=mini-swe-agent-inprocess")
+    assert page["total"] == 4, "the list names the harness, though the task did not"
 
 
 @pytest.mark.parametrize("kind", [ProcessRuntime, BubblewrapRuntime])
@@ -75,6 +80,40 @@ async def test_an_agent_of_ones_own_reaches_its_session_from_every_runtime(
     assert [rollout.status for rollout in group.rollouts] == ["succeeded"] * 2, group
     sessions = [await home.client.get(f"/sessions/{rollout.session_id}") for rollout in group.rollouts]
     assert [len(session["calls"]) for session in sessions] == [1, 1]
+
+
+class LosesItsPlace(ProcessRuntime):
+    """The agents of its first `losses` workspaces have run when the place is lost."""
+
+    def __init__(self, base: Path, losses: int) -> None:
+        super().__init__(base)
+        object.__setattr__(self, "left", itertools.repeat(True, losses))
+
+    async def prepare(self, source: Source) -> ProcessWorkspace:
+        workspace = await super().prepare(source)
+        run = workspace.run
+
+        async def lost(*arguments: Any, **more: Any) -> Exit:
+            await run(*arguments, **more)
+            raise RuntimeFailed("the node went away")
+
+        if next(self.left, False):  # type: ignore[attr-defined]
+            workspace.run = lost  # type: ignore[method-assign]
+        return workspace
+
+
+async def test_a_rollout_that_lost_its_place_is_made_again_and_only_the_new_one_is_trained(
+    home: House, tmp_path: Path
+) -> None:
+    agent = AnyCommand(("/usr/bin/python3", "-c", CURL))
+    runtime = LosesItsPlace(tmp_path / "workspaces", losses=2)
+    assignment = Assignment(Task("ask", "hi"), Files({}), agent, runtime, SessionCompleted())
+    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=3, slots=Slots(run=1))
+    assert [(rollout.status, rollout.reward) for rollout in group.rollouts] == [("succeeded", 1.0)] * 3
+    assert sorted(rollout.attempt for rollout in group.rollouts) in ([1, 1, 3], [1, 2, 2])
+    kept = await home.client.get(f"/groups/{group.group_id}")
+    assert (kept["status"], len(kept["rollouts"])) == ("complete", 3)
+    assert [rollout["session_id"] for rollout in kept["rollouts"]] == [one.session_id for one in group.rollouts]
 
 
 async def test_what_a_harness_did_before_its_time_was_up_is_kept(home: House, tmp_path: Path) -> None:

@@ -20,8 +20,11 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.contract.annotations import AnnotateLease, CallAnnotation
+from rolltap.contract.trainer import LeaseRequest
 from rolltap.engine.scripted import say
 from rolltap.harnesses.client import ClaimedRollout
+from rolltap.ledger.leases import LeaseKey
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.types import RolloutStatus, Task
 
@@ -63,6 +66,11 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
 
+    def leave(self) -> None:
+        """Ends the last page, which asks for news of a server that is gone, and forgets what it said."""
+        self.driver.get("about:blank")
+        self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+
     def problems(self) -> list[str]:
         """What the console says, and what accessibility checks find."""
         said = [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
@@ -95,6 +103,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 
 async def visit(chromium: Browser, home: House) -> Browser:
     browser = Browser(chromium.driver, home.urls["admin"])
+    await asyncio.to_thread(browser.leave)
     await asyncio.to_thread(browser.open, f"/view/open?token={home.app.view_access.new_link()}")
     await asyncio.to_thread(browser.wait, "h1")
     return browser
@@ -128,9 +137,25 @@ async def a_group(home: House) -> tuple[str, str]:
         await home.client.reward(NewReward(rollout_id, float(reward), detail={"why": HOSTILE[:40]}))
         end = FinishRollout(RolloutStatus.SUCCEEDED, attempt=1, evaluation=f"{reward} of 1 {HOSTILE}")
         await home.client.finish_rollout(rollout_id, end)
-    detail = await home.app.services.reader.group(group.id)
+    detail = await home.reader.group(group.id)
     assert detail.rollouts[0].session is not None
     return group.id, detail.rollouts[0].session.id
+
+
+async def annotate(home: House, session_id: str) -> None:
+    """A trainer with a hostile name says of every sampled token that it finds it less likely, and clips the last."""
+    trainers = home.app.ledger.trainers
+    lease = await trainers.lease(LeaseRequest(HOSTILE, "tiny", 1))
+    calls = [
+        CallAnnotation(
+            line.id,
+            logprobs=[None, *[token.logprob - 0.5 for token in tokens[1:]]],  # type: ignore[operator]
+            clipped=[None, *[False] * (len(tokens) - 2), True],
+        )
+        for line in (await home.reader.session(session_id)).calls
+        if len(tokens := (await home.reader.tokens(line.id, line.prompt_tokens)).tokens) > 1
+    ]
+    await trainers.annotate(LeaseKey(lease.id, lease.token), AnnotateLease(lease.token, 0, calls))
 
 
 def flow(browser: Browser) -> None:
@@ -173,12 +198,64 @@ async def test_from_the_list_to_a_token_and_its_break(chromium: Browser, home: H
     assert await asyncio.to_thread(browser.problems) == []
 
 
+def annotated_flow(browser: Browser, call_id: str) -> None:
+    """A trainer's log-probs lie over the tokens: masked ones blank, clipped ones marked, the ratio in colour."""
+    browser.open(f"/view/calls/{call_id}")
+    browser.wait("#flow .tok.s")
+    browser.one("[data-mode=trainer]").click()
+    assert "no value" in browser.one("#legend").text
+    sampled = browser.all("#flow .tok.s")
+    looks = [(token.get_attribute("class") or "").split() for token in sampled]
+    assert not any(name.startswith("q") for name in looks[0]), "the token without a value is blank"
+    assert all("q1" in look for look in looks[1:]), "less likely"
+    assert [("cl" in look) for look in looks[1:]] == [False] * (len(looks) - 2) + [True]
+    browser.run("arguments[0].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))", sampled[-1])
+    tip = browser.one("#tip").text
+    for said in ("trainer", "0.607 trainer / engine", "clipped"):
+        assert said in tip
+
+
+def label_flow(browser: Browser, session_id: str) -> None:
+    """A label by keys, then a score that is none, then the selection."""
+    browser.open(f"/view/sessions/{session_id}")
+    WebDriverWait(browser.driver, 40).until(lambda _: browser.one("form[data-note]").is_displayed())
+    browser.press("l")
+    browser.driver.switch_to.active_element.send_keys(HOSTILE[:30], Keys.ENTER)
+    WebDriverWait(browser.driver, 40).until(lambda _: browser.all(".title .chip.accent"))
+    assert HOSTILE[:30] in browser.one(".title .chip.accent").text
+    form = browser.wait("form[data-note]")
+    WebDriverWait(browser.driver, 40).until(lambda _: form.is_displayed())
+    form.find_element(By.CSS_SELECTOR, "option[value=score]").click()
+    form.find_element(By.NAME, "name").send_keys("taste")
+    form.find_element(By.NAME, "value").send_keys("high", Keys.ENTER)
+    WebDriverWait(browser.driver, 40).until(lambda _: "a score is a number" in browser.one("form [role=status]").text)
+    browser.driver.get_log("browser")  # type: ignore[no-untyped-call]  # which tells of the 400
+    browser.open("/view/?where=harness%3Dcodex")
+    browser.wait("#export summary").click()
+    assert "--where harness=codex" in browser.one("#export code").text
+
+
+async def test_a_trainers_numbers_and_a_readers_labels(chromium: Browser, home: House):
+    _, session_id = await a_group(home)
+    await annotate(home, session_id)
+    calls = (await home.reader.session(session_id)).calls
+    tagged = await home.client.open_session(policy="tiny", tags={"harness": "codex"})
+    await talk(home.urls["agent"], tagged.endpoint.key)
+    browser = await visit(chromium, home)
+    await asyncio.to_thread(annotated_flow, browser, calls[1].id)
+    assert await asyncio.to_thread(browser.problems) == []
+    await asyncio.to_thread(label_flow, browser, session_id)
+    assert await asyncio.to_thread(browser.problems) == []
+
+
 async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(chromium: Browser, home: House):
     group_id, session_id = await a_group(home)
-    calls = (await home.app.services.reader.session(session_id)).calls
+    await annotate(home, session_id)
+    calls = (await home.reader.session(session_id)).calls
     browser = await visit(chromium, home)
     paths = ["/", "/groups", f"/groups/{group_id}", "/runs", "/runs/tiny", f"/sessions/{session_id}"]
-    paths += [f"/sessions/{session_id}/timeline", f"/calls/{calls[-1].id}"]
+    paths += [f"/sessions/{session_id}/timeline", "/runs/tiny/compare?first=0&second=0&task=count"]
+    paths += [f"/calls/{calls[-1].id}"]
 
     def look(path: str) -> list[str]:
         browser.open(f"/view{path}")
@@ -188,7 +265,7 @@ async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(chromi
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        for path in paths if scheme == "light" else (paths[0], paths[5], paths[-1]):
+        for path in paths if scheme == "light" else (paths[0], paths[4], *paths[-4:]):
             assert await asyncio.to_thread(look, path) == [], scheme
     phone = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
@@ -204,7 +281,7 @@ async def test_one_file_works_without_a_server(chromium: Browser, home: House, t
     group_id, session_id = await a_group(home)
     for what in (group_id, session_id):
         page = tmp_path / f"{what}.html"
-        page.write_text(await one_file(home.app.services.reader, what), encoding="utf-8")
+        page.write_text(await one_file(home.reader, what), encoding="utf-8")
         browser = Browser(chromium.driver, page.as_uri())
 
         def look(browser: Browser = browser) -> None:

@@ -121,3 +121,39 @@ async def test_sqlite_takes_one_process(tmp_path: Path) -> None:
     out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode not in (0, None)
     assert b"--workers needs Postgres" in out + err
+
+
+async def test_a_keys_budget_is_of_all_workers(tmp_path: Path, postgres: PostgresServer) -> None:
+    """Each worker may let through what it admits before it knows of the other's calls: here that is one call each."""
+    ports = [free_port() for _ in range(3)]
+    agent, admin = f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[2]}"
+    async with (
+        ScriptedEngine(say(*(f"answer {number}" for number in range(TURNS))), FOLDER) as engine,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http,
+        workers(tmp_path, postgres.url(), engine.url, ports) as process,
+    ):
+        await until_ready(http, ports[2])
+        body = {"role": "project", "name": "p", "budget": {"calls": 4}}
+        async with http.post(f"{admin}/keys", json=body, headers=ADMIN) as reply:
+            minted = await reply.json()
+        key = {"authorization": f"Bearer {minted['key']}"}
+
+        async def call(name: str) -> int:
+            chat = {"model": "tiny", "messages": [{"role": "user", "content": name}]}
+            async with http.post(f"{agent}/v1/chat/completions", json=chat, headers=key) as reply:
+                return reply.status
+
+        async def used() -> int:
+            async with http.get(f"{admin}/keys", headers=ADMIN) as reply:
+                (record,) = [each for each in (await reply.json())["keys"] if each["id"] == minted["id"]]
+            return record["used"]["calls"]
+
+        async with asyncio.timeout(60):
+            calls = 0
+            while await call(f"conversation {calls}") == 200:
+                calls += 1
+                while await used() < calls:  # noqa: ASYNC110  the workers save by themselves
+                    await asyncio.sleep(0.1)
+            assert 4 <= calls <= 5
+        process.terminate()
+        await process.wait()

@@ -17,6 +17,10 @@ FILE = re.compile(
     r"`(?P<path>(?:tests|proxy|src|harnesses|reconstructor|trainer_client|scripts|docs|deploy)/[\w/.-]+\.(?:py|md))`"
 )
 
+CODE = ("src/rolltap", "proxy", "reconstructor", "harnesses", "trainer_client")
+SPLIT = re.compile(r'"\s*\n\s*f?"')
+"""Where a long message goes on in the next line."""
+
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_named_files_exist(page: Path) -> None:
@@ -24,3 +28,16 @@ def test_links_and_named_files_exist(page: Path) -> None:
     missing = {link["path"] for link in LINK.finditer(text) if not (page.parent / link["path"]).exists()}
     missing |= {file["path"] for file in FILE.finditer(text) if not (ROOT / file["path"]).exists()}
     assert missing == set()
+
+
+def test_troubleshooting_quotes_what_is_printed() -> None:
+    """In the column of symptoms: messages as they stand in the code, names of the record's own words, commands."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    symptoms = [
+        line.split("|")[1] for line in page.splitlines() if line.startswith("| ") and "what you see" not in line
+    ]
+    assert len(symptoms) > 15
+    texts = (path.read_text(encoding="utf-8") for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+    code = "\n".join(SPLIT.sub("", text) for text in texts)
+    quotes = {quote for symptom in symptoms for quote in re.findall("`([^`]+)`", symptom)}
+    assert {quote for quote in quotes if quote.removeprefix("rolltap ") not in code} == set()

@@ -16,7 +16,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "fastapi": ("proxy/",),
     "torch": ("trainer_client/", "engine/", "weight_group.py"),  # the group that both ends of a transfer join
     "transformers": ("trainer_client/", "cli/export.py"),
-    "ray": ("harnesses/ray_runner.py",),
+    "ray": ("harnesses/ray_runner.py", "trainer_client/adapters/verl_trainer.py"),  # verl's workers are Ray's
     "pyarrow": ("reconstructor/exporters/", "records/"),
     "typer": ("cli/", "engine/"),
 }

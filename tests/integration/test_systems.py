@@ -1,0 +1,179 @@
+"""Methods of data, evaluation and guidance as examples: each runs its whole loop on a server.
+
+The model is the example's own stand-in; record, ledger and exporter are real.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rolltap.cli.export import ExportJob, run_export
+from rolltap.engine.scripted import Prompt, ScriptedEngine
+from rolltap.engine.tiny import FOLDER
+from rolltap.harnesses.client import AdminClient
+from rolltap.proxy.app import Rolltap
+from rolltap.reconstructor.exporters import exporter_named
+from rolltap.reconstructor.exporters.dataset import Query
+from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.rules import session_rules
+from rolltap.settings import load_settings
+
+from ..harnesses.house import house_settings, serving
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "systems"
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example that the test's parameter names."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return import_module(request.param)
+
+
+@pytest.fixture
+async def home(example: Any, tmp_path: Path) -> AsyncIterator[Any]:
+    def reply(prompt: Prompt) -> Any:
+        return example.reply(prompt)
+
+    async with ScriptedEngine(reply, FOLDER) as engine:
+        asked: dict[str, Any] = dict(house_settings(tmp_path, engine.url))
+        tiny = asked["policies"]["tiny"]
+        asked["policies"] = {"tiny": tiny, "frozen": {**tiny, "trainable": False}}
+        settings = load_settings(None, **asked)
+        async with (
+            Rolltap.running(settings) as app,
+            serving(app, settings) as urls,
+            AdminClient(urls["admin"], app.settings.keys.admin) as client,
+            aiohttp.ClientSession() as http,
+        ):
+            yield exporting_here(import_module("home").Home, f"sqlite:///{tmp_path}/data/rolltap.db")(client, http)
+
+
+def exporting_here(home: type[Any], store: str) -> type[Any]:
+    """The examples' home, with the export run in this process: the command takes seconds to start."""
+
+    class Here(home):
+        async def export(self, out: Path, form: str, where: str) -> Path:
+            query = Query(where=parse_where([where]), container="jsonl")
+            rules = partial(session_rules, train=())
+            await run_export(ExportJob(store, out, exporter_named(form, {}), query, rules))
+            return out
+
+    return Here
+
+
+def of(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("example", [name], indirect=True)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """What an export wrote."""
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+@of("inspo")
+async def test_inspo_finds_the_instruction_that_works(home: Any, example: Any) -> None:
+    assert example.probabilities([0.5, 0.3, 0.1]) == pytest.approx([0.472, 0.316, 0.212], abs=1e-3)
+    weights = await example.main(home)
+    assert max(weights, key=weights.__getitem__) == "Answer with digits only."
+    assert len(weights) == 3
+
+
+@of("agent_rlvr")
+async def test_agent_rlvr_guides_the_second_attempt(home: Any, example: Any, tmp_path: Path) -> None:
+    rewards = await example.main(home, tmp_path / "out")
+    assert rewards == {"first": [0.5, 0.5], "guided": [1.0, 1.0]}
+    assert len(rows(tmp_path / "out")) == 2  # equal rows are written once
+
+
+@of("reves")
+async def test_reves_makes_tasks_of_mended_attempts(home: Any, example: Any) -> None:
+    mined = example.mine("p", "c", ["a", "b", "c"])
+    assert [(one.kind, one.answer) for one in mined] == [
+        ("repair", "c"), ("verify", "False"), ("repair", "c"), ("verify", "True"),
+    ]  # fmt: skip
+    assert example.mine("p", "c", ["c"]) == example.mine("p", "c", ["a", "b"]) == []
+    assert await example.main(home) == {"repair": ["9.9: 1", "9.9: 1"], "verify": ["False: 0", "True: 1"]}
+
+
+@of("lumina")
+async def test_lumina_measures_what_an_oracle_adds(home: Any, example: Any) -> None:
+    assert await example.main(home) == {"alone": 0.5, "oracle": 1.0, "value of state": 0.5}
+    sessions = (await home.client.get("/sessions"))["sessions"]
+    assert len(sessions) == 4
+
+
+@of("plague")
+async def test_plague_learns_from_its_library(home: Any, example: Any) -> None:
+    found = await example.main(home)
+    assert [one["success"] for one in found.values()] == [1.0, 1.0]
+    assert set(example.LIBRARY) == {"vault", "cellar"}
+
+
+@of("apigen_mt")
+async def test_apigen_mt_keeps_dialogues_that_end_as_their_blueprint(home: Any, example: Any, tmp_path: Path) -> None:
+    found = await example.main(home, tmp_path / "out")
+    assert found["blueprint"]["calls"] == [{"item": "pear", "count": 2}]
+    assert found["kept"] == 2
+    (row,) = rows(tmp_path / "out")
+    assert "tool_calls" in json.dumps(row["messages"])
+
+
+@of("agentic_qwen")
+async def test_agentic_qwen_makes_tasks_of_its_errors(home: Any, example: Any) -> None:
+    rewards = await example.main(home)
+    assert rewards["Add 17 and 25."] == 0.0
+    assert rewards["Add 2 and 3."] == 1.0
+    assert "Add 27 and 36." in rewards
+
+
+@of("lmrl_gym")
+async def test_lmrl_gym_leaves_transitions_with_returns(home: Any, example: Any, tmp_path: Path) -> None:
+    """Three moves that cost 1 each, and the one that finds the vault."""
+    rollouts = await example.main(home, tmp_path / "out")
+    for rollout in rollouts:
+        episode = [row for row in rows(tmp_path / "out") if row["rollout_id"] == rollout]
+        assert [row["return_to_go"] for row in episode] == [-3, -2, -1, 0]
+        assert [row["done"] for row in episode] == [False, False, False, True]
+
+
+@of("env_factory")
+async def test_env_factory_keeps_what_replays(home: Any, example: Any, tmp_path: Path) -> None:
+    assert await example.main(home, tmp_path / "out") == {"open_account": 1.0, "deposit": 1.0}
+    assert len(rows(tmp_path / "out")) == 2
+
+
+@of("astra")
+async def test_astra_teaches_by_walks_and_pays_turns(home: Any, example: Any, tmp_path: Path) -> None:
+    means = await example.main(home, tmp_path / "out")
+    assert means["arena"] == 1.0
+    assert 0 < means["taught"] < 1
+    assert rows(tmp_path / "out")
+
+
+@of("recoworld")
+async def test_recoworld_pays_for_users_who_stay(home: Any, example: Any) -> None:
+    found = await example.main(home)
+    assert found["stayed"] == [5.0, 5.0]
+
+
+@of("user_dialogue")
+async def test_user_dialogues_go_on_from_a_stored_state(home: Any, example: Any, tmp_path: Path) -> None:
+    found = await example.main(home, tmp_path / "out")
+    assert found["first"] == pytest.approx(2 / 3)
+    assert found["again"] == 1.0
+    assert rows(tmp_path / "out")
+
+
+def test_every_example_stands_in_the_readme() -> None:
+    names = {path.stem for path in EXAMPLES.glob("*.py")} - {"home"}
+    readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert {name for name in names if f"({name}.py)" not in readme} == set()
