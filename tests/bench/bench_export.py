@@ -1,18 +1,22 @@
-"""How fast token formats are written, and in what memory: `python -m tests.bench.bench_export [TOKENS]` (10 million).
+"""How fast token formats are written, and in what memory: `python -m tests.bench.bench_export`.
 
 Sessions of 20 calls that grow to 20,480 tokens each are made one at a time and written as Parquet by the pass that
-`rolltap export` makes; reading the record is not in the figures (`bench_reconstruct` has it). CPU time of one process.
+`rolltap export` makes; reading the record is not in the figures (`bench_reconstruct` has it). CPU time of one process,
+after its imports; each size has a process of its own, so that its peak memory is its own. Prints the table of
+docs/exports.md.
 """
 
 from __future__ import annotations
 
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +28,8 @@ from rolltap.types import Call, Session, VersionSpan
 
 CALLS = 20
 PROMPT, OUTPUT = 512, 512
-FORMATS = ("sft-tokens", "trajectories", "transitions")
+FORMATS = ("sft-tokens", "trajectories", "transitions", "harbor")
+SIZES = (1_000_000, 10_000_000)
 
 
 def session(number: int, rng: np.random.Generator) -> ExportItem:
@@ -48,37 +53,40 @@ def session(number: int, rng: np.random.Generator) -> ExportItem:
     return ExportItem(opened, reconstruct(list(calls.values())), calls, texts)
 
 
-def peak_mb() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
-def measure(format: str, tokens: int, folder: Path) -> list[str]:
-    """The row of one format: tokens of sessions a CPU second, and peak memory half way and at the end."""
+def write(format: str, tokens: int, folder: Path) -> tuple[int, float]:
+    """The tokens of the sessions that were written, and the CPU seconds that it took."""
     rng = np.random.default_rng(0)
-    count = max(tokens // (CALLS * (PROMPT + OUTPUT)), 2)
-    seconds, half = 0.0, 0
-    with DatasetWriter(folder / format, exporter_named(format), Query()) as writer:
+    count = max(tokens // (CALLS * (PROMPT + OUTPUT)), 1)
+    seconds = 0.0
+    with DatasetWriter(folder, exporter_named(format), Query()) as writer:
         for number in range(count):
             item = session(number, rng)
             start = time.process_time()
             writer.add([item])
             seconds += time.process_time() - start
-            half = peak_mb() if number == count // 2 else half
         start = time.process_time()
         writer.finish()
-        seconds += time.process_time() - start
-    written = count * CALLS * (PROMPT + OUTPUT)
-    return [format, f"{written:,}", f"{written / seconds / 1e6:.2f}", f"{half}", f"{peak_mb()}"]
+    return count * CALLS * (PROMPT + OUTPUT), seconds + time.process_time() - start
+
+
+def measure(format: str, tokens: int) -> None:
+    """Prints tokens, CPU seconds and peak memory (MB) of one export, after a first one that imports what it needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(format, 1, Path(folder) / "first")
+        written, seconds = write(format, tokens, Path(folder) / "measured")
+    print(written, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 def main() -> None:
-    tokens = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
-    table = Table("format", "tokens", "M tokens/s a core", "peak MB half way", "at the end")
-    with tempfile.TemporaryDirectory() as folder:
-        for format in FORMATS:
-            table.add_row(*measure(format, tokens if format != "transitions" else tokens // 10, Path(folder)))
+    table = Table("format", "tokens of sessions", "M tokens/s a core", "peak MB", box=MARKDOWN)
+    for format in FORMATS:
+        for tokens in SIZES:
+            command = [sys.executable, "-m", "tests.bench.bench_export", format, str(tokens)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+            written, seconds, peak = int(done[0]), float(done[1]), done[2]
+            table.add_row(format, f"{written:,}", f"{written / seconds / 1e6:.1f}", peak)
     Console().print(table)
 
 
 if __name__ == "__main__":
-    main()
+    measure(sys.argv[1], int(sys.argv[2])) if len(sys.argv) > 1 else main()

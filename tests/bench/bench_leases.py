@@ -37,6 +37,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
+from rolltap.ledger.rebuilding import OwnRebuilder
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.types import Finish, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
@@ -80,7 +81,8 @@ async def write(url: str, groups: int) -> None:
     async def close_session(session_id: str) -> None:
         await log.close_session(session_id, time.time())
 
-    ledger = Ledger(log.database, trajectories=trajectories, close_session=close_session)  # type: ignore[attr-defined]
+    database = log.database  # type: ignore[attr-defined]
+    ledger = Ledger(database, rebuilder=OwnRebuilder(database, trajectories), close_session=close_session)
     await ledger.policies.register(POLICY)
 
     async def rollout(rollout_id: str, reward: float) -> None:

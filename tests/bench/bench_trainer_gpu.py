@@ -39,6 +39,7 @@ from rolltap.trainer_client.learner import Learner, checkpoint_activations
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.packing import PackedRow, Packer
 from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.routing import Mixture
 from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.types import NO_VERSION, Segment
 
@@ -189,7 +190,7 @@ def trl(
     model: Any = trainer.model
     model.train()
     if checkpointing:  # as `train()` does, which is not called
-        checkpoint_activations(model)
+        checkpoint_activations(model, Mixture(model))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
     total = sum(int(row.loss_mask.sum()) for row in rows)
     batches = [_padded(rows[at : at + at_once], prompt, at, total, device) for at in range(0, len(rows), at_once)]

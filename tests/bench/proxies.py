@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import uvloop
 from tokenizers import Tokenizer
 
 from rolltap.calllog.database import Database
@@ -47,11 +47,11 @@ class Unlogged(MemoryCallLog):
         await self.database.close()
 
 
-def serve(config: Path) -> None:
-    from rolltap.cli.serve import run
+def serve(config: Path, workers: int = 1) -> None:
+    from rolltap.cli.serve import serve_all
     from rolltap.settings import load_settings
 
-    uvloop.run(run(load_settings(config), capture=False))
+    serve_all(load_settings(config), workers, capture=False)
 
 
 def serve_unlogged(config: Path) -> None:
@@ -73,6 +73,14 @@ def serve_profiled(config: Path) -> None:
         profile.dump_stats(config.with_suffix(".prof"))
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its descendants, those that have ended too."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+    own = sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(int(child)) for child in children)
+
+
 @dataclass(frozen=True)
 class Target:
     """A running server that answers chat calls, and the keys of the sessions it knows."""
@@ -84,8 +92,7 @@ class Target:
     keys: list[str] = field(default_factory=lambda: [f"key-{index}" for index in range(SESSIONS)])
 
     def cpu_s(self) -> float:
-        stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.pid)
 
     def rss_mb(self) -> float:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="utf-8").split()[1])
@@ -189,7 +196,12 @@ async def admin_post(admin: str, path: str) -> dict[str, Any]:
         return await reply.json()
 
 
-MODES = {"serve": serve, "unlogged": serve_unlogged, "profiled": serve_profiled}
+MODES = {
+    "serve": serve,
+    "unlogged": serve_unlogged,
+    "profiled": serve_profiled,
+    "two_workers": partial(serve, workers=2),
+}
 
 if __name__ == "__main__":
     MODES[sys.argv[1]](Path(sys.argv[2]))
