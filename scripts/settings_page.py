@@ -16,6 +16,7 @@ from rolltap.settings import (
     PolicySettings,
     QueueSettings,
     StoreSettings,
+    TracingSettings,
 )
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -24,6 +25,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "limits": LimitSettings,
     "store": StoreSettings,
     "queue": QueueSettings,
+    "tracing": TracingSettings,
     "keys": KeySettings,
     "engines.NAME": EngineSettings,
     "policies.NAME": PolicySettings,

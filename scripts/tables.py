@@ -152,6 +152,42 @@ def bench_proxy(report: dict[str, Any]) -> str:
     )
 
 
+def bench_viewer(report: dict[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {name} | {1e3 * page['median_s']:,.0f} | {1e3 * page['worst_s']:,.0f} | {page['kilobytes']:,.0f} |"
+        for name, page in report["pages"].items()
+    )
+    return (
+        "| page | median, ms | worst, ms | kB |\n|---|---|---|---|\n"
+        f"{rows}\n\nThe index of the {report['sessions']:,} sessions and their words, once: {report['index_s']:,.0f} s.\n\n{_machine(report)}"
+    )
+
+
+def bench_scale(report: dict[str, Any]) -> str:
+    turns, workers = report["turns"], report["workers"]
+    cpu_ms = "".join(
+        f"| {name} | {turns[name]['early_ms']:.2f} | {turns[name]['late_ms']:.2f} |\n"
+        for name in ("bare forwarder", "rolltap")
+    )
+    stores = "".join(
+        f"| {one['proxies']} | {one['streams']:,} | {one['calls_per_s']:,.0f} | {one['calls'] / one['seconds']:,.0f} | {one['p50_ms']:,.0f} / {one['p99_ms']:,.0f} "
+        f"| {one['log_cpu_ms']:.2f} | {one['postgres_cpu_ms']:.2f} |\n"
+        for one in report.get("store", [])
+    )
+    table = (
+        f"| CPU ms a call | turn 10 | turn 2,000 |\n|---|---|---|\n{cpu_ms}\n"
+        f"Without the forwarder's part, turn 2,000 costs {turns['ratio']:.1f} times turn 10 (goal 1.5). "
+        f"A call costs {workers['cpu_ms']['1']:.2f} ms with one worker on Postgres and {workers['cpu_ms']['2']:.2f} ms with two: "
+        f"{workers['ratio']:.2f} times (goal 1.10).\n"
+    )
+    if stores:
+        table += (
+            "\n| proxies on one Postgres | replies under way | calls/s that arrive | calls/s recorded | wait for both rows, p50 / p99 ms "
+            "| CPU ms a call: log | CPU ms a call: Postgres |\n|---|---|---|---|---|---|---|\n" + stores
+        )
+    return f"{table}\n{_machine(report)}"
+
+
 def _machine(report: dict[str, Any]) -> str:
     day = time.strftime("%Y-%m-%d", time.gmtime(report["time"]))
     return (
@@ -168,6 +204,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "faults": ("faults", faults),
     "bench_calllog": ("bench_calllog", bench_calllog),
     "bench_proxy": ("bench_proxy", bench_proxy),
+    "bench_viewer": ("bench_viewer", bench_viewer),
+    "bench_scale": ("bench_scale", bench_scale),
     "rollouts": ("rollouts", rollouts),
     "ray_kill": ("ray_kill", ray_kill),
 }

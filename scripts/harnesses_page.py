@@ -1,0 +1,117 @@
+"""Takes the harness stage's report into harnesses/tested.json, and writes the tables of docs/harnesses.md.
+
+    make test-harnesses && python scripts/harnesses_page.py
+
+A run that the report holds takes the place of the former one; the others, and former releases, stay with their day.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.base import Harness
+from rolltap.harnesses.registry import HARNESSES, get_harness
+from rolltap.harnesses.tested import TABLE, release_results, stage_results
+
+ROOT = Path(__file__).parents[1]
+REPORT = ROOT / "reports" / "harnesses.json"
+TESTED = ROOT / "harnesses" / TABLE
+PAGE = ROOT / "docs" / "harnesses.md"
+DIALECTS = ("openai_chat", "openai_responses", "anthropic", "gemini")
+MATRIX = ("basic", "long", "parallel", "resume", "429", "500", "dropped", "subagent", "compaction")
+"""The scenarios that are columns of the matrix."""
+
+
+def merged(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What was tested, with the report's runs."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(report["at"]))
+    tested: dict[str, Any] = json.loads(TESTED.read_text(encoding="utf-8")) if TESTED.exists() else {}
+    for cell in report["cells"]:
+        result = {"day": day, "passed": cell["passed"], "shown": _shown(cell), "log": cell["check"]}
+        runs = tested.setdefault(cell["harness"], {}).setdefault(cell["release"], {})
+        runs[f"{cell['dialect']} {cell['scenario']}"] = result
+    return {name: tested[name] for name in HARNESSES if name in tested}
+
+
+def _shown(cell: Mapping[str, Any]) -> str:
+    """`bridged/continuations`, and the breaks."""
+    breaks = ", ".join(f"{count} {reason}" for reason, count in sorted(cell["breaks"].items()))
+    return f"{cell['bridged']}/{max(0, cell['main'] - 1)} {breaks}".strip()
+
+
+def releases() -> str:
+    """The list of harnesses, with each release that ran."""
+    rows = [row for name in HARNESSES for row in _releases(name)]
+    head = "| harness | from | release | ran on | runs as expected | protocol (others it can speak) |\n"
+    return head + "|---|---|---|---|---|---|\n" + "\n".join(rows)
+
+
+def _releases(name: str) -> Iterator[str]:
+    harness = HARNESSES[name]
+    package = harness.package
+    assert package is not None
+    source = "npm" if package.manager == "npm" else "PyPI"
+    if package.node > 20:
+        source += f", Node {package.node}"
+    if package.python > (3, 11):
+        source += f", Python {package.python[0]}.{package.python[1]}"
+    others = [dialect for dialect in DIALECTS if dialect != harness.dialect and _speaks(harness, dialect)]
+    protocols = harness.dialect + (f" ({', '.join(others)})" if others else "")
+    for tested in release_results(name):
+        pinned = f"**{tested.release}**" if tested.release == package.version else tested.release
+        yield f"| {name} | {source} | {package.name} {pinned} | {tested.day} | {tested.result} | {protocols} |"
+
+
+def _speaks(harness: Harness, dialect: str) -> bool:
+    try:
+        return get_harness(harness.name, dialect=dialect).dialect == dialect
+    except TaskInvalid:
+        return False
+
+
+def matrix() -> str:
+    """Scenario by scenario, what became of the calls; where its own log does not match, what it says."""
+    head = "| harness | " + " | ".join(MATRIX) + " |\n|---" + "|---" * len(MATRIX) + "|\n"
+    rows = []
+    for name, harness in HARNESSES.items():
+        assert harness.package is not None
+        runs = stage_results().get(name, {}).get(harness.package.version, {})
+        for dialect in DIALECTS:
+            cells = [_cell(runs.get(f"{dialect} {scenario}")) for scenario in MATRIX]
+            if sum(map(bool, cells)) > 1:
+                rows.append(f"| {name} ({dialect}) | " + " | ".join(cells) + " |")
+    return head + "\n".join(rows)
+
+
+def _cell(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return ""
+    text = run["shown"] if run["passed"] else f"{run['shown']}, failed"
+    return text if run["log"] == "match" else f"{text}; log {run['log']}"
+
+
+def page() -> str:
+    """The page's text, with its tables as they are made from what was tested."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in (("releases", releases()), ("harness_matrix", matrix())):
+        block = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
+        text = block.sub(lambda marks, table=table: f"{marks[1]}{table}\n{marks[2]}", text)
+    return text
+
+
+def main() -> None:
+    if REPORT.exists():
+        tested = merged(json.loads(REPORT.read_text(encoding="utf-8")))
+        TESTED.write_text(json.dumps(tested, indent=1) + "\n", encoding="utf-8")
+        stage_results.cache_clear()
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
