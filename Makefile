@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-learning test-harnesses test-engines test-trainers faults bench lint clean help
+.PHONY: demo test test-learning learning-table test-harnesses test-engines test-trainers faults bench docs audit lint clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -22,21 +22,26 @@ demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
 
 test: $(VENV)/.test  ## the tests (some minutes on 2 cores)
 	@scripts/servers.sh
-	@$(BIN)/pytest -q -n 3 --dist loadfile -m "not harness and not engines and not trainers and not long and not gpu" $(ARGS)
+	@$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not harness and not engines and not trainers and not long and not gpu" $(ARGS)
 
 test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rewards are shuffled
 	@$(BIN)/pytest -q -s tests/acceptance/test_learning.py $(ARGS)
 
+learning-table: $(VENV)/.test  ## what recipes learn, beside their controls: hours; it goes on where it stopped
+	@$(BIN)/python -m tests.learning.table .cache/learning $(ARGS) && $(BIN)/python scripts/recipes_page.py
+
 test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the proxy
 	@scripts/servers.sh
-	@$(BIN)/pytest -q -m harness $(ARGS)
+	@$(BIN)/pytest -q -n 2 -m harness $(ARGS)
 
 test-engines: $(VENV)/.test  ## a real vLLM (CPU build) behind the proxy
 	@scripts/engines.sh .cache/engines/vllm-0.32.0
 	@$(BIN)/pytest -q -m engines $(ARGS)
 
 test-trainers: $(VENV)/.test  ## trainers that need environments of their own, on our rows
-	@scripts/trainers.sh .cache/trainers/tinker-cookbook-0.5.8
+	@for name in tinker-cookbook-0.5.8 verl-0.9.1 llamafactory-0.9.5 openenv-0.10.0 verifiers-0.4.0 python-3.12; do \
+	  scripts/trainers.sh .cache/trainers/$$name || exit 1; done
+	@scripts/sinks.sh .cache/trainers/sinks-1
 	@$(BIN)/pytest -q -m trainers $(ARGS)
 
 faults: $(VENV)/.test  ## every fault over 20 seeds, 1,000 kills; prints the table of docs/faults.md
@@ -47,7 +52,15 @@ bench: $(VENV)/.test  ## the call log and the whole proxy beside a durable floor
 	@scripts/servers.sh
 	@$(BIN)/python -m tests.bench.bench_calllog
 	@$(BIN)/python -m tests.bench.bench_proxy
+	@$(BIN)/python -m tests.bench.bench_scale
 	@$(BIN)/python scripts/tables.py
+
+docs: $(VENV)/.base  ## the documentation as a site in .cache/site; fails on a link that leads nowhere
+	@scripts/setup.sh $(PYTHON) $(VENV) docs
+	@$(BIN)/mkdocs build
+
+audit: $(VENV)/.base  ## advisories of the tested pins, where they can be reached, and reports/sbom.cdx.json
+	@$(BIN)/python scripts/audit.py $(ARGS)
 
 lint: $(VENV)/.test  ## ruff, pyright, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
