@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from typing import Any, get_type_hints
 
 import msgspec
@@ -54,6 +54,11 @@ class WireError(msgspec.Struct):
     retry_after: float | None
 
 
+def error_response(error: RolltapError) -> Response:
+    wire_error = WireError(type(error).__name__, error.message, error.param, error.retry_after)
+    return Response(msgspec.json.encode(wire_error), ERROR_STATUS, media_type="application/json")
+
+
 class Answering:
     """The ASGI application: calls the method that a path names."""
 
@@ -74,8 +79,7 @@ class Answering:
             media_type, body = await self._answer(request.url.path[1:], await request.body())
             response = Response(body, media_type=media_type)
         except RolltapError as error:
-            wire_error = WireError(type(error).__name__, error.message, error.param, error.retry_after)
-            response = Response(msgspec.json.encode(wire_error), ERROR_STATUS, media_type="application/json")
+            response = error_response(error)
         await response(scope, receive, send)
 
     async def _answer(self, name: str, body: bytes) -> tuple[str, bytes]:
@@ -119,12 +123,33 @@ def rules_of(settings: Settings) -> Callable[[Session], Rules]:
     return rules
 
 
+class Refusing:
+    """The ASGI application where the record can't be opened: tells who asks why, and sets `over`."""
+
+    def __init__(self, error: RolltapError, over: asyncio.Event) -> None:
+        self._error = error
+        self._over = over
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await Request(scope, receive).body()
+        await error_response(self._error)(scope, receive, send)
+        self._over.set()
+
+
 async def answer_questions(settings: Settings, socket_fd: int) -> None:
-    """Serves until standard input ends."""
+    """Serves until standard input ends; where the record can't be opened, until the first question."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), over.set)
     folders = {name: policy.tokenizer for name, policy in settings.policies.items()}
     rules = rules_of(settings)
     vocabulary = Vocabularies(folders).of_policy
-    async with opened_readers(settings.store_url, rules=rules, vocabulary=vocabulary) as readers:
+    async with AsyncExitStack() as stack:
+        try:
+            opened = opened_readers(settings.store_url, rules=rules, vocabulary=vocabulary)
+            readers = await stack.enter_async_context(opened)
+        except RolltapError as error:  # a store that is away: the next question starts another process
+            await _serve(Refusing(error, over), socket_fd, over)
+            return
 
         async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
             sessions = await readers.log.calls(session_ids)
@@ -143,14 +168,17 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
             pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
             return Answering(reader, pages, saved, selections, views, rebuilder)
 
-        config = uvicorn.Config(
-            OfTenants(answering), fd=socket_fd, log_level="warning", access_log=False, lifespan="off", ws="none"
-        )
-        server = _Server(config)
-        serving = asyncio.create_task(server.serve())
-        await asyncio.to_thread(sys.stdin.buffer.read)
-        server.should_exit = server.force_exit = True
-        await serving
+        await _serve(OfTenants(answering), socket_fd, over)
+
+
+async def _serve(application: Any, socket_fd: int, over: asyncio.Event) -> None:
+    config = uvicorn.Config(application, fd=socket_fd, log_level="warning", access_log=False, lifespan="off", ws="none")
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve())
+    await over.wait()
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    server.should_exit = server.force_exit = True
+    await serving
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.run import EngineLine
 from rolltap.reading import RecordReader
 from rolltap.reading.types import SessionQuery
-from rolltap.settings import Settings
+from rolltap.settings import Settings, StoreSettings
 
 
 @pytest.fixture
@@ -160,6 +160,32 @@ async def test_one_that_cannot_start_is_said(app: Rolltap, monkeypatch: pytest.M
         await app.reading(RecordReader.policies)
 
 
+async def test_a_record_that_is_away_is_said_and_asked_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The first question may come while Postgres is starting up."""
+
+    async def starting_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        writer.write(b"N")  # no TLS
+        await reader.read(1024)
+        fields = b"SFATAL\0C57P03\0Mthe database system is starting up\0\0"
+        writer.write(b"E" + (len(fields) + 4).to_bytes(4) + fields)
+        writer.close()
+
+    async def settled() -> None: ...
+
+    postgres = await asyncio.start_server(starting_up, "127.0.0.1", 0)
+    url = f"postgresql://rolltap@127.0.0.1:{postgres.sockets[0].getsockname()[1]}/record"
+    reading = ReadingProcess(Settings(data=tmp_path, store=StoreSettings(url=url)), settled)
+    try:
+        async with postgres:
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="the database system is starting up"):
+                    await reading(RecordReader.policies)
+    finally:
+        await reading.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 async def test_its_socket_is_this_users_and_it_knows_no_key(app: Rolltap) -> None:
     await (await app.reading(RecordReader.policies)).read()
     folder = app.reading._folder
@@ -174,7 +200,7 @@ async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
 import asyncio, os, pathlib
 from rolltap.proxy.app import Rolltap
 from rolltap.reading import RecordReader
-from rolltap.settings import Settings
+from rolltap.settings import Settings, StoreSettings
 
 async def main():
     engines = {{"up": {{"kind": "openai_compatible", "url": "http://127.0.0.1:9"}}}}
