@@ -37,6 +37,7 @@ from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines.base import missing_model
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
+from rolltap.proxy.front.peers import KeysMark, check_peers
 from rolltap.proxy.front.tampering import CountTampering, TamperingCounter
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.loop_lag import watch_loop
@@ -180,12 +181,14 @@ async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncE
     """`spools`: this process's own first."""
     store = settings.store
     url = settings.store_url
+    mark = KeysMark.of(settings.keys)
     call_log = open_call_log(
         url,
         spool=spools[0] if store.spool_mb else None,
         spool_bytes=int(store.spool_mb * 1_000_000),
         ingest=store.ingest or None,
         spools_beside=spools[1:],
+        application=mark.application,
     )
     if not isinstance(call_log, LogWithDatabase):
         raise ConfigError(
@@ -193,6 +196,7 @@ async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncE
         )
     await call_log.start()
     stack.push_async_callback(call_log.close)
+    await check_peers(call_log.database, mark)
     return call_log
 
 

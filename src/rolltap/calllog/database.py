@@ -38,6 +38,8 @@ T = TypeVar("T")
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 Work = Callable[[sa.Connection], T]
 
+APPLICATION = "rolltap"
+
 
 class Durability(StrEnum):
     """What a committed transaction survives at the least."""
@@ -91,29 +93,32 @@ class Backend(Protocol):
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]: ...
 
 
-def _sqlite(url: sa.URL, writable: bool) -> Backend:
+def _sqlite(url: sa.URL, writable: bool, application: str) -> Backend:
     from rolltap.calllog.sqlite import SqliteBackend
 
     return SqliteBackend(url, writable=writable)
 
 
-def _postgres(url: sa.URL, writable: bool) -> Backend:
+def _postgres(url: sa.URL, writable: bool, application: str) -> Backend:
     from rolltap.calllog.postgres import PostgresBackend
 
-    return PostgresBackend(url, writable=writable)
+    return PostgresBackend(url, writable=writable, application=application)
 
 
-BACKENDS: Mapping[str, Callable[[sa.URL, bool], Backend]] = {"sqlite": _sqlite, "postgresql": _postgres}
+BACKENDS: Mapping[str, Callable[[sa.URL, bool, str], Backend]] = {"sqlite": _sqlite, "postgresql": _postgres}
 
 
 class Database:
-    """See the module. With `writable=False` nothing can be written, and another process may be the writer."""
+    """See the module. With `writable=False` nothing can be written, and another process may be the writer.
 
-    def __init__(self, url: str, *, writable: bool = True) -> None:
+    Postgres knows the connections as those of `application`.
+    """
+
+    def __init__(self, url: str, *, writable: bool = True, application: str = APPLICATION) -> None:
         self.url = parse_url(url)
         self.name = self.url.render_as_string(hide_password=True)
         self.writable = writable
-        self._backend = BACKENDS[self.url.drivername](self.url, writable)
+        self._backend = BACKENDS[self.url.drivername](self.url, writable, application)
 
     @property
     def dialect(self) -> sa.Dialect:

@@ -69,14 +69,14 @@ class AsyncpgConnection:
 class PostgresBackend:
     """See the module."""
 
-    def __init__(self, url: sa.URL, *, writable: bool) -> None:
+    def __init__(self, url: sa.URL, *, writable: bool, application: str) -> None:
         if importlib.util.find_spec("asyncpg") is None:
             raise ConfigError(f"store.url: Postgres needs asyncpg: {install_line('postgres')}")
         self._name = url.render_as_string(hide_password=True)
         self._writable = writable
-        self._engine = _pool(url, POOL_SIZE, DEFAULT_TENANT)
+        self._engine = _pool(url, POOL_SIZE, DEFAULT_TENANT, application)
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        self._singles = _pool(url, SINGLE_POOL_SIZE, EVERY_TENANT)
+        self._singles = _pool(url, SINGLE_POOL_SIZE, EVERY_TENANT, application)
         by_statement = {"isolation_level": "AUTOCOMMIT"}
         self._single = {
             DEFAULT_TENANT: self._engine.execution_options(**by_statement),
@@ -177,9 +177,9 @@ class PostgresBackend:
             self._inserter = None
 
 
-def _pool(url: sa.URL, size: int, tenant: str) -> AsyncEngine:
+def _pool(url: sa.URL, size: int, tenant: str, application: str) -> AsyncEngine:
     """Connections that begin as `tenant`."""
-    server = {"application_name": "rolltap", "rolltap.tenant": tenant}
+    server = {"application_name": application, "rolltap.tenant": tenant}
     engine = create_async_engine(
         url.set(drivername="postgresql+asyncpg"),
         pool_size=size,

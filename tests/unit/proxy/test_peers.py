@@ -1,0 +1,53 @@
+"""Proxies on one Postgres: those with another secret than the running one's don't start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rolltap.errors import ConfigError
+from rolltap.proxy.app import Rolltap
+from rolltap.proxy.front import peers
+from rolltap.proxy.front.peers import KeysMark
+from rolltap.settings import KeySettings, Settings
+
+
+def settings(data: Path, store: str, **keys: str) -> Settings:
+    return Settings.model_validate(
+        {
+            "data": data,
+            "store": {"url": store},
+            "keys": keys,
+            "engines": {"up": {"kind": "openai_compatible", "url": "http://127.0.0.1:9"}},
+            "policies": {"p": {"engine": "up"}},
+        }
+    )
+
+
+async def test_another_secret_is_refused_while_a_proxy_runs(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(peers, "GONE_WITHIN_S", 0.3)
+    async with Rolltap.running(settings(tmp_path / "one", postgres_url)) as one:
+        with pytest.raises(ConfigError, match=r"another proxy works on postgresql://.* with another keys\.secret"):
+            async with Rolltap.running(settings(tmp_path / "two", postgres_url)):
+                pass
+        async with Rolltap.running(settings(tmp_path / "one", postgres_url), spool=tmp_path / "spool"):  # a worker
+            pass
+        assert "other keys" not in caplog.text
+        async with Rolltap.running(settings(tmp_path / "two", postgres_url, secret=one.settings.keys.secret)):
+            assert "has other keys than this one" in caplog.text
+    monkeypatch.setattr(peers, "GONE_WITHIN_S", 3.0)
+    async with Rolltap.running(settings(tmp_path / "three", postgres_url)):  # none of them runs any more
+        pass
+
+
+def test_a_mark_tells_nothing_but_whether_keys_are_the_same() -> None:
+    keys = KeySettings(secret="a-long-secret", admin="an-admin-key")
+    mark = KeysMark.of(keys)
+    assert mark == KeysMark.of(keys.model_copy())
+    assert mark.secret == KeysMark.of(keys.model_copy(update={"admin": "another"})).secret
+    assert mark.others != KeysMark.of(keys.model_copy(update={"admin": "another"})).others
+    assert len(mark.application) < 64, "Postgres would cut it"
+    assert not any(text in mark.application for text in ("a-long-secret", "an-admin-key"))
