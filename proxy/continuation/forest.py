@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from rolltap.calllog.base import CallRow
+from rolltap.proxy.cache_space import message_bytes
 from rolltap.proxy.continuation.canonical import (
     DIGEST_BYTES,
     DigestCache,
@@ -31,6 +32,15 @@ from rolltap.proxy.continuation.canonical import (
 )
 from rolltap.proxy.conversation.chat import ChatRequest, Message
 from rolltap.types import Break, BreakReason, Int32, Outcome
+
+CALL_BYTES = 1200
+"""Of every call beside its ids, digests and reply: the objects that hold them, and their places."""
+
+LINK_BYTES = 380
+"""Of every message that a call adds: its digest, and two places in the index."""
+
+ITEM_BYTES = 80
+"""Of every item of a request: its digest."""
 
 OUTLINES = 8
 """Requests whose digests are kept: one for each conversation that a session has under way at a time, or nearly."""
@@ -74,7 +84,7 @@ class CallNode:
 
     __slots__ = (
         "_prompt", "break_", "call_id", "context_digest", "holds_thinking", "items", "lineage", "outcome", "output_ids",
-        "parent", "prompt_length", "reply", "shared",
+        "parent", "prompt_length", "reply", "shared", "weighed",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +109,7 @@ class CallNode:
         self.holds_thinking = False  # whether what was thought, here or before, stands in the prompt and reply
         self.context_digest = b""
         self.items: tuple[bytes, ...] = ()  # the request's raw items; dropped when a child takes over
+        self.weighed = 0  # its part of its forest's size
 
     @property
     def length(self) -> int:
@@ -149,6 +160,13 @@ class CallNode:
         """Token ids that this node holds in memory."""
         return len(self._prompt) + len(self.output_ids)
 
+    @property
+    def size(self) -> int:
+        """About how many bytes this node takes in memory, with its places in the forest."""
+        links = LINK_BYTES * (len(self.lineage.links) // DIGEST_BYTES) + ITEM_BYTES * len(self.items)
+        reply = message_bytes(self.reply) if self.reply is not None else 0
+        return CALL_BYTES + 4 * self.held + links + reply
+
     def complete(self, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
         self.output_ids, self.reply, self.outcome = output_ids, reply, outcome
         dropped = self.break_ is not None and self.break_.reason is BreakReason.THINKING_DROPPED
@@ -191,13 +209,17 @@ class Match:
 
 
 class Forest:
-    """One session's calls. Not thread-safe: the gateway holds the session's lock around planning."""
+    """One session's calls. Not thread-safe: the gateway holds the session's lock around planning.
+
+    `size` is about how many bytes they take in memory.
+    """
 
     def __init__(self, digests: DigestCache) -> None:
         self._digests = digests
         self.nodes: OrderedDict[str, CallNode] = OrderedDict()
         self._contexts: dict[bytes, list[CallNode]] = {}
         self._prefixes: dict[bytes, CallNode] = {}
+        self.size = 0
         self._outlined: deque[int] = deque()  # in `digests.outlines`, the latest first
 
     def outline(self, policy: str, request: ChatRequest, effort: str = "") -> Outline:
@@ -275,14 +297,23 @@ class Forest:
             link = links[offset : offset + DIGEST_BYTES]
             self._prefixes.setdefault(link + node.frame, node)
             self._prefixes.setdefault(link, node)
+        self._weigh(node)
         if node.parent is not None:
             node.parent.hand_over()
+            self._weigh(node.parent)
+
+    def _weigh(self, node: CallNode) -> None:
+        """Counts what a node takes now."""
+        size = node.size
+        self.size += size - node.weighed
+        node.weighed = size
 
     def complete(self, node: CallNode, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
         """Records how the call ended; from now on it can be continued if it completed. A completed one stays so."""
         if node.outcome is Outcome.COMPLETED:
             return
         node.complete(output_ids, reply, outcome)
+        self._weigh(node)
         if node.continuable and reply is not None:
             node.context_digest = extend_chain(node.request_digest(), self._digests.digest(reply))
             self._contexts.setdefault(node.context_digest + node.frame, []).append(node)

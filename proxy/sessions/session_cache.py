@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 UNDELIVERED_KEPT = 8
 TRUST_S = 1.0
 ANSWERS_WITHIN_S = 2.0
+FOREST_BYTES = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -52,6 +52,7 @@ class LiveSession:
     requests: dict[str, InFlightRequest] = field(default_factory=dict)  # by the hash of the body
     trusted_until: float = 0.0  # on the monotonic clock
     account: KeyAccount | None = None  # of the minted project key that its calls come with
+    weighed: int = 0  # its part of what the cache holds
 
     @contextmanager
     def slot(self, limit: int) -> Iterator[None]:
@@ -84,13 +85,25 @@ class SessionCache:
     """
 
     def __init__(
-        self, log: CallLog, digests: DigestCache | None = None, *, alone: bool = False, capacity: int = 4096
+        self,
+        log: CallLog,
+        digests: DigestCache | None = None,
+        *,
+        alone: bool = False,
+        capacity: int = 4096,
+        forest_bytes: int = FOREST_BYTES,
     ) -> None:
-        """`alone`: no other process opens sessions, closes them or records their calls."""
+        """`alone`: no other process opens sessions, closes them or records their calls.
+
+        At most `capacity` sessions are kept, and as many as have forests of `forest_bytes` together; more while they
+        have calls under way.
+        """
         self._log = log
         self._alone = alone
         self._closed = 0
         self._capacity = capacity
+        self._forest_bytes = forest_bytes
+        self._size = 0
         self._digests = digests or DigestCache()
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
         self._held: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also let go ones that are in use
@@ -103,15 +116,14 @@ class SessionCache:
             raise Unauthenticated("no API key was sent; use the session's key as the API key")
         hashed = key_hash(key)
         if (ended := self._ended.get(hashed)) is not None:
-            self._by_hash.pop(hashed, None)
+            self._drop(hashed)
             _check(ended, named)
         live = self._held.get(hashed)
         if live is None or live.trusted_until < time.monotonic():
             live = await self._look_up(hashed, live, named)
         _check(live.session, named)
         act_for(tenant_of(live.session.tags))
-        live = self._by_hash.setdefault(hashed, live)  # it may have been let go while it was looked up
-        self._by_hash.move_to_end(hashed)
+        self._keep(live)  # it may have been let go while it was looked up
         return live
 
     async def _look_up(self, hashed: str, known: LiveSession | None, named: str | None) -> LiveSession:
@@ -144,16 +156,31 @@ class SessionCache:
                 live = LiveSession(session, Forest(self._digests))
                 live.forest.load(await self._log.rows(session.id))
                 self._held[session.key_hash] = live
-            self._by_hash[session.key_hash] = live
-            self._by_hash.move_to_end(session.key_hash)
-            self._let_go()
+            self._keep(live)
             return live
 
-    def _let_go(self) -> None:
-        excess = max(0, len(self._by_hash) - self._capacity)
-        for hashed in list(islice(self._by_hash, excess)):
-            if self._by_hash[hashed].in_flight == 0:
-                del self._by_hash[hashed]
+    def _keep(self, live: LiveSession) -> None:
+        """This session is the last one used; the longest unused ones make room."""
+        hashed = live.session.key_hash
+        self._by_hash[hashed] = live
+        self._by_hash.move_to_end(hashed)
+        self._size += live.forest.size - live.weighed
+        live.weighed = live.forest.size
+        if self._is_over():
+            for other in list(self._by_hash)[:-1]:
+                if self._by_hash[other].in_flight == 0:
+                    self._drop(other)
+                    if not self._is_over():
+                        return
+
+    def _is_over(self) -> bool:
+        return len(self._by_hash) > self._capacity or self._size > self._forest_bytes
+
+    def _drop(self, hashed: str) -> None:
+        live = self._by_hash.pop(hashed, None)
+        if live is not None:
+            self._size -= live.weighed
+            live.weighed = 0
 
     async def refresh(self, live: LiveSession) -> bool:
         """Takes in what other replicas recorded; True if there was anything. It does not wait for a slow store."""
@@ -174,7 +201,7 @@ class SessionCache:
     def _let_end(self, session: Session) -> None:
         """Lets the forest of a closed session go once its calls under way have ended: nobody continues it."""
         self._ended[session.key_hash] = session
-        self._by_hash.pop(session.key_hash, None)
+        self._drop(session.key_hash)
         live = self._held.get(session.key_hash)
         if live is not None:
             live.session = session

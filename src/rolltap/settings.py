@@ -83,6 +83,12 @@ class LimitSettings(Section):
         description="what is kept of former requests, parsed and as prompts, so that the next ones cost less; all "
         "protocols, engines and sessions together, in MB",
     )
+    forests_mb: float = Field(
+        default=1000,
+        gt=0,
+        description="token ids and digests of the sessions in use, in MB; those unused for longest are let go, and "
+        "read again from the store with their next call",
+    )
     keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
     read_s: float = Field(
         default=120, gt=0, description="time to read the record for a page, a question or a lease, in seconds"

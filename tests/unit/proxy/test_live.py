@@ -8,12 +8,15 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import pytest
 
 from rolltap.calllog.base import CallRow
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.errors import SessionClosed, StoreUnavailable
 from rolltap.ids import new_id
+from rolltap.proxy.continuation.canonical import DIGEST_BYTES
+from rolltap.proxy.continuation.forest import CallNode, Lineage
 from rolltap.proxy.sessions.session_cache import TRUST_S, LiveSession, SessionCache, key_hash
 from rolltap.types import Session
 
@@ -93,6 +96,29 @@ async def test_the_longest_unused_sessions_are_let_go_first() -> None:
     for session in (one, two, one, three, one):
         await live.adopt(session)
     assert log.reading == {one.id: 1, two.id: 1, three.id: 1}
+
+
+async def test_sessions_with_large_forests_are_let_go_first_unless_they_are_in_use() -> None:
+    log = SlowLog()
+    log.gate.set()
+    one, two, three = [await opened(log, key) for key in ("one", "two", "three")]
+    live = SessionCache(log, alone=True, forest_bytes=1_000_000)
+    for key in ("one", "two", "three"):
+        grow(await live.enter(key, None), ids=100_000)  # 0.4 MB each, which counts from the next call on
+    assert log.reading == {one.id: 1, two.id: 1, three.id: 1}
+    with (await live.enter("one", None)).slot(1):
+        for key in ("two", "three"):  # there is room for two: two goes, as one is in use
+            await live.enter(key, None)
+    await live.enter("one", None)
+    await live.enter("three", None)
+    assert log.reading == {one.id: 1, two.id: 1, three.id: 1}
+    await live.enter("two", None)
+    assert log.reading == {one.id: 1, two.id: 2, three.id: 1}
+
+
+def grow(session: LiveSession, ids: int) -> None:
+    lineage = Lineage(0, b"l" * DIGEST_BYTES, b"tools", b"system")
+    session.forest.add(CallNode(new_id(), None, lineage, np.zeros(ids, np.int32)))
 
 
 class CountingLog(MemoryCallLog):
