@@ -19,6 +19,7 @@ from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
+from rolltap.calllog.peers import KeysMark, check_peers
 from rolltap.calllog.separation import check_separation
 from rolltap.errors import ConfigError, EngineError, RateLimited
 from rolltap.ledger.base import LedgerSettings
@@ -37,7 +38,6 @@ from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines.base import missing_model
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
-from rolltap.proxy.front.peers import KeysMark, check_peers
 from rolltap.proxy.front.tampering import CountTampering, TamperingCounter
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.loop_lag import watch_loop
@@ -184,10 +184,9 @@ async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncE
     mark = KeysMark.of(settings.keys)
     call_log = open_call_log(
         url,
-        spool=spools[0] if store.spool_mb else None,
+        spools=spools if store.spool_mb else (),
         spool_bytes=int(store.spool_mb * 1_000_000),
         ingest=store.ingest or None,
-        spools_beside=spools[1:],
         application=mark.application,
     )
     if not isinstance(call_log, LogWithDatabase):
@@ -216,7 +215,7 @@ def _build(
     policies, vendors = open_policies(settings, handles, http)
     alone = call_log.database.dialect_name == "sqlite"  # which takes one writing process
     digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
-    live = SessionCache(call_log, digests, alone=alone)
+    live = SessionCache(call_log, digests, alone=alone, forest_bytes=int(settings.limits.forests_mb * 1_000_000))
     recorder = Recorder(call_log, spans)
     sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget)
 

@@ -24,7 +24,7 @@ from .load import DRAINED_WITHIN_S, Load, emptied
 
 
 async def test_postgres_stopped_at_once_and_started_again_loses_nothing(private_postgres: Any, tmp_path: Path):
-    log = open_call_log(private_postgres.url(), spool=tmp_path / "spool")
+    log = open_call_log(private_postgres.url(), spools=[tmp_path / "spool"])
     await log.start()
     session = a_session()
     await log.open_session(session)
@@ -51,7 +51,7 @@ async def test_postgres_stopped_at_once_and_started_again_loses_nothing(private_
 async def test_a_process_that_ends_during_the_outage_leaves_its_calls_to_the_next(
     private_postgres: Any, tmp_path: Path
 ):
-    log = open_call_log(private_postgres.url(), spool=tmp_path / "spool")
+    log = open_call_log(private_postgres.url(), spools=[tmp_path / "spool"])
     await log.start()
     session = a_session()
     await log.open_session(session)
@@ -61,7 +61,7 @@ async def test_a_process_that_ends_during_the_outage_leaves_its_calls_to_the_nex
     await log.append_completion(a_completion(intent.id))
     await log.close()
     await asyncio.to_thread(private_postgres.start)
-    again = open_call_log(private_postgres.url(), spool=tmp_path / "spool")
+    again = open_call_log(private_postgres.url(), spools=[tmp_path / "spool"])
     await again.start()
     assert await again.abort_orphans([], at=1.0) == 0
     (row,) = await again.rows(session.id)

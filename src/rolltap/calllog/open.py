@@ -36,10 +36,9 @@ class Place:
 
     url: str
     writable: bool
-    spool: Path | None
+    spools: Sequence[Path]
     spool_bytes: int
     ingest: str | None
-    spools_beside: Sequence[Path]
     application: str
 
 
@@ -58,8 +57,9 @@ def _sql(place: Place) -> CallLog:
     def wrap(writer: GroupWriter) -> GroupWriter:
         if place.ingest is not None:
             writer = _ingest(place.ingest, writer)
-        if place.spool is not None:
-            writer = SpoolWriter(writer, Spool(place.spool, place.spool_bytes), beside=place.spools_beside)
+        if place.spools:
+            own, *beside = place.spools
+            writer = SpoolWriter(writer, Spool(own, place.spool_bytes), beside=beside)
         return writer
 
     return SqlCallLog(Database(place.url, writable=place.writable, application=place.application), wrap=wrap)
@@ -72,26 +72,25 @@ def open_call_log(
     url: str,
     *,
     writable: bool = True,
-    spool: Path | None = None,
+    spools: Sequence[Path] = (),
     spool_bytes: int = SPOOL_BYTES,
     ingest: str | None = None,
-    spools_beside: Sequence[Path] = (),
     application: str = "rolltap",
 ) -> CallLog:
     """The call log at `memory:`, `sqlite:///PATH` or `postgresql://...`, not yet started.
 
-    With `writable=False` it only reads, beside the process that writes. `spool` is a file of this process's own, where
-    facts are kept while the store is away; it takes `spool_bytes` of the disk at once. `spools_beside` are those of
-    other processes on this machine that write to the same store: readers wait until they are empty, too. `ingest` is
-    the URL of a Redis whose stream makes facts durable before a Postgres takes them in. Postgres knows the connections
-    as those of `application`.
+    With `writable=False` it only reads, beside the process that writes. The first of `spools` is a file of this
+    process's own, where facts are kept while the store is away; it takes `spool_bytes` of the disk at once. The others
+    are those of other processes on this machine that write to the same store: readers wait until they are empty, too.
+    `ingest` is the URL of a Redis whose stream makes facts durable before a Postgres takes them in. Postgres knows the
+    connections as those of `application`.
     """
     scheme = url.partition(":")[0]
     if scheme not in STORES:
         raise ConfigError(f"store.url: no store of kind {scheme!r}; known: {', '.join(STORES)}")
     if ingest is not None and scheme != "postgresql":
         raise ConfigError(f"store.ingest: a Redis stream goes before Postgres, not before {scheme}")
-    return STORES[scheme](Place(url, writable, spool, spool_bytes, ingest, spools_beside, application))
+    return STORES[scheme](Place(url, writable, spools, spool_bytes, ingest, application))
 
 
 def _ingest(url: str, writer: GroupWriter) -> GroupWriter:

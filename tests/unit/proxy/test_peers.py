@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.calllog import peers
+from rolltap.calllog.peers import KeysMark
 from rolltap.errors import ConfigError
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.front import peers
-from rolltap.proxy.front.peers import KeysMark
 from rolltap.settings import KeySettings, Settings
 
 
@@ -47,7 +47,7 @@ def test_a_mark_tells_nothing_but_whether_keys_are_the_same() -> None:
     keys = KeySettings(secret="a-long-secret", admin="an-admin-key")
     mark = KeysMark.of(keys)
     assert mark == KeysMark.of(keys.model_copy())
-    assert mark.secret == KeysMark.of(keys.model_copy(update={"admin": "another"})).secret
-    assert mark.others != KeysMark.of(keys.model_copy(update={"admin": "another"})).others
+    assert mark.of_secret == KeysMark.of(keys.model_copy(update={"admin": "another"})).of_secret
+    assert mark.of_others != KeysMark.of(keys.model_copy(update={"admin": "another"})).of_others
     assert len(mark.application) < 64, "Postgres would cut it"
     assert not any(text in mark.application for text in ("a-long-secret", "an-admin-key"))

@@ -35,8 +35,8 @@ _PEERS = sa.text(
 class KeysMark:
     """Says whether two proxies have the same secret and the same keys, and nothing else of them."""
 
-    secret: str
-    others: str
+    of_secret: str
+    of_others: str
 
     @classmethod
     def of(cls, keys: KeySettings) -> Self:
@@ -46,7 +46,7 @@ class KeysMark:
     @property
     def application(self) -> str:
         """The name of a proxy's connections; Postgres keeps 63 bytes of it."""
-        return f"{_PREFIX} {self.secret} {self.others}"
+        return f"{_PREFIX} {self.of_secret} {self.of_others}"
 
 
 def _mark(*texts: str) -> str:
@@ -61,7 +61,7 @@ async def check_peers(database: Database, mark: KeysMark) -> None:
     while True:
         names = await database.query(lambda connection: connection.execute(_PEERS).scalars().all())
         peers = [name.removeprefix(f"{_PREFIX} ").split() for name in names]
-        if all(secret == mark.secret for secret, _ in peers):
+        if all(of_secret == mark.of_secret for of_secret, _ in peers):
             break
         if time.monotonic() > by:
             raise ConfigError(
@@ -70,7 +70,7 @@ async def check_peers(database: Database, mark: KeysMark) -> None:
                 "all proxies of this store first"
             )
         await asyncio.sleep(0.1)
-    if any(others != mark.others for _, others in peers):
+    if any(of_others != mark.of_others for _, of_others in peers):
         log.warning(
             "another proxy on %s has other keys than this one: a client's key is known to one of them only; give all "
             "proxies the same [keys]",
