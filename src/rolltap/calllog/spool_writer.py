@@ -32,6 +32,9 @@ PROBE_S = 0.5
 STALL_S = 5.0
 """A store that takes longer to commit a group is taken to be away."""
 
+BACK_WITHIN_S = 2.0
+"""How long a reader waits for a store that is away: one that was slow for once is back by then."""
+
 CATCH_UP_S = 10.0
 """How long a reader waits for the spool to be drained."""
 
@@ -108,7 +111,7 @@ class SpoolWriter:
             except (StoreUnavailable, TimeoutError) as error:
                 self._away = True
                 self._filled.set()
-                log.warning("the store is away, calls go to the spool: %s", error or "a commit took too long")
+                log.warning("the store is away, calls go to the spool: %s", str(error) or "a commit took too long")
             else:
                 return
         await self._keep([fact for fact in facts if fact.failure is None])
@@ -129,10 +132,16 @@ class SpoolWriter:
                 await self._worker.run(lambda: self._spool.append(records))
                 crash_point("spool.appended")
                 self._emptied.clear()
+                self._filled.set()  # also where the spool was being cleared just now
 
     async def settled(self) -> None:
-        if self._away:
-            raise StoreUnavailable("the store is away; calls wait in the spool", retry_after=RETRY_AFTER_S)
+        try:
+            async with asyncio.timeout(BACK_WITHIN_S):
+                while self._away:  # noqa: ASYNC110  the store comes back without telling
+                    await asyncio.sleep(BESIDE_S)
+        except TimeoutError:
+            message = "the store is away; calls wait in the spool"
+            raise StoreUnavailable(message, retry_after=RETRY_AFTER_S) from None
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 await self._emptied.wait()

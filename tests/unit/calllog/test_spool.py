@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -150,14 +151,18 @@ async def test_nothing_is_spooled_while_the_store_is_there(store: Store, writer:
     await writer.settled()
 
 
-async def test_the_spool_takes_over_and_is_drained_in_order(store: Store, writer: SpoolWriter):
+async def test_the_spool_takes_over_and_is_drained_in_order(
+    store: Store, writer: SpoolWriter, monkeypatch: pytest.MonkeyPatch
+):
     await write(writer, "a")
     store.away = True
     for call_id in "bcd":
         assert [fact.failure for fact in await write(writer, call_id)] == [None]
     assert writer.waiting == 3
-    with pytest.raises(StoreUnavailable, match="away"):
-        await writer.settled()
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_writer, "BACK_WITHIN_S", 0.1)
+        with pytest.raises(StoreUnavailable, match="away"):
+            await writer.settled()
     store.away = False
     await write(writer, "e")
     while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
@@ -165,6 +170,47 @@ async def test_the_spool_takes_over_and_is_drained_in_order(store: Store, writer
     await write(writer, "f")
     assert sorted(store.call_ids) == list("abcdef")
     assert [name for name in store.call_ids if name in "bcd"] == list("bcd")
+
+
+async def test_a_store_that_goes_away_again_while_the_spool_is_cleared_gets_all_of_it(
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clearing, go_on = threading.Event(), threading.Event()
+    spool = Spool(path, LIMIT)
+    clear = spool.clear
+
+    def slow_clear() -> None:
+        clearing.set()
+        go_on.wait(10)
+        clear()
+
+    monkeypatch.setattr(spool, "clear", slow_clear)
+    writer = SpoolWriter(store, spool, probe_s=0.01)
+    await writer.start()
+    store.away = True
+    await write(writer, "a")
+    store.away = False
+    assert await asyncio.to_thread(clearing.wait, 10)
+    store.away = True
+    writing = asyncio.create_task(write(writer, "b"))
+    await asyncio.sleep(0.05)
+    go_on.set()
+    await writing
+    store.away = False
+    await asyncio.wait_for(writer.settled(), 5)
+    assert store.call_ids == ["a", "b"]
+    await writer.close()
+
+
+async def test_a_reader_waits_for_a_store_that_is_away_for_a_moment(store: Store, writer: SpoolWriter):
+    store.away = True
+    await write(writer, "a")
+    reader = asyncio.create_task(writer.settled())
+    await asyncio.sleep(0.05)
+    assert not reader.done()
+    store.away = False
+    await asyncio.wait_for(reader, 5)
+    assert store.call_ids == ["a"]
 
 
 async def test_readers_wait_for_the_spools_of_other_workers(store: Store, path: Path):
@@ -268,12 +314,13 @@ class HangingStore(Store):
         await asyncio.Event().wait()
 
 
-async def test_a_store_that_hangs_is_away(path: Path):
+async def test_a_store_that_hangs_is_away(path: Path, caplog: pytest.LogCaptureFixture):
     writer = SpoolWriter(HangingStore(), Spool(path, LIMIT), stall_s=0.02)
     await writer.start()
     (fact,) = await write(writer, "a")
     assert fact.failure is None
     assert writer.waiting == 1
+    assert "the store is away, calls go to the spool: a commit took too long" in caplog.text
     await writer.close()
     kept = opened(path)
     assert kept.count == 1
