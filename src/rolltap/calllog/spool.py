@@ -90,6 +90,10 @@ class Spool:
         limit = self._limit * OPEN_SHARE if for_new_calls else self._limit
         return int(limit) - self._end
 
+    def left(self, position: int) -> int:
+        """How many bytes of records there are from `position` on."""
+        return self._end - position
+
     @staticmethod
     def size(record: bytes) -> int:
         """The room that a record takes."""
@@ -108,10 +112,14 @@ class Spool:
         self._end += len(data)
         self.count += len(records)
 
-    def read(self, position: int = START, count: int = 1 << 62) -> tuple[list[bytes], int]:
-        """Up to `count` records from `position` on, oldest first, and the position after them."""
+    def read(self, position: int = START, count: int = 1 << 62, most_bytes: int = 1 << 62) -> tuple[list[bytes], int]:
+        """Up to `count` records from `position` on, oldest first, and the position after them.
+
+        A record that begins `most_bytes` after `position` is left for the next time.
+        """
         records: list[bytes] = []
-        while len(records) < count and (header := os.pread(self._file, _RECORD.size, position)):
+        end = position + most_bytes
+        while len(records) < count and position < end and (header := os.pread(self._file, _RECORD.size, position)):
             if len(header) < _RECORD.size:
                 break
             length, crc = _RECORD.unpack(header)

@@ -1,9 +1,12 @@
 """Writes to the store, and to the spool while the store is away.
 
 Once a group could not be written, it and all that follow go to the spool, and their appenders are told that they are
-durable. A task tries the store every `PROBE_S` with the oldest of what waits; when it answers, new groups go to the
-store again while the spool is drained into it. The order between both does not matter, and writing a fact twice is
-harmless. Readers wait until the spool is empty, and those of the other workers that share the folder.
+durable. A task tries the store every `PROBE_S` with the oldest of what waits. When it answers, the spool is drained
+into it, while new groups still go to the spool: peers must not find a call in the store before its parent. When one
+batch is left, new groups wait for it, and then go to the store again. Writing a fact twice is harmless. Readers wait
+until the spool is empty, and those of the other workers that share the folder.
+
+A batch for which the store takes longer than `STALL_S` is tried again as a smaller one, so a slow store gets all of it.
 
 An intent that finds no room fails with `StoreUnavailable`, so its engine is never called; room is kept for the
 completions of the calls under way. What the store refuses while the spool is drained can't be told to its appender any
@@ -41,6 +44,8 @@ CATCH_UP_S = 10.0
 BESIDE_S = 0.1
 
 DRAIN = 1000
+DRAIN_BYTES = 4 << 20
+"""A batch of the spool has no more facts than `DRAIN`, and about as many bytes at most."""
 
 CALL_BYTES = 65_536
 """A spool with less room than this for new calls is called full, though a small one may still find a place."""
@@ -69,6 +74,9 @@ class SpoolWriter:
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
         self._away = False
+        self._batch = DRAIN
+        self._position = START
+        self._moved = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -97,27 +105,36 @@ class SpoolWriter:
                 await self._task
             self._task = None
             if self._spool.count:
-                with suppress(StoreUnavailable):
-                    await self._drain()
+                with suppress(StoreUnavailable, TimeoutError):
+                    await self._move_all()
         await self._worker.run(self._spool.close)
         self._worker.shutdown()
         await self._store.close()
 
     async def write(self, facts: Sequence[EncodedFact]) -> None:
-        if not self._away:
-            try:
-                async with asyncio.timeout(self._stall_s):
-                    await self._store.write(facts)
-            except (StoreUnavailable, TimeoutError) as error:
-                self._away = True
-                self._filled.set()
-                log.warning("the store is away, calls go to the spool: %s", str(error) or "a commit took too long")
-            else:
+        while not await self._store_takes(facts):
+            if await self._keep([fact for fact in facts if fact.failure is None]):
                 return
-        await self._keep([fact for fact in facts if fact.failure is None])
 
-    async def _keep(self, facts: Sequence[EncodedFact]) -> None:
+    async def _store_takes(self, facts: Sequence[EncodedFact]) -> bool:
+        """Writes the facts to the store, unless it is away or the spool is before them."""
+        if self._away or not self._emptied.is_set():
+            return False
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._store.write(facts)
+        except (StoreUnavailable, TimeoutError) as error:
+            self._away = True
+            self._filled.set()
+            log.warning("the store is away, calls go to the spool: %s", str(error) or "a commit took too long")
+            return False
+        return True
+
+    async def _keep(self, facts: Sequence[EncodedFact]) -> bool:
+        """Appends the facts to the spool; false if it was emptied meanwhile, and the store takes them again."""
         async with self._appending:
+            if not self._away and self._emptied.is_set():
+                return False
             records: list[bytes] = []
             room = {new: self._spool.room(for_new_calls=new) for new in (True, False)}
             for fact in facts:
@@ -133,6 +150,7 @@ class SpoolWriter:
                 crash_point("spool.appended")
                 self._emptied.clear()
                 self._filled.set()  # also where the spool was being cleared just now
+            return True
 
     async def settled(self) -> None:
         try:
@@ -159,37 +177,57 @@ class SpoolWriter:
                 await self._drain()
 
     async def _drain(self) -> None:
-        """Moves the spool into the store."""
-        position, moved = START, 0
+        """Moves the spool into the store; `StoreUnavailable` if it does not take a single fact in time."""
         while True:
-            records, position = await self._worker.run(lambda at=position: self._spool.read(at, DRAIN))
-            if records:
-                try:
-                    async with asyncio.timeout(self._stall_s):
-                        await self._move(records)
-                except StoreUnavailable:
-                    self._away = True
-                    raise
-                except TimeoutError:
-                    self._away = True
+            try:
+                await self._move_all()
+            except StoreUnavailable:
+                self._away = True
+                raise
+            except TimeoutError:
+                self._away = True
+                if self._batch == 1:
                     raise StoreUnavailable("the store takes too long", retry_after=RETRY_AFTER_S) from None
-                self._away = False
-                moved += len(records)
-                continue
-            async with self._appending:
-                records, _ = await self._worker.run(lambda at=position: self._spool.read(at, 1))
-                if records:
-                    continue
-                if moved < self._spool.count:
-                    copy = await self._worker.run(self._spool.keep_copy)
-                    log.error("%d facts of the spool can't be read; it is kept as %s", self._spool.count - moved, copy)
-                crash_point("spool.drained")
-                await self._worker.run(self._spool.clear)
-                self._away = False
-                self._filled.clear()
-                self._emptied.set()
-            log.warning("the store is back: %d facts went from the spool into it", moved)
-            return
+                self._batch = max(1, self._batch // 8)
+            else:
+                return
+
+    async def _move_all(self) -> None:
+        """Empties the spool. The last batch is moved while new facts wait, if the store has just taken one."""
+        while await self._move_batch() and self._leaves_many():
+            pass
+        async with self._appending:
+            while await self._move_batch():
+                pass
+            if self._moved < self._spool.count:
+                copy = await self._worker.run(self._spool.keep_copy)
+                log.error(
+                    "%d facts of the spool can't be read; it is kept as %s", self._spool.count - self._moved, copy
+                )
+            crash_point("spool.drained")
+            await self._worker.run(self._spool.clear)
+            log.warning("the store is back: %d facts went from the spool into it", self._moved)
+            self._position, self._moved = START, 0
+            self._away = False
+            self._filled.clear()
+            self._emptied.set()
+
+    def _leaves_many(self) -> bool:
+        """Whether more than one batch is left."""
+        return self._spool.count - self._moved > self._batch or self._spool.left(self._position) > DRAIN_BYTES
+
+    async def _move_batch(self) -> bool:
+        """Moves the oldest facts of the spool; false if none is left that can be read. `TimeoutError`."""
+        records, position = await self._worker.run(lambda: self._spool.read(self._position, self._batch, DRAIN_BYTES))
+        if not records:
+            return False
+        async with asyncio.timeout(self._stall_s):
+            await self._move(records)
+        self._away = False
+        self._position = position
+        self._moved += len(records)
+        self._batch = min(DRAIN, 2 * self._batch)
+        return True
 
     async def _move(self, records: Sequence[bytes]) -> None:
         facts: list[EncodedFact] = []

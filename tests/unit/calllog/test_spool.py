@@ -73,6 +73,17 @@ def test_a_write_that_was_cut_off_anywhere_leaves_the_records_before_it(path: Pa
         again.close()
 
 
+def test_a_read_ends_at_a_count_or_a_size(path: Path):
+    spool = opened(path)
+    spool.append([b"a" * 20, b"b" * 20, b"c" * 20])
+    first, position = spool.read(count=1)
+    assert first == [b"a" * 20]
+    assert spool.left(position) == 2 * Spool.size(b"b" * 20)
+    assert spool.read(position, most_bytes=1)[0] == [b"b" * 20]
+    assert spool.read(position, most_bytes=Spool.size(b"b" * 20) + 1)[0] == [b"b" * 20, b"c" * 20]
+    spool.close()
+
+
 def test_it_takes_its_room_at_once(path: Path):
     spool = opened(path)
     assert path.stat().st_blocks * 512 >= LIMIT
@@ -111,6 +122,7 @@ class Store:
     def __init__(self) -> None:
         self.call_ids: list[str] = []
         self.away = False
+        self.slow_s = 0.0
         self.refuses: set[str] = set()
         self.asked = asyncio.Event()
 
@@ -118,6 +130,7 @@ class Store:
         self.asked.set()
         if self.away:
             raise StoreUnavailable("away")
+        await asyncio.sleep(self.slow_s)
         for fact in facts:
             if fact.row[0] in self.refuses:
                 fact.failure = RecordCorrupt("refused")
@@ -199,6 +212,73 @@ async def test_a_store_that_goes_away_again_while_the_spool_is_cleared_gets_all_
     store.away = False
     await asyncio.wait_for(writer.settled(), 5)
     assert store.call_ids == ["a", "b"]
+    await writer.close()
+
+
+async def test_what_comes_while_the_spool_is_drained_goes_to_the_store_after_it(
+    store: Store, writer: SpoolWriter, monkeypatch: pytest.MonkeyPatch
+):
+    """A peer that reads from the store never finds a call there before its parent."""
+    monkeypatch.setattr(writer, "_batch", 1)
+    store.away = True
+    await write(writer, *"abcdef")
+    store.slow_s = 0.02
+    store.away = False
+    later = [str(number) for number in range(200)]
+    for call_id in later:
+        await write(writer, call_id)
+    await asyncio.wait_for(writer.settled(), 5)
+    assert store.call_ids == [*"abcdef", *later]
+    assert writer.waiting == 0
+
+
+async def test_facts_that_come_faster_than_the_spool_is_drained_are_refused_until_it_is_empty(store: Store, path: Path):
+    writer = SpoolWriter(store, Spool(path, LIMIT), probe_s=0.01)
+    await writer.start()
+    store.away = True
+    await write(writer, "first")
+    store.slow_s = 1.0
+    store.asked.clear()
+    store.away = False
+    await store.asked.wait()
+    intents: list[EncodedFact] = []
+    while not intents or intents[-1].failure is None:
+        intents.append(encode_fact(an_intent("session")))
+        await writer.write(intents[-1:])
+    assert "spool full" in str(intents[-1].failure)
+    store.slow_s = 0.0
+    await asyncio.wait_for(writer.settled(), 5)
+    assert store.call_ids == ["first", *(intent.row[0] for intent in intents[:-1])]
+    await write(writer, "after")
+    assert store.call_ids[-1] == "after"
+    await writer.close()
+
+
+class SlowStore(Store):
+    """A store that takes its time for each fact, and writes all or none."""
+
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
+        await asyncio.sleep(0.002 * len(facts) if not self.away else 0)
+        await super().write(facts)
+
+
+@pytest.mark.parametrize("when", ["running", "at the next start"])
+async def test_a_store_that_is_too_slow_for_a_whole_batch_gets_all_of_the_spool(path: Path, when: str):
+    store = SlowStore()
+    writer = SpoolWriter(store, Spool(path, LIMIT), probe_s=0.01 if when == "running" else 60, stall_s=0.2)
+    await writer.start()
+    call_ids = [str(number) for number in range(500)]
+    store.away = True
+    await write(writer, *call_ids)
+    if when == "at the next start":
+        await writer.close()
+        store.away = False
+        writer = SpoolWriter(store, Spool(path, LIMIT), stall_s=0.2)
+        await writer.start()
+    store.away = False
+    while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
+        await asyncio.sleep(0.005)
+    assert store.call_ids == call_ids
     await writer.close()
 
 
