@@ -294,7 +294,7 @@ def read_settings_file(path: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"can't read the settings file {path}: {error.strerror}") from error
+        raise ConfigError(f"can't read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
@@ -358,7 +358,7 @@ def _plain(error: Any) -> str:
 def with_keys(settings: Settings) -> Settings:
     """The settings with every key present: given, kept from an earlier start, or made now."""
     path = settings.data / "keys.toml"
-    stored_keys = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    stored_keys = read_settings_file(path if path.exists() else None)
     keys = {
         name: getattr(settings.keys, name) or stored_keys.get(name) or f"rt-{name}-{secrets.token_urlsafe(32)}"
         for name in KeySettings.model_fields

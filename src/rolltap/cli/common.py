@@ -35,15 +35,21 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes `command` print a `RolltapError` as one line and exit with status 1."""
+    """Makes `command` print a `RolltapError`, or the file or folder that the system refuses, as one line and exit with
+    status 1."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
         except RolltapError as error:
-            say(f"rolltap: {error.message}", style="red", err=True)
-            raise typer.Exit(1) from None
+            problem = error.message
+        except OSError as error:
+            if error.filename is None:  # not about a path: a defect, of which the traceback says more
+                raise
+            problem = f"can't use {os.fsdecode(error.filename)}: {error.strerror}"
+        say(f"rolltap: {problem}", style="red", err=True)
+        raise typer.Exit(1)
 
     return wrapped
 

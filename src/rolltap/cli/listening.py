@@ -43,8 +43,12 @@ class Listening:
 
 @contextmanager
 def claimed(data: Path) -> Iterator[Listening]:
-    """The folder's file, this process's while the block lasts; `ConfigError` where a living server has it."""
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """The folder's file, this process's while the block lasts; `ConfigError` where a living server has it,
+    or where the folder is a file."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"data: {data} is a file, but a folder is wanted; name another with --data") from None
     file = os.open(data / FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not _locked(file):

@@ -28,6 +28,45 @@ def said(*arguments: str) -> str:
     return result.output
 
 
+PORTS = [text for plane in ("agent", "trainer", "admin") for text in (f"--{plane}-port", "0")]
+CAPTURE = ["serve", "--capture", *PORTS]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([*CAPTURE, "--data", "file"], "data: file is a file"),
+        ([*CAPTURE, "--data", "file/folder"], "file/folder: Not a directory"),
+        ([*CAPTURE, "--data", "no_listening"], "no_listening/listening.json: Is a directory"),
+        ([*CAPTURE, "--data", "no_keys"], "no_keys/keys.toml: Is a directory"),
+        ([*CAPTURE, "--data", "odd_keys"], "odd_keys/keys.toml is not TOML"),
+        (["serve", "--config", "data_is_a_file.toml", *PORTS], "data: file is a file"),
+        (["log", "backup", "file/copy.db", "--store", "sqlite:///store.db"], "file/copy.db"),
+        (["log", "export", "file/keep.rtlog", "--store", "sqlite:///store.db"], "file/keep.rtlog"),
+        (["view", "--html", "file/page.html", "SESSION"], "file/page.html: Not a directory"),
+    ],
+)
+def test_a_path_that_can_not_be_used_is_named(
+    arguments: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("not a folder")
+    Path("data_is_a_file.toml").write_text('data = "file"\n')
+    Path("no_listening/listening.json").mkdir(parents=True)
+    Path("no_keys/keys.toml").mkdir(parents=True)
+    Path("odd_keys").mkdir()
+    Path("odd_keys/keys.toml").write_text("admin = rt-admin\n")
+    CliRunner().invoke(app, ["log", "upgrade", "--store", "sqlite:///store.db"])
+
+    async def page(*_: object) -> str:
+        return "a page"
+
+    monkeypatch.setattr("rolltap.cli.view._page", page)
+    output = said(*arguments).strip()
+    assert output.startswith("rolltap: ")
+    assert named in output
+
+
 def test_the_doctor_names_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -121,8 +160,7 @@ def test_capture_without_an_engine_goes_to_the_vendors_under_the_users_own_keys(
 
 def test_a_hub_name_is_no_tokenizer_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ports = [text for plane in ("agent", "trainer", "admin") for text in (f"--{plane}-port", "0")]
-    line = said("serve", "--engine", "http://127.0.0.1:1", "--tokenizer", "Qwen/Qwen3-8B", "--policy", "p", *ports)
+    line = said("serve", "--engine", "http://127.0.0.1:1", "--tokenizer", "Qwen/Qwen3-8B", "--policy", "p", *PORTS)
     assert "hf download Qwen/Qwen3-8B --local-dir Qwen3-8B" in line
 
 
