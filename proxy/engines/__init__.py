@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 import aiohttp
 
+from rolltap.addresses import server_url
 from rolltap.errors import ConfigError
 from rolltap.plugins import known_names, lookup
 from rolltap.proxy.engines.base import ChatEngine, Engine
@@ -56,9 +57,14 @@ def is_chat_engine(kind: str) -> bool:
 
 
 def open_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> Engine:
-    """The client for an engine's settings, a pool where they name several replicas; `ConfigError` lists the kinds."""
+    """The client for an engine's settings, a pool where they name several replicas.
+
+    `ConfigError` for a kind that is not known, and for what is no http(s) URL.
+    """
     make = _maker(name, settings.kind, ENGINES, ENTRY_POINTS)
     urls = [url.strip() for url in settings.url.split(",") if url.strip()]
+    if settings.kind in ENGINES:  # a package's own kind may have other addresses
+        urls = [server_url(url, f"engines.{name}.url") for url in urls]
     if len(urls) == 1:
         return make(name, settings, http, retries=DEFAULT_RETRIES)
     if not urls:
@@ -68,8 +74,11 @@ def open_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession
 
 
 def open_chat_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> ChatEngine:
-    """The client of a chat upstream (capture mode); `ConfigError` lists the known kinds."""
-    return _maker(name, settings.kind, CHAT_ENGINES, CHAT_ENTRY_POINTS)(name, settings, http, retries=DEFAULT_RETRIES)
+    """The client of a chat upstream (capture mode); `ConfigError` for an unknown kind, or no http(s) URL."""
+    make = _maker(name, settings.kind, CHAT_ENGINES, CHAT_ENTRY_POINTS)
+    if settings.kind in CHAT_ENGINES:
+        server_url(settings.url, f"engines.{name}.url")
+    return make(name, settings, http, retries=DEFAULT_RETRIES)
 
 
 def _maker(name: str, kind: str, registry: Mapping[str, M], group: str) -> M:

@@ -3,6 +3,28 @@
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
+
+from rolltap.errors import ConfigError
+
+
+def server_url(url: str, what: str = "the server's URL") -> str:
+    """`url` without spaces and slashes around it; `ConfigError` names `what` if it is no http(s) URL with a host."""
+    text = url.strip()
+    try:
+        parts = urlsplit(text)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its other one, a port that is no number
+        is_whole = False
+    if not is_whole:
+        example = f"http://{text}" if _has_port(text) else "http://HOST:PORT, as http://127.0.0.1:8712"
+        raise ConfigError(f"{what}: {url!r} is no http(s) URL; write {example}")
+    return text.rstrip("/")
+
+
+def _has_port(text: str) -> bool:
+    host, colon, port = text.partition(":")
+    return bool(host and colon) and port.isdecimal()
 
 
 def is_loopback(host: str) -> bool:

@@ -34,6 +34,7 @@ from tenacity import (
 )
 
 from rolltap import errors
+from rolltap.addresses import server_url
 from rolltap.errors import EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 
 T = TypeVar("T")
@@ -94,10 +95,10 @@ class Request(Generic[T]):
 
 
 class _Target:
-    """A server's address and key, and how long to try."""
+    """A server's address and key, and how long to try. `ConfigError` for what is no http(s) URL."""
 
     def __init__(self, url: str, key: str, *, timeout: float, patience: float) -> None:
-        self.url = url.rstrip("/")
+        self.url = server_url(url)
         self.key = key
         self.headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         self.timeout = timeout

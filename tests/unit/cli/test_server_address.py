@@ -160,3 +160,26 @@ def test_env_does_not_make_up_a_key() -> None:
     result = CliRunner().invoke(app, ["harness", "env", "codex", "--session", "s1"])
     assert result.exit_code == 1
     assert "--session needs its --key" in result.output
+
+
+@pytest.mark.parametrize(
+    ("url", "written"),
+    [
+        ("127.0.0.1:8712", "write http://127.0.0.1:8712"),
+        ("foo", "write http://HOST:PORT, as http://127.0.0.1:8712"),
+        ("http://[::1", "write http://HOST:PORT"),
+        ("http://host:port", "write http://HOST:PORT"),
+        ("ftp://host", "write http://HOST:PORT"),
+        (" ", "write http://HOST:PORT"),
+    ],
+)
+@pytest.mark.parametrize("command", ["sessions list", "keys list", "view --no-browser", "node --until-idle"])
+def test_what_is_no_url_is_said_before_any_try(
+    command: str, url: str, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
+    monkeypatch.setenv("ROLLTAP_RUNNER_KEY", "k")
+    result = CliRunner().invoke(app, [*command.split(), "--url", url])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"rolltap: the server's URL: {url!r} is no http(s) URL; {written}")
+    assert result.output.count("\n") == 1

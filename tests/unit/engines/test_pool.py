@@ -14,7 +14,7 @@ from rolltap.contract.trainer import Transfer
 from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError, EngineTimeout, EngineUnavailable, WeightsLost
-from rolltap.proxy.engines import open_engine
+from rolltap.proxy.engines import open_chat_engine, open_engine
 from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.pool import FAILURES, EnginePool
 from rolltap.proxy.engines.receivers import Receiver
@@ -370,6 +370,10 @@ async def test_several_urls_make_a_pool(http: aiohttp.ClientSession, tmp_path: P
 def test_settings_are_checked(http: aiohttp.ClientSession):
     with pytest.raises(ConfigError, match="at least one server"):
         open_engine("main", settings(" , "), http)
+    with pytest.raises(ConfigError, match=r"engines\.main\.url: '127\.0\.0\.1:8720' .* write http://127\.0\.0\.1:8720"):
+        open_engine("main", settings("http://127.0.0.1:8000, 127.0.0.1:8720"), http)
+    with pytest.raises(ConfigError, match=r"engines\.main\.url: 'gpu' is no http\(s\) URL"):
+        open_chat_engine("main", EngineSettings(kind="openai_compatible", url="gpu"), http)
 
 
 class AskedReplica(Told):

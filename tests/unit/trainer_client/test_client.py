@@ -13,6 +13,7 @@ import pytest
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseOptions, PolicyState, Replay, Rewound
 from rolltap.errors import (
+    ConfigError,
     InvalidRequest,
     LeaseLost,
     RolltapError,
@@ -213,3 +214,9 @@ def test_every_call_carries_the_incarnation_of_the_last_rewind(plane: Plane) -> 
 
 def test_a_client_without_a_run_is_a_run_of_its_own() -> None:
     assert TrainerClient("http://x", KEY, "trainer").run != TrainerClient("http://x", KEY, "trainer").run
+
+
+@pytest.mark.parametrize("kind", [TrainerClient, AsyncTrainerClient])
+def test_what_is_no_url_is_refused_at_once(kind: type[TrainerClient | AsyncTrainerClient]):
+    with pytest.raises(ConfigError, match=r"write http://127\.0\.0\.1:8711"):
+        kind("127.0.0.1:8711", KEY, "t")
