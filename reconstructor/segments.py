@@ -16,10 +16,7 @@ from rolltap.reconstructor.forest import PrefixNode
 from rolltap.reconstructor.kinds import Purpose
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.reconstructor.strategies import SegmentPlan
-from rolltap.types import NO_VERSION, Call, CallKind, CallSpan, Segment
-
-ROUTED_EXPERTS = "routed_experts"
-"""The extra array with the experts of the passes that sampled a call's tokens."""
+from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Call, CallKind, CallSpan, Segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)

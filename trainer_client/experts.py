@@ -8,10 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rolltap.errors import AlignmentError
-from rolltap.types import Segment
-
-EXPERTS = "routed_experts"
-"""The extra array of a segment with the experts of the pass that sampled each token; -1 where they are not known."""
+from rolltap.types import ROUTED_EXPERTS, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class ExpertShape:
 
     def check(self, segment: Segment) -> None:
         """`AlignmentError` where a trained token's choice, or any recorded expert, can't be this model's."""
-        recorded = segment.extras.get(EXPERTS)
+        recorded = segment.extras.get(ROUTED_EXPERTS)
         if recorded is None:
             return
         table = recorded.reshape(len(segment), -1)
@@ -58,7 +55,7 @@ class ExpertShape:
 
     def unrouted(self, segment: Segment) -> int:
         """How many trained tokens have no recorded experts."""
-        recorded = segment.extras.get(EXPERTS)
+        recorded = segment.extras.get(ROUTED_EXPERTS)
         if recorded is None:
             return int(segment.loss_mask.sum())
         return int((recorded.reshape(len(segment), -1)[segment.loss_mask] < 0).any(axis=1).sum())

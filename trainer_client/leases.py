@@ -7,6 +7,7 @@ it is acknowledged, which is before its groups change the weights.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -69,7 +70,7 @@ class LeaseHolder:
         while (missing := count - self._usable()) > 0 and len(self.groups) < MOST_LEASED * count:
             if stopping():
                 return False
-            options = replace(self._options, at_least=missing, batch=count)
+            options = replace(self._options, at_least=missing, batch=count + self._room_taken())
             lease = self.client.lease(self._policy, groups=missing, options=options)
             if lease is not None and self._sound(lease):
                 with self._lock:
@@ -134,6 +135,11 @@ class LeaseHolder:
             for lease in leases:
                 _tell(lambda leased: self.client.nack(leased, reason), lease)
         return not was_acknowledged
+
+    def _room_taken(self) -> int:
+        """By how much a step is larger for the even groups that are held: else they would leave no room for others."""
+        even = sum(1 for group in self.groups if not group.replay and not self._counts(group))
+        return math.ceil(even / ((self._options.max_staleness or 0) + 1))
 
     def _usable(self) -> int:
         return sum(1 for group in self.groups if self._counts(group))

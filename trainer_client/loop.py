@@ -19,7 +19,7 @@ from typing import Any
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.errors import AlignmentError, TrainerError
+from rolltap.errors import AlignmentError, TrainerError, VersionTaken
 from rolltap.trainer_client import architectures, planning, weights
 from rolltap.trainer_client.annotating import call_annotations
 from rolltap.trainer_client.checkpoint import Checkpoints
@@ -149,8 +149,18 @@ class Trainer:
         if self._adapters:
             self._save_adapters()
         if self._adapters or served.version != self.version or served.paused is not None:
-            self._push()
+            self._push_restored()
         self._cap_turns()
+
+    def _push_restored(self) -> None:
+        """Another run may have given the number to fresh adapters of its own: those of this one get the next."""
+        try:
+            self._push()
+        except VersionTaken:
+            if self._saved:
+                raise
+            self.version += 1
+            self._push()
 
     def _cap_turns(self) -> None:
         """Attempts that begin from now on have the recipe's cap."""

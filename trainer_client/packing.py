@@ -16,8 +16,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from rolltap.trainer_client.experts import EXPERTS
-from rolltap.types import Float32, Int32, Segment
+from rolltap.types import ROUTED_EXPERTS, Float32, Int32, Segment
 
 LEAST_SHARED = 16
 """A common beginning shorter than this many tokens is not shared: a span has its cost too."""
@@ -53,7 +52,7 @@ class PackedRow:
 
     def routed(self) -> PackedRow:
         """The same with the experts on record."""
-        recorded = self.segment.extras.get(EXPERTS)
+        recorded = self.segment.extras.get(ROUTED_EXPERTS)
         if recorded is None:
             return self
         table = recorded.reshape(len(self), -1)

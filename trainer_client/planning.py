@@ -16,7 +16,7 @@ from rolltap.trainer_client.learner import Readout
 from rolltap.trainer_client.loss import Correction, PolicyLoss
 from rolltap.trainer_client.packing import Pack, PackedRow, Packer
 from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.scoring import Overlong, token_weights, trained_tokens
+from rolltap.trainer_client.scoring import Overlong, informative, token_weights, trained_tokens
 from rolltap.trainer_client.settings import LossSettings, OptimiserSettings, TrainerSettings
 from rolltap.trainer_client.step import Credit, PolicyReading, RowArrays, RowView, Step, check_credit, view
 from rolltap.types import Float32
@@ -25,7 +25,12 @@ NO_EXTRA: Mapping[str, Float32] = {}
 
 
 def look(groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1, tokenizer: Path | None = None) -> Step:
-    """The step's tables; rewards with the length penalty of the settings."""
+    """The step's tables; rewards with the length penalty of the settings.
+
+    With `drop_zero_variance` even groups are not in them, unless there are no others: they would dilute the loss.
+    """
+    if loss.drop_zero_variance:
+        groups = [group for group in groups if group.replay or informative(group)] or groups
     limit = loss.overlong_limit
     overlong = Overlong(limit, min(loss.overlong_buffer, limit)) if limit else None
 
@@ -119,8 +124,14 @@ class Planner:
         return minibatches(self._rows(step, credit), self.settings.optimiser, order)
 
     def _rows(self, step: Step, credit: Credit) -> list[PackedRow]:
-        recipe = self.recipe
-        return rows_to_train(step, credit, self.settings.loss, still=recipe.moves_still_rows, whole=recipe.whole)
+        return rows_to_train(
+            step, credit, self.settings.loss, still=self.recipe.moves_still_rows, whole=self._whole_rollouts
+        )
+
+    @property
+    def _whole_rollouts(self) -> bool:
+        """Whether the loss is over all rows of a rollout together."""
+        return self.settings.loss.ratio == "sequence" or self.recipe.whole
 
     def packer(self, ranks: int, *, alone: bool) -> Packer:
         """Rows to packs; a ratio over whole rollouts needs each of them in one pack. `alone` is the model's demand.
@@ -128,7 +139,7 @@ class Planner:
         `ConfigError` if both are asked for.
         """
         compute = self.settings.compute
-        whole = self.settings.loss.ratio == "sequence" or self.recipe.whole
+        whole = self._whole_rollouts
         if whole and alone:
             raise ConfigError(
                 "the loss needs all rows of a rollout in one pass, and this model's linear attention computes each row "

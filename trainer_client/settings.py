@@ -51,7 +51,7 @@ class LossSettings(TrainerSection):
     )
     overlong_buffer: int = Field(4096, ge=1, description="tokens before the limit over which the penalty grows")
     drop_zero_variance: bool = Field(
-        False, description="groups whose rewards are all equal do not count towards a step (DAPO)"
+        False, description="groups whose rewards are all equal count neither towards a step nor in its loss (DAPO)"
     )
 
 

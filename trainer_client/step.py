@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from rolltap.contract.leases import LeasedGroup, RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
-from rolltap.trainer_client.experts import EXPERTS
 from rolltap.trainer_client.scoring import baseline, trained_segments
-from rolltap.types import NO_VERSION, Float32, Int32, Scoring, Segment
+from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Float32, Int32, Scoring, Segment
 
 Numbers = NDArray[np.float64]
 RowArrays = tuple[Float32, ...]
@@ -366,7 +365,7 @@ def _prefixed(segment: Segment, ids: Sequence[int]) -> Segment:
         extras={
             name: np.concatenate([np.zeros((len(front), *array.shape[1:]), array.dtype), array])
             for name, array in segment.extras.items()
-            if name != EXPERTS
+            if name != ROUTED_EXPERTS
         },
     )
 

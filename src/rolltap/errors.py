@@ -27,6 +27,7 @@
     │   ├── UnknownPolicy        404
     │   ├── LeaseLost            409   expired, foreign, or fenced by a newer lease
     │   ├── TrainerFenced        409   the policy is another trainer's, or a newer incarnation's
+    │   ├── VersionTaken         409   the number of a weight version stands for other weights
     │   └── StepRegression       409   an acknowledged step that goes backwards
     ├── RolloutError             running a rollout
     │   ├── TaskInvalid          400
@@ -261,6 +262,12 @@ class TrainerFenced(LedgerError):
     """The policy is another trainer's, or a newer incarnation's of this one: stop, and leave the weights alone."""
 
     code = "trainer_fenced"
+
+
+class VersionTaken(LedgerError):
+    """The number of a weight version stands for other weights."""
+
+    code = "version_taken"
 
 
 class StepRegression(LedgerError):

@@ -25,6 +25,7 @@ Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 NO_VERSION = -1  # the weight version of a token that no engine sampled (prompt tokens)
+ROUTED_EXPERTS = "routed_experts"  # the extra with a mixture's experts: of every sampled token, -1 elsewhere
 
 
 class Outcome(StrEnum):

@@ -11,6 +11,7 @@ from rolltap.calllog.database import Database
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, TrainerFenced, UnknownPolicy
 from rolltap.ledger import leases
+from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus
 
@@ -171,3 +172,15 @@ async def test_a_takeover_waits_for_an_acknowledgement_that_is_under_way(world: 
         await takeover
     assert await status(world, group.id) is GroupStatus.ACKNOWLEDGED
     assert (await world.ledger.policies.get("policy")).owner == "two"
+
+
+async def test_a_rewind_changes_nothing_of_policies_that_it_does_not_name(world: World) -> None:
+    """Another run under the same name, for another policy, told to take over: its step is of its own policy."""
+    await world.ledger.policies.register("another")
+    first = (await restored(world, "one", run="its folder")).incarnation
+    group = await world.complete(1)
+    lease = await world.ledger.trainers.lease(of("one", first))
+    await world.ledger.trainers.acknowledge(LeaseKey(lease.id, lease.token, first), 1)
+    other = Rewind(0, {"another": 0}, "another folder", take_over=True)
+    assert (await world.ledger.trainers.rewind("one", other)).acknowledged == 0
+    assert await status(world, group.id) is GroupStatus.ACKNOWLEDGED

@@ -132,3 +132,16 @@ async def sql(database: Database, *statements: str) -> None:
             connection.exec_driver_sql(statement)
 
     await database.transact(run)
+
+
+async def test_an_id_of_an_earlier_attempts_reward_is_refused(world: World) -> None:
+    """Else the attempt would have no reward, and its evaluator be told that it has."""
+    (rollout,) = (await world.open(1)).rollouts
+    await world.start(rollout, 0)
+    first = NewReward(rollout.id, 1.0, id="eval", attempt=1)
+    await world.ledger.rewards.append(first)
+    await world.start(rollout, 0)
+    await world.ledger.rewards.append(first)
+    for attempt in (2, None):
+        with pytest.raises(LedgerError, match="on record for attempt 1, and this is attempt 2: use a new id"):
+            await world.ledger.rewards.append(NewReward(rollout.id, 1.0, id="eval", attempt=attempt))

@@ -13,7 +13,9 @@ from rolltap.contract.admin import AssignedRollout, FinishRollout, GroupRule, Le
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, NotFound
 from rolltap.ids import new_id
+from rolltap.ledger import submissions
 from rolltap.ledger.submissions import SubmissionSpec
+from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Task
 
 from ..unit.ledger.world import World, empty, key
@@ -283,3 +285,23 @@ async def test_a_waiting_node_gets_what_is_submitted(world: World) -> None:
     await asyncio.sleep(0)
     await world.ledger.submissions.submit(spec(tasks=1, n=1))
     assert len(await asyncio.wait_for(waiting, 5.0)) == 1
+
+
+async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.ledger.submissions.submit(spec(tasks=1, n=1), submission_id="s")
+    loop, cancelling = asyncio.get_running_loop(), []
+    lock = submissions.locked_policy
+
+    def slow(tx: Tx, name: str) -> object:
+        cancelling.append(asyncio.run_coroutine_threadsafe(world.ledger.submissions.cancel("s"), loop))
+        if tx.connection.dialect.name == "postgresql":  # on SQLite one transaction waits for the other
+            tx.connection.exec_driver_sql("SELECT pg_sleep(0.5)")
+        return lock(tx, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(submissions, "locked_policy", slow)
+        given = await lease(world)
+    assert (await asyncio.wrap_future(cancelling[0])).ended
+    assert given == () or await world.ledger.nodes.heartbeat([one.token for one in given], 15.0) == []

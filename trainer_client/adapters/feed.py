@@ -2,7 +2,8 @@
 
     connect → (next_rows → acknowledge → push) …
 
-One lease is one step, so a step is acknowledged whole or not at all. Where it is not, the caller forgets its gradient.
+A step is acknowledged whole or not at all: where a part of it is lost, what was acknowledged comes back, and the caller
+forgets its gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Literal
 from rolltap import weights
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions, PauseMode
-from rolltap.errors import CheckpointMismatch, ConfigError
+from rolltap.errors import CheckpointMismatch, ConfigError, VersionTaken
 from rolltap.trainer_client.adapters.rows import TrainedRow, rows_of
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.leases import LeaseHolder
@@ -66,6 +67,7 @@ class Feed:
     out: Path
     version: int = 0
     _holder: LeaseHolder | None = field(default=None, init=False)
+    _fresh: bool = field(default=False, init=False)  # it goes on from no checkpoint
 
     @contextlib.contextmanager
     def leasing(self, vocabulary: int) -> Iterator[None]:
@@ -91,6 +93,7 @@ class Feed:
         """
         policy = self.settings.policy
         check_tokenizer(self.client, policy, tokenizer)
+        self._fresh = checkpoint is None
         saved = 0 if checkpoint is None else read_version(checkpoint, policy)
         rewound = self.client.rewind(step, {policy: saved}, take_over=self.settings.take_over)
         self.version = rewound.versions[policy]
@@ -101,7 +104,12 @@ class Feed:
         """Makes the engines agree, too: they get the weights of the version gone on from, unless they have them."""
         served = self.client.policy(self.settings.policy)
         if served.version != self.version or served.paused is not None or hasattr(model, "peft_config"):
-            self.push(model, self.version)
+            try:
+                self.push(model, self.version)
+            except VersionTaken:  # by fresh adapters of another run: those of this one get the next number
+                if not self._fresh:
+                    raise
+                self.push(model, self.version + 1)
 
     def next_rows(self, recipe: Recipe, temperature: float = 1.0) -> tuple[tuple[LeasedGroup, ...], list[TrainedRow]]:
         """Waits for the step's groups; with them, the rows they are trained as, at least one.
@@ -119,6 +127,8 @@ class Feed:
     def acknowledge(self, step: int) -> bool:
         """The groups become part of `step`. False: they are somebody else's now, forget what was made of them."""
         acknowledged = self._leases.acknowledge(step)
+        if not acknowledged and self._leases.groups:  # of other leases than the one that was lost
+            self.client.rewind(step - 1, {self.settings.policy: self.version})
         self._leases.done()
         return acknowledged
 

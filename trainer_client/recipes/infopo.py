@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rolltap.trainer_client.estimators import normalise, spread, whiten
-from rolltap.trainer_client.experts import EXPERTS
 from rolltap.trainer_client.recipe import Pass, Recipe
 from rolltap.trainer_client.step import POLICY, Credit, RowView, Step, StepTurn
-from rolltap.types import NO_VERSION, Segment
+from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Segment
 
 
 @dataclass
@@ -55,7 +54,7 @@ class InfoPO(Recipe):
         ids[start - len(turn.observed) : start] = self.filler
         mask[turn.places] = True
         none, versions = np.zeros(end, np.float32), np.full(end, NO_VERSION, np.int32)
-        extras = {name: array[:end] for name, array in whole.extras.items() if name != EXPERTS}  # routed anew
+        extras = {name: array[:end] for name, array in whole.extras.items() if name != ROUTED_EXPERTS}  # routed anew
         return RowView(Segment(ids, mask, none, versions, (), extras=extras), turn.row, turn.places)
 
     def credit(self, step: Step) -> Credit:

@@ -20,6 +20,12 @@ PolicyOrRoles = str | Mapping[str, str]
 """A policy, or a policy for each role."""
 
 MAX_ROLLOUTS = 1024
+EACH_CALL = "call:each"
+"""A scope that a rule may ask for: a reward for every call that is trained."""
+
+WILDCARDS = ("call:*", "span:*", "role:*")
+"""Scopes that a rule may ask for: at least one reward of the kind."""
+
 EVALUATION_CHARS = 8 << 20
 """How much of an evaluator's output is stored. Our runner sends at most 1 MiB for each step."""
 
@@ -46,6 +52,9 @@ class GroupRule(RequestBody):
     def check(self, n: int, roles: Collection[str] = ()) -> None:
         """`InvalidRequest` if a group of `n` rollouts, played in `roles`, could never satisfy the rule."""
         for scope in self.scopes:
+            if scope not in (EACH_CALL, *WILDCARDS) and not SCOPE.fullmatch(scope):
+                known = ", ".join(("rollout", "call:ID", "span:CALL_ID:START:END", "role:NAME", EACH_CALL, *WILDCARDS))
+                raise InvalidRequest(f"rule.scopes: no reward scope {scope[:80]!r}; known: {known}", param="rule")
             if roles and scope.startswith("role:") and scope != "role:*" and scope.removeprefix("role:") not in roles:
                 raise InvalidRequest(f"rule.scopes: no role for {scope!r}; roles: {', '.join(roles)}", param="rule")
         if self.usable is not None and not 1 <= self.usable <= n + self.spares:
@@ -53,6 +62,8 @@ class GroupRule(RequestBody):
                 f"rule.usable is {self.usable}; a group of {n} with {self.spares} spares has 1 to {n + self.spares}",
                 param="rule.usable",
             )
+        if self.spares > MAX_ROLLOUTS:
+            raise InvalidRequest(f"rule.spares is at most {MAX_ROLLOUTS}", param="rule.spares")
         if self.spares < 0 or (self.spares and self.usable is None):
             raise InvalidRequest("rule.spares is a count that goes with rule.usable", param="rule.spares")
         if self.deadline is not None and not 0 < self.deadline < math.inf:
@@ -68,6 +79,9 @@ class SubmittedTask(RequestBody, Task):
     id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
+GivenId = Annotated[str, Field(min_length=1, max_length=256)]
+"""Of a group or submission; short enough for every store."""
+
 NewTask = Annotated[Task, GetPydanticSchema(lambda _, handler: handler(SubmittedTask))]
 """Any `Task` to Python; a `SubmittedTask` where it arrives over HTTP."""
 
@@ -82,7 +96,7 @@ class OpenGroup(RequestBody):
     tags: Sequence[str] = ()
     rule: GroupRule = GroupRule()
     priority: Integer = 0
-    id: str | None = None
+    id: GivenId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,7 @@ class SubmitTasks(RequestBody):
     tags: Sequence[str] = ()
     rule: GroupRule = GroupRule()
     priority: Integer = 0
-    id: str | None = None
+    id: GivenId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def release(tx: Tx, key: LeaseKey) -> None:
 
 
 def rewind(tx: Tx, trainer: str, restored: Rewind) -> Rewound:
-    """Brings back what the trainer acknowledged after the step, and the groups of its open leases.
+    """Brings back what the trainer acknowledged of the policies after the step, and the groups of its open leases.
 
     The trainer goes on as a new incarnation, which owns the policies; later versions of them are abandoned, and the
     leases of others on them are over.
@@ -146,10 +146,11 @@ def rewind(tx: Tx, trainer: str, restored: Rewind) -> Rewound:
         end_lease(tx, lease, "taken over")
     mine = sa.select(leases).where(leases.c.trainer == trainer).order_by(leases.c.token).with_for_update(key_share=True)
     freed = sum(end_lease(tx, lease, "rewound") for lease in tx.all(mine.where(leases.c.status == "open")))
-    undone = tx.all(mine.where(leases.c.status == "acknowledged", leases.c.step > step))
+    after = sa.and_(leases.c.policy.in_(versions), leases.c.step > step)
+    undone = tx.all(mine.where(leases.c.status == "acknowledged", after))
     tokens = [lease.token for lease in undone]
     tx.run(sa.update(leases).where(leases.c.token.in_(tokens)).values(status="rewound"))
-    acked = sa.and_(groups.c.acked_by == trainer, groups.c.acked_step > step)
+    acked = sa.and_(groups.c.policy.in_(versions), groups.c.acked_by == trainer, groups.c.acked_step > step)
     back = sa.update(groups).where(acked, groups.c.status == GroupStatus.ACKNOWLEDGED)
     cleared = {"acked_by": None, "acked_step": None, "acked_at": None, "lease_token": None}
     returned = tx.run(back.values(status=GroupStatus.COMPLETE, **cleared))

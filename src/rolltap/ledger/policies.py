@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.contract.trainer import OwnerRequest, PolicyState
-from rolltap.errors import ConfigError, LedgerError, UnknownPolicy
+from rolltap.errors import ConfigError, LedgerError, UnknownPolicy, VersionTaken
 from rolltap.ledger.base import PolicyStats
 from rolltap.ledger.ownership import check_weights_owner, lock_incarnation
 from rolltap.ledger.rows import OUTSTANDING
@@ -115,7 +115,7 @@ def _check_digest(tx: Tx, name: str, version: int, digest: str) -> None:
     of_version = sa.and_(version_digests.c.policy == name, version_digests.c.version == version)
     known = tx.scalar(sa.select(version_digests.c.digest).where(of_version))
     if known != digest:
-        raise LedgerError(
+        raise VersionTaken(
             f"version {version} of policy {name!r} stands for weights with digest {known[:12]}, and these have "
             f"{digest[:12]}: push them under the next number",
             param="version",

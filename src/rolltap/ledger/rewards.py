@@ -45,7 +45,7 @@ class Rewards:
             check_own(tx, rollout.id, by)
             known = tx.first(sa.select(rewards).where(rewards.c.id == id))
             if known is not None:
-                _check_same(known, reward)
+                _check_same(known, reward, rollout.attempt if reward.attempt is None else reward.attempt)
                 return reward_of(known)
             if reward.attempt is not None and reward.attempt != rollout.attempt:
                 raise LedgerError(
@@ -100,6 +100,12 @@ def _check_first(tx: Tx, rollout: Any, scope: str) -> None:
         )
 
 
-def _check_same(known: Any, reward: NewReward) -> None:
+def _check_same(known: Any, reward: NewReward, attempt: int) -> None:
+    if known.rollout_id == reward.rollout_id and known.attempt != attempt:
+        raise LedgerError(
+            f"reward {known.id} is on record for attempt {known.attempt}, and this is attempt {attempt}: use a new id "
+            "for each attempt",
+            param="id",
+        )
     if (known.rollout_id, known.value, known.scope) != (reward.rollout_id, reward.value, reward.scope):
         raise LedgerError(f"reward {known.id} is on record with another value or scope; use a new id", param="id")

@@ -10,14 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from rolltap.contract.admin import GroupRule
+from rolltap.contract.admin import EACH_CALL, WILDCARDS, GroupRule
 from rolltap.types import RolloutStatus, Scoring
-
-EACH_CALL = "call:each"
-"""A scope asked for: a reward for every call that is trained."""
-
-WILDCARDS = ("call:*", "span:*", "role:*")
-"""Scopes asked for: at least one reward of the kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rolltap.ledger.version_history import VersionHistory
-from rolltap.types import NO_VERSION, Segment, Trajectory
+from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Segment, Trajectory
 
 
 def without_stale(trajectory: Trajectory, history: VersionHistory, max_staleness: int) -> Trajectory:
@@ -28,7 +28,9 @@ def _masked(segment: Segment, history: VersionHistory, max_staleness: int) -> Se
         logprobs=np.where(kept, segment.logprobs, np.float32(0)),
         versions=np.where(kept, segment.versions, np.int32(NO_VERSION)),
         turns=tuple(replace(turn, trained=bool(kept[turn.start : turn.end].any())) for turn in segment.turns),
-        extras={name: _cleared(array, ~kept) for name, array in segment.extras.items()},
+        extras={  # experts are of context, too: a stale token's are as true as before
+            name: array if name == ROUTED_EXPERTS else _cleared(array, ~kept) for name, array in segment.extras.items()
+        },
     )
 
 

@@ -190,13 +190,16 @@ def queue_head(tx: Tx, submission: str | None, silence: float | None = None) -> 
 
 
 def open_queued(tx: Tx, head: Any, silence: float) -> bool:
-    """Opens the group of a queued task; False where another transaction has just taken the room."""
+    """Opens the group of a queued task; False where another transaction has just taken the room, or cancelled it."""
     locked_policy(tx, head.policy)
     if room(tx, head.policy, silence) == 0:
         return False
-    submission = tx.first(sa.select(submissions).where(submissions.c.id == head.submission_id))
+    own = sa.select(submissions).where(submissions.c.id == head.submission_id)
+    submission = tx.first(own.with_for_update(read=True))
     task = tx.first(sa.select(tasks).where(tasks.c.digest == head.task_digest))
     assert submission is not None
+    if submission.cancelled_at is not None:
+        return False
     tags, roles = tuple(submission.tags), submission.roles or {}
     spec = GroupSpec(
         submission.policy, submission.n, task_of(task), tags, rule_of(submission), submission.priority, roles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,8 @@ from statistics import fmean
 from rolltap.errors import InvalidRequest
 from rolltap.reading.intervals import Interval, difference, paired
 from rolltap.types import NO_VERSION
+
+_RANGE = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?")
 
 SOLVED = 0.5
 """A rollout with a reward over this has solved its task."""
@@ -76,10 +79,11 @@ class VersionComparison:
 
 def version_range(text: str, name: str) -> VersionRange:
     """`7` or `3-9`; `InvalidRequest` names the parameter."""
-    start, _, end = text.replace(" ", "").partition("-")
-    if not (start.isdecimal() and (end or start).isdecimal()) or not int(start) <= int(end or start) < 2**31:
+    matched = _RANGE.fullmatch(text)
+    first, last = (int(matched[1]), int(matched[2] or matched[1])) if matched is not None else (1, 0)
+    if not first <= last < 2**31:
         raise InvalidRequest(f"{name}: a weight version (7) or a range of them (3-9), not {text[:40]!r}", param=name)
-    return VersionRange(int(start), int(end or start))
+    return VersionRange(first, last)
 
 
 def compared(

@@ -21,6 +21,7 @@ from rolltap.errors import (
     TrainerFenced,
     Unauthenticated,
     UnknownPolicy,
+    VersionTaken,
 )
 
 KEY = "rt-trainer-test"
@@ -57,6 +58,7 @@ class Plane:
     pushed: list[tuple[str, int]] = field(default_factory=list)
     adapters: list[bool] = field(default_factory=list)  # whether each push was of an adapter
     caps: list[int] = field(default_factory=list)  # of turns
+    digests: dict[int, str] = field(default_factory=dict)  # by version
     lose: set[str] = field(default_factory=set)
     fail_next: int = 0
     last_step: int | None = None
@@ -72,7 +74,7 @@ class Plane:
     def forget(self) -> None:
         """As if nothing had happened yet."""
         self.ready, self.leases, self.acked, self.lose = [], {}, {}, set()
-        self.last_step, self.version = None, 0
+        self.last_step, self.version, self.digests = None, 0, {}
 
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
@@ -180,6 +182,8 @@ class Plane:
         if verb == ["push"]:
             if body["version"] < self.version:
                 raise LedgerError(f"version {body['version']} is behind {self.version}", param="version")
+            if self.digests.setdefault(body["version"], body["digest"]) != body["digest"]:
+                raise VersionTaken(f"version {body['version']} stands for other weights", param="version")
             self.pushed.append((body["path"], body["version"]))
             self.adapters.append(body["adapter"])
             self.version = body["version"]

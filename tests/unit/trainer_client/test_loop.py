@@ -104,6 +104,19 @@ def test_a_run_may_push_only_its_adapters(plane: Plane, url: str, model: Path, t
     assert plane.pushed == [(str(folders[2]), 2)]
 
 
+def test_adapters_follow_those_of_a_run_that_made_no_step(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    """Its version 0 stands for other ones, by another rank: these are version 1."""
+    adapters = {"push": "adapter"}
+    offer(plane, 2)
+    first = trainer(made(url, model, tmp_path, lora={**adapters, "rank": 4}))
+    first._workers.gradient = dying(first._workers.gradient, at=0)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    other = made(url, model, tmp_path, steps=1, lora={**adapters, "rank": 2}, out=tmp_path / "other")
+    trainer(other).run()
+    assert [version for _, version in plane.pushed] == [0, 1, 2]
+
+
 def test_groups_are_acknowledged_before_they_change_the_weights(plane: Plane, settings: TrainerSettings) -> None:
     offer(plane, 2)
     trainer(settings.model_copy(update={"steps": 1})).run()

@@ -1,0 +1,28 @@
+"""What is left of a trajectory whose stale tokens carry no loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rolltap.ledger.stale_tokens import without_stale
+from rolltap.ledger.version_history import VersionHistory
+from rolltap.types import ROUTED_EXPERTS
+
+from .world import trajectory
+
+
+def test_stale_tokens_lose_loss_and_values_but_not_their_experts() -> None:
+    """Expert 0 is an expert: zeros would be replayed in the prompt as well."""
+    made = trajectory("s", (0, 5))
+    (segment,) = made.segments
+    experts = np.full((len(segment), 1, 2), -1, np.int16)
+    experts[segment.loss_mask] = [3, 1]
+    candidates = np.where(segment.loss_mask, 7.0, 0.0).astype(np.float32)
+    extras = {ROUTED_EXPERTS: experts, "candidates": candidates}
+    made = replace(made, segments=(replace(segment, extras=extras),))
+    (kept,) = without_stale(made, VersionHistory(5), 1).segments
+    assert np.flatnonzero(kept.loss_mask).tolist() == [len(segment) - 1]
+    np.testing.assert_array_equal(kept.extras[ROUTED_EXPERTS], experts)
+    assert np.flatnonzero(kept.extras["candidates"]).tolist() == [len(segment) - 1]

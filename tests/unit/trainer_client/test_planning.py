@@ -1,0 +1,53 @@
+"""What of a step's groups and rows the loss is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rolltap.contract.leases import LeasedGroup
+from rolltap.trainer_client import planning
+from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.planning import Planner
+from rolltap.trainer_client.settings import LossSettings, TrainerSettings
+from rolltap.trainer_client.step import Credit, Step, StepRollout, StepRow
+
+from .making import random_group, segment
+
+
+def weight_of(groups: list[LeasedGroup], loss: LossSettings) -> float:
+    """The sum of what moves the policy: advantages by their weights."""
+    step = planning.look(groups, loss)
+    rows = planning.rows_to_train(step, make_recipe("dapo", {}).credit(step), loss)
+    return sum(float(np.abs(row.advantages * row.weights)[row.segment.loss_mask].sum()) for row in rows)
+
+
+@pytest.mark.parametrize("normalise", ["token", "rollout"])
+def test_even_groups_that_are_dropped_do_not_dilute_the_loss(normalise: str) -> None:
+    loss = LossSettings.model_validate({"normalise": normalise, "drop_zero_variance": True})
+    differing, even = random_group("g", [1.0, 0.0], seed=1), random_group("e", [0.0, 0.0], seed=2)
+    assert weight_of([differing, even, even], loss) == pytest.approx(weight_of([differing], loss))
+    kept = loss.model_copy(update={"drop_zero_variance": False})
+    assert weight_of([differing, even, even], kept) < weight_of([differing], kept)
+
+
+def test_a_step_of_even_groups_alone_has_them() -> None:
+    even = random_group("e", [0.0, 0.0])
+    assert len(planning.look([even], LossSettings(drop_zero_variance=True)).rollouts) == 2
+
+
+def test_a_sequence_ratio_has_all_rows_of_a_rollout_that_moves(tmp_path: Path) -> None:
+    """It is a mean over all trained tokens of the rollout, those without an advantage, too."""
+    segments = [segment(range(10), [5, 6]), segment(range(20, 30), [5, 6])]
+    rollout = StepRollout("r", 0, "t", 1.0, True, 4, {}, ())
+    step = Step(1, (rollout,), (), tuple(StepRow(0, each) for each in segments))
+    credit = Credit((np.zeros(10, np.float32), segments[1].loss_mask.astype(np.float32)))
+    common = {"key": "k", "policy": "p", "model": tmp_path, "out": tmp_path, "recipe": "turn_grpo"}
+    numbers = {}
+    for ratio in ("token", "sequence"):
+        settings = TrainerSettings.model_validate({**common, "loss": {"ratio": ratio}})
+        (rows,) = Planner(make_recipe("turn_grpo", {}), settings).updates(step, credit)
+        numbers[ratio] = [row.number for row in rows]
+    assert numbers == {"token": [1], "sequence": [0, 1]}
