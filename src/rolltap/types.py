@@ -149,8 +149,7 @@ class VersionSpan:
 class Break:
     """Why a call does not extend its parent, and the first index that differs.
 
-    `message_index` counts the request's messages, `token_index` the prompt's tokens: everything before
-    `token_index` equals the parent's prompt and output.
+    `message_index` counts the request's messages, `token_index` the prompt's tokens: those before it are the parent's.
     """
 
     reason: BreakReason
