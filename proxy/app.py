@@ -129,8 +129,8 @@ class Rolltap:
             with acting_for(runtime.settings.tenant):
                 state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.source.vocabulary)
             runtime.version = state.version
-            if not await self._probe(runtime):
-                self._start(self._probe_until_up(runtime))
+            await self._probe(runtime)
+            self._start(self._watch(runtime))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` beside the calls until the server stops."""
@@ -138,21 +138,29 @@ class Rolltap:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _probe(self, runtime: Policy) -> bool:
+    async def _probe(self, runtime: Policy) -> None:
         try:
             facts = await runtime.engine.probe()
         except (EngineError, RateLimited) as error:
             log.warning("engine %s is not up: %s", runtime.engine.name, error.message)
-            return False
+            for beside in self.policies.all:
+                if beside.engine is runtime.engine:
+                    beside.lose()
+            return
         runtime.learn(facts)
         model = runtime.settings.model or runtime.name
-        if advice := missing_model(model, facts.models):
+        advice = missing_model(model, facts.models)
+        runtime.lacks_model = bool(advice)
+        if advice:
             log.warning("policy %s: engine %s serves no model %r: %s", runtime.name, runtime.engine.name, model, advice)
-        return True
 
-    async def _probe_until_up(self, runtime: Policy) -> None:
-        while not await self._probe(runtime):  # noqa: ASYNC110  the event is another machine's
-            await asyncio.sleep(PROBE_EVERY_S)
+    async def _watch(self, runtime: Policy) -> None:
+        """Probes the engine until it is up, and again when calls have had no answer."""
+        while True:
+            await runtime.doubted.wait()
+            if not runtime.up:
+                await asyncio.sleep(PROBE_EVERY_S)
+            await self._probe(runtime)
 
     async def _stop(self) -> None:
         for task in self._tasks:

@@ -120,12 +120,14 @@ class CallPath:
         outcome, problem, client_left = Outcome.COMPLETED, "", False
         try:
             await self._sample(flight, arrival)
+            flight.policy.served()
         except asyncio.CancelledError:
             client_left = True
             if not all(call.whole for call in flight.calls):
                 error = EngineError("the call was cancelled: its client went away")
                 outcome, problem = Outcome.ABORTED, "the client went away"
         except RolltapError as failure:
+            flight.policy.failed(failure)
             error, problem = failure, f"{failure.code}: {failure.message}"
             outcome = Outcome.ABORTED if isinstance(failure, StoreError) else Outcome.ENGINE_ERROR
         except Exception as failure:

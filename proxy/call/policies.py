@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rolltap.errors import InvalidRequest, NotFound
+from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest, NotFound, RolltapError
 from rolltap.proxy.call.sources.base import Source
 from rolltap.proxy.engines.base import EngineFacts, ServedEngine
+from rolltap.proxy.engines.pool import FAILURES
 from rolltap.proxy.sessions.capture import CAPTURED
 from rolltap.proxy.sessions.roles import roles_of
 from rolltap.settings import PolicySettings
@@ -31,7 +33,10 @@ class Policy:
     weight_versions: bool = False  # the engine says every token's version
     states_weights: bool = False  # the engine says which version it serves, when asked
     stated_version: int | None = None  # that the engine said last
-    up: bool = False  # the engine has answered a probe
+    up: bool = False  # the engine answered the last probe
+    lacks_model: bool = False  # the engine did not list the policy's model then, and has served no call since
+    failures: int = 0  # calls in a row that the engine did not answer
+    doubted: asyncio.Event = field(default_factory=asyncio.Event)  # the engine is to be probed
 
     def learn(self, facts: EngineFacts) -> None:
         """Takes over what the engine said of itself."""
@@ -39,7 +44,25 @@ class Policy:
         self.weight_versions = facts.weight_versions
         self.states_weights = facts.states_weights
         self.source.learn(facts)
-        self.up = True
+        self.up, self.failures = True, 0
+        self.doubted.clear()
+
+    def served(self) -> None:
+        """A call had its whole reply."""
+        self.failures = 0
+        self.lacks_model = False
+
+    def failed(self, error: RolltapError) -> None:
+        """A call ended in `error`; after `FAILURES` in a row without an answer the engine is probed."""
+        if isinstance(error, (EngineUnavailable, EngineTimeout)):
+            self.failures += 1
+            if self.failures >= FAILURES:
+                self.doubted.set()
+
+    def lose(self) -> None:
+        """A probe had no answer."""
+        self.up = False
+        self.doubted.set()
 
 
 class Policies:

@@ -70,12 +70,16 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether a new call could be taken, and which part it waits for."""
+    """Whether a new call could be taken, and which part it waits for.
+
+    `models` is `missing` where an engine that answered a probe did not list a policy's model.
+    """
 
     status: Literal["ready", "not ready"]
     store: Literal["ok", "away"]
     spool: Literal["ok", "full", "none"]
     engines: Literal["up", "down"]
+    models: Literal["served", "missing"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Probes, without a key: `GET /health`, whether this process lives; `GET /ready`, whether it can take a new call.
 
 `/ready` is 200 or 503, and says which part it waits for, but neither addresses nor names: `store` (ok, away), `spool`
-(ok, full, none) and `engines` (up, down). While the store is away a proxy whose spool has room is ready, or all
+(ok, full, none) and `engines` (up, down). `models` (served, missing) changes no status: an adapter appears with the
+trainer's first push. While the store is away a proxy whose spool has room is ready, or all
 proxies of one Postgres would be taken out of service at once although each could go on.
 """
 
@@ -36,6 +37,7 @@ def router(services: Services) -> APIRouter:
             store="ok" if condition.store else "away",
             spool=SPOOL[condition.spool],
             engines="up" if engines else "down",
+            models="missing" if any(policy.lacks_model for policy in services.policies.all) else "served",
         )
 
     return routes

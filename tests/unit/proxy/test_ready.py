@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import socket as Socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +15,12 @@ import pytest
 from fastapi import FastAPI
 
 from rolltap.calllog.base import Condition
+from rolltap.engine.scripted import ScriptedEngine, say
+from rolltap.engine.tiny import FOLDER
+from rolltap.proxy.app import Rolltap
 from rolltap.proxy.routes import health
+from rolltap.proxy.server import bind, serve
+from rolltap.settings import Settings
 
 
 class Log:
@@ -23,9 +33,12 @@ class Log:
         return self._condition
 
 
-async def probe(path: str, condition: Condition, *ups: bool) -> tuple[int, dict[str, Any]]:
+async def probe(path: str, condition: Condition, *ups: bool, lacks_model: bool = False) -> tuple[int, dict[str, Any]]:
     policies = SimpleNamespace(
-        all=[SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}")) for at, up in enumerate(ups)]
+        all=[
+            SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}"), lacks_model=lacks_model)
+            for at, up in enumerate(ups)
+        ]
     )
     app = FastAPI()
     app.include_router(health.router(SimpleNamespace(call_log=Log(condition), policies=policies)))  # type: ignore[arg-type]
@@ -53,5 +66,74 @@ async def test_ready_says_whether_a_new_call_can_be_taken(
     assert tuple(body[name] for name in ("status", "store", "spool", "engines")) == said
 
 
+async def test_a_model_that_no_engine_lists_is_said_and_changes_no_status():
+    got, body = await probe("/ready", Condition(True), True, lacks_model=True)
+    assert (got, body["status"], body["models"]) == (200, "ready", "missing")
+    assert (await probe("/ready", Condition(True), True))[1]["models"] == "served"
+
+
 async def test_a_process_lives_whatever_it_waits_for():
     assert await probe("/health", Condition(False, False), False) == (200, {"status": "ok"})
+
+
+@asynccontextmanager
+async def engine_on(socket: Socket) -> AsyncIterator[None]:
+    """A chat engine that serves the model `scripted` until the block ends, and then refuses connections."""
+    stop = asyncio.Event()
+    app = ScriptedEngine(say("yes"), FOLDER, wire="openai").app
+    serving = asyncio.create_task(serve({"engine": (app, socket)}, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await serving
+
+
+async def test_an_engine_that_is_gone_is_down_until_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rolltap.proxy.app.PROBE_EVERY_S", 0.05)
+    socket = bind("127.0.0.1", 0)
+    port = socket.getsockname()[1]
+    policy = {"engine": "main", "model": "scripted"}
+    engine = {"kind": "openai_compatible", "url": f"http://127.0.0.1:{port}"}
+    settings = Settings.model_validate(
+        {"data": tmp_path, "engines": {"main": engine}, "policies": {"p": policy, "unused": policy}}
+    )
+
+    async def ready() -> tuple[int, str]:
+        response = await admin.get("/ready")
+        return response.status_code, response.json()["engines"]
+
+    async def engine_up() -> list[str]:
+        key = {"authorization": f"Bearer {app.settings.keys.admin}"}
+        text = (await admin.get("/metrics", headers=key)).text
+        return [line for line in text.splitlines() if line.startswith("rolltap_engine_up{")]
+
+    async def call() -> int:
+        body = {"model": "p", "messages": [{"role": "user", "content": "up?"}]}
+        key = {"authorization": f"Bearer {app.settings.keys.project}"}
+        return (await agent.post("/v1/chat/completions", json=body, headers=key)).status_code
+
+    async def until(state: tuple[int, str]) -> None:
+        async with asyncio.timeout(10):
+            while await ready() != state:  # noqa: ASYNC110  the state is another task's
+                await asyncio.sleep(0.01)
+
+    async with engine_on(socket):
+        running = Rolltap.running(settings)
+        app = await running.__aenter__()
+        agent = httpx.AsyncClient(transport=httpx.ASGITransport(app.planes["agent"]), base_url="http://agent")
+        admin = httpx.AsyncClient(transport=httpx.ASGITransport(app.planes["admin"]), base_url="http://admin")
+        assert await call() == 200
+    try:
+        assert await asyncio.gather(call(), call()) == [503, 503]
+        assert await ready() == (200, "up"), "two calls are no proof"
+        assert await call() == 503
+        await until((503, "down"))
+        assert await engine_up() == ['rolltap_engine_up{engine="main"} 0.0']
+        async with engine_on(bind("127.0.0.1", port)):
+            await until((200, "up"))
+            assert await call() == 200
+    finally:
+        await agent.aclose()
+        await admin.aclose()
+        await running.__aexit__(None, None, None)
