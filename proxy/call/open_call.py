@@ -107,8 +107,7 @@ class OpenCall:
     prompt: Sequence[int]  # what the engine sees; empty while an upstream has not told
     started_at: float = field(default_factory=time.time)
     version: int | None = None  # of the policy, when the call began; None: not known
-    intended: bool = False  # the intent was given to the store
-    begun: bool = False  # the store has the intent
+    refused: bool = False  # the store did not take the intent
     whole: bool = False  # the reply has ended: nothing of it is missing
     sampled: SampledTokens = field(default_factory=SampledTokens)
     choice: Choice | None = None
@@ -117,6 +116,11 @@ class OpenCall:
     flaw: Flaw | None = None
     problem: str = ""  # why the reply, which its client gets all the same, is no completed call
     withheld: bytes = b""  # the end of a relayed reply, which waits for the record
+
+    @property
+    def begun(self) -> bool:
+        """Whether the store has the intent."""
+        return self.node.recorded
 
     def see_prompt(self, plan: PromptPlan) -> None:
         """Takes the plan that holds the prompt which an upstream says it rendered."""

@@ -180,29 +180,37 @@ class CallPath:
 
     async def _record_intent(self, flight: InFlightRequest, call: OpenCall) -> None:
         """Returns when the intent survives the death of this process."""
-        call.intended = True
-        await self._recorder.begin(flight.intent(call, self._recorder.process))
-        call.begun = True
+        try:
+            await self._recorder.begin(flight.intent(call, self._recorder.process))
+        except Exception:
+            call.refused = True
+            raise
+        call.node.recorded = True
 
     async def _record_completions(self, flight: InFlightRequest, outcome: Outcome, problem: str) -> None:
         """Returns when all of them are durable; raises the first failure once none is under way."""
         await all_of([self._record_completion(flight, call, outcome, problem) for call in flight.calls])
 
     async def _record_completion(self, flight: InFlightRequest, call: OpenCall, outcome: Outcome, problem: str) -> None:
-        """Returns when the completion is durable. What is not on record can't be continued: prompts are deltas."""
+        """Returns when the completion is durable. What is not on record can't be continued: prompts are deltas.
+
+        An intent that was cancelled on its way to the store may be there or not, and is written again: it is the same.
+        """
         if outcome is Outcome.COMPLETED and call.problem:
             outcome, problem = Outcome.ENGINE_ERROR, call.problem
-        completion, recorded = flight.completion(call, outcome, problem), False
+        forest, ids, end = flight.session.forest, call.node.output_ids, Outcome.ABORTED
         try:
-            if not call.intended:
+            if not call.begun and not call.refused:
                 await self._record_intent(flight, call)
-            if call.begun:  # else the store did not take its intent
+            if call.begun:
+                completion = flight.completion(call, outcome, problem)
                 await self._recorder.complete(completion, flight.policy.name, call.counts())
-                recorded = True
+                ids, end = completion.output_ids, outcome
         finally:
-            ids = completion.output_ids if recorded else completion.output_ids[:0]
-            reply = call.choice.message if call.choice is not None else None
-            flight.session.forest.complete(call.node, ids, reply, outcome if recorded else Outcome.ABORTED)
+            if call.begun:
+                forest.complete(call.node, ids, call.choice.message if call.choice is not None else None, end)
+            else:
+                forest.remove(call.node)
             if flight.session.account is not None:
                 flight.session.account.count(tokens=call.tokens())
 

@@ -12,7 +12,7 @@ them out, one comparison of pointers a message and one hash a new message.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 
@@ -84,7 +84,7 @@ class CallNode:
 
     __slots__ = (
         "_prompt", "break_", "call_id", "context_digest", "holds_thinking", "items", "lineage", "outcome", "output_ids",
-        "parent", "prompt_length", "reply", "shared", "weighed",
+        "parent", "prompt_length", "recorded", "reply", "shared", "weighed",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +106,7 @@ class CallNode:
         self.output_ids: Int32 = np.empty(0, np.int32)
         self.reply: Message | None = None
         self.outcome: Outcome | None = None  # None: in flight
+        self.recorded = False  # its intent is durable: only then may the record of another call rest on it
         self.holds_thinking = False  # whether what was thought, here or before, stands in the prompt and reply
         self.context_digest = b""
         self.items: tuple[bytes, ...] = ()  # the request's raw items; dropped when a child takes over
@@ -168,6 +169,8 @@ class CallNode:
         return CALL_BYTES + 4 * self.held + links + reply
 
     def complete(self, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
+        """Only a call whose intent is on record ends."""
+        self.recorded = True
         self.output_ids, self.reply, self.outcome = output_ids, reply, outcome
         dropped = self.break_ is not None and self.break_.reason is BreakReason.THINKING_DROPPED
         inherited = self.parent is not None and self.parent.holds_thinking and not dropped
@@ -292,15 +295,24 @@ class Forest:
     def add(self, node: CallNode) -> None:
         """Takes a call in flight into the forest."""
         self.nodes[node.call_id] = node
-        links = node.lineage.links
-        for offset in range(0, len(links), DIGEST_BYTES):
-            link = links[offset : offset + DIGEST_BYTES]
-            self._prefixes.setdefault(link + node.frame, node)
-            self._prefixes.setdefault(link, node)
+        for key in _prefix_keys(node):
+            self._prefixes.setdefault(key, node)
         self._weigh(node)
         if node.parent is not None:
             node.parent.hand_over()
             self._weigh(node.parent)
+
+    def remove(self, node: CallNode) -> None:
+        """Takes out a call whose intent is not on record: no later request finds it, but others that begin alike."""
+        del self.nodes[node.call_id]
+        self.size -= node.weighed
+        lost = {key for key in _prefix_keys(node) if self._prefixes.get(key) is node}
+        for key in lost:
+            del self._prefixes[key]
+        for other in self.nodes.values():
+            for key in _prefix_keys(other):
+                if key in lost:
+                    self._prefixes.setdefault(key, other)
 
     def _weigh(self, node: CallNode) -> None:
         """Counts what a node takes now."""
@@ -341,11 +353,21 @@ class Forest:
             lineage = msgspec.msgpack.decode(intent.lineage, type=Lineage)
             parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
             node = CallNode(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
+            node.recorded = True
             self.add(node)
         if done is not None:
             reply = msgspec.json.decode(done.message, type=Message) if done.message else None
             self.complete(node, done.output_ids, reply, done.outcome)
         return True
+
+
+def _prefix_keys(node: CallNode) -> Iterator[bytes]:
+    """Under what each message that a call adds is indexed: in its own frame, and in any."""
+    links, frame = node.lineage.links, node.frame
+    for offset in range(0, len(links), DIGEST_BYTES):
+        link = links[offset : offset + DIGEST_BYTES]
+        yield link + frame
+        yield link
 
 
 def _begins_with(request: ChatRequest, known: ChatRequest) -> bool:

@@ -37,7 +37,11 @@ PROMPT_TAIL = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptPlan:
-    """What to send and what it rests on. `shared` counts the leading tokens that are the parent's context."""
+    """What to send and what it rests on. `shared` counts the leading tokens that are the parent's context.
+
+    The parent's intent is on record, as the call is recorded by what it adds to it. A break may name a call whose
+    intent is not.
+    """
 
     prompt_ids: Int32
     parent: CallNode | None
@@ -129,17 +133,18 @@ class Lineages:
     ) -> PromptPlan:
         """The plan for `prompt`; `reason` says why it is not the plain continuation of `match.context`, if known."""
         outline, match = place.outline, place.match
-        parent = match.context or match.node or match.elsewhere or self._echoed(forest, request)
+        nearest = match.context or match.node or match.elsewhere or self._echoed(forest, request)
+        parent = nearest if nearest is not None and nearest.recorded else None
         shared = _common_prefix(prompt, parent)
         quotes = _quoted_replies(forest, request, place)
         if match.context is None:
-            reason = BreakReason.COMPACTION if quotes else self._unmatched(forest, outline, match, parent)
+            reason = BreakReason.COMPACTION if quotes else self._unmatched(forest, outline, match, nearest)
         elif reason is None and shared < match.context.context_length:
             # An upstream that renders by itself has not said its prompt yet: there is no template of ours to blame.
             reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE if len(prompt) else BreakReason.TOKENS_DIFFER
         break_ = None
         if reason is not None:
-            break_ = Break(reason, call_id, parent.call_id if parent else None, shared, outline.lead + match.proven)
+            break_ = Break(reason, call_id, nearest.call_id if nearest else None, shared, outline.lead + match.proven)
         base = match.covered if match.context is not None else 0
         lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system)
         return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes)
@@ -159,7 +164,9 @@ class Lineages:
         """The call whose reply is the request's last, by its handle: of a history that was edited from the first on."""
         return next((node for call_id in self._named(request) if (node := forest.nodes.get(call_id))), None)
 
-    def _unmatched(self, forest: Forest, outline: Outline, match: Match, parent: CallNode | None) -> BreakReason | None:
+    def _unmatched(
+        self, forest: Forest, outline: Outline, match: Match, nearest: CallNode | None
+    ) -> BreakReason | None:
         """Why no recorded reply leads to this request; None where nothing had to be continued."""
         if not forest.nodes:
             return None
@@ -169,7 +176,7 @@ class Lineages:
         if match.elsewhere is not None:
             same_tools = match.elsewhere.lineage.tools == outline.tools
             return BreakReason.SYSTEM_CHANGED if same_tools else BreakReason.TOOLS_CHANGED
-        return BreakReason.NEW_CONVERSATION if parent is None else BreakReason.HISTORY_EDITED
+        return BreakReason.NEW_CONVERSATION if nearest is None else BreakReason.HISTORY_EDITED
 
 
 class Continuation(Lineages):
