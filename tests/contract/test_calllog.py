@@ -369,6 +369,22 @@ async def test_a_proxys_orphans_are_aborted_by_its_peers_on_postgres(postgres_ur
     await peer.close()
 
 
+async def test_a_process_that_was_taken_for_gone_is_watched_again_with_its_next_intent(postgres_url: str):
+    databases = [Database(postgres_url) for _ in range(2)]
+    late, peer = (SqlCallLog(one, registry=PostgresRegistry(one, beat_s=3600.0, gone_s=0.3)) for one in databases)
+    await late.start()
+    await peer.start()
+    session = a_session()
+    await peer.open_session(session)
+    for _ in range(2):
+        await late.append_intent(an_intent(session, process="late"))
+        async with asyncio.timeout(10):
+            while not await peer.abort_orphans([], at=1.0):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    await peer.close()
+    await late.close()
+
+
 async def test_compressed_columns_are_not_compressed_again_on_postgres(postgres_url: str):
     log = open_call_log(postgres_url)
     await log.start()

@@ -3,6 +3,7 @@
 A process stands in `processes` from the transaction of its first intent on. Every `BEAT_S` it renews its row: when it
 was seen, and up to which id all of its calls are complete, so that a sweep of its open calls looks at few, however
 many there are in the log. Calls are counted as complete `MARGIN_S` late: an id may be made well before its intent is.
+A process that could not renew its row for half of `GONE_S` does so with its next intent: a peer may have removed it.
 
 On SQLite only one process can write, so every other one is gone. On Postgres one is gone that was not seen for
 `GONE_S` by the database's clock, and its open calls are presumed aborted by whichever of its peers looks first. While
@@ -50,14 +51,14 @@ class ProcessRegistry:
         self._gone_s = gone_s
         self._margin_s = margin_s
         self._own: set[str] = set()
-        self._announced: set[str] = set()
+        self._announced: dict[str, float] = {}
         self._open: dict[str, str] = {}
         self._latest: dict[str, str] = {}
         self._marks: deque[tuple[float, dict[str, str]]] = deque()
         self._task: asyncio.Task[None] | None = None
         insert = f"INSERT INTO processes (id, seen_at, complete_to) VALUES (:id, {self.clock}, :complete_to)"
         renewed = "seen_at = excluded.seen_at, complete_to = excluded.complete_to"
-        self._first = sa.text(f"{insert} ON CONFLICT (id) DO NOTHING")
+        self._seen = sa.text(f"{insert} ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at")
         self._renew = sa.text(f"{insert} ON CONFLICT (id) DO UPDATE SET {renewed}")
 
     def start(self) -> None:
@@ -85,17 +86,18 @@ class ProcessRegistry:
         self._open.pop(call_id, None)
 
     def knows(self, ids: set[str]) -> bool:
-        """Whether these processes are announced already."""
-        return ids <= self._announced
+        """Whether no peer can have taken these processes for gone since they were announced."""
+        now = time.monotonic()
+        return all(now < self._announced.get(process, 0.0) for process in ids)
 
     def announce(self, connection: sa.Connection, ids: set[str]) -> None:
         """In the transaction that writes intents of these processes, own or not."""
-        for process in sorted(ids - self._announced):
-            connection.execute(self._first, {"id": process, "complete_to": ""})
+        for process in sorted(ids):
+            connection.execute(self._seen, {"id": process, "complete_to": ""})
 
-    def announced(self, ids: set[str]) -> None:
-        """That transaction is committed."""
-        self._announced |= ids & self._own
+    def announced(self, ids: set[str], at: float) -> None:
+        """Their rows were renewed by a transaction, now committed, that began `at`, by the monotonic clock."""
+        self._announced.update(dict.fromkeys(ids & self._own, at + self._gone_s / 2))
 
     async def _beat(self) -> None:
         while True:
@@ -120,6 +122,7 @@ class ProcessRegistry:
 
     async def _beat_once(self, latest: Mapping[str, str]) -> None:
         rows = [{"id": process, "complete_to": self._complete_to(process, latest)} for process in sorted(self._own)]
+        began = time.monotonic()
 
         def renew(connection: sa.Connection) -> None:
             connection.execute(self._renew, rows)
@@ -127,6 +130,7 @@ class ProcessRegistry:
         if rows:
             with acting_for(EVERY_TENANT):
                 await self._database.transact(renew, Durability.PROCESS)
+            self.announced({row["id"] for row in rows}, began)
 
     def _complete_to(self, process: str, latest: Mapping[str, str]) -> str:
         """All calls of `process` with a lesser id are complete."""

@@ -129,7 +129,6 @@ class FactWriter:
                 await self.write([fact])
             return
         crash_point("store.committed")
-        self._registry.announced(batch.processes)
         self._known_parts.update(dict.fromkeys(batch.parts))  # only what was written: `seen_at` must not grow old
         for table, by_key in batch.facts.items():
             if inserted[table] < len(by_key):
@@ -162,7 +161,10 @@ class FactWriter:
             crash_point("store.transaction")
             return inserted
 
-        return await self._database.transact(work, batch.durability)
+        began = time.monotonic()
+        inserted = await self._database.transact(work, batch.durability)
+        self._registry.announced(batch.processes, began)
+        return inserted
 
     async def _compare(self, table: sa.Table, facts: Mapping[str, EncodedFact]) -> None:
         """Fails the facts whose row differs from the one that was there."""
