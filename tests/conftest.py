@@ -140,6 +140,10 @@ class RedisServer:
                 return
         pytest.fail("redis-server did not start")
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)

@@ -17,6 +17,7 @@ class Relay:
     piece: int = 65_536
     delay_s: float = 0.0
     own_port: int = 0
+    _generation: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
@@ -30,13 +31,20 @@ class Relay:
             running.add_done_callback(self._tasks.discard)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, back: bool) -> None:
+        generation = self._generation
         with suppress(ConnectionError):
             while data := await reader.read(self.piece if back else 65_536):
+                if generation != self._generation:
+                    await asyncio.Event().wait()
                 if back and self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 writer.write(data)
                 await writer.drain()
         writer.close()
+
+    def vanish(self) -> None:
+        """Nothing passes over the connections of now any more, and nobody is told; new ones are made as before."""
+        self._generation += 1
 
     async def end(self) -> None:
         for task in list(self._tasks):

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
 
-from rolltap.calllog.base import RequestParts
+from rolltap.calllog.base import Condition, RequestParts
 from rolltap.calllog.database import Database
 from rolltap.calllog.fact_codec import EncodedFact, encode_fact
 from rolltap.calllog.facts import Fact
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.redis import STREAM, IngestWriter
 from rolltap.calllog.schema import call_intents
+from rolltap.calllog.spool import Spool
+from rolltap.calllog.spool_writer import SpoolWriter
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.types import Outcome
 
 from ..unit.calllog.facts import a_completion, a_session, an_intent
 from .load import DRAINED_WITHIN_S, Load, emptied
+from .relay import relayed
 
 
 async def test_redis_killed_and_started_again_under_load_loses_nothing(postgres_url: str, private_redis: Any):
@@ -83,6 +89,105 @@ async def test_calls_are_acknowledged_while_postgres_is_away(private_postgres: A
     await log.close()
 
 
+async def test_calls_go_to_postgres_while_redis_hangs(postgres_url: str, private_redis: Any, tmp_path: Path):
+    log = open_call_log(postgres_url, ingest=private_redis.url, spools=[tmp_path / "spool"])
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    load = Load(log, session)
+    load.start(4)
+    await load.reach(50)
+    private_redis.signal(signal.SIGSTOP)
+    await load.reach(50)
+    assert await log.condition() == Condition(store=True, spool=True)
+    await load.end()
+    assert await emptied(log) < DRAINED_WITHIN_S
+    await load.check()
+    private_redis.signal(signal.SIGCONT)
+    load.start(4)
+    async with Redis.from_url(private_redis.url) as client:
+        while not await client.xlen(STREAM):  # noqa: ASYNC110 - the log finds out by itself
+            await asyncio.sleep(0.01)
+    await load.end()
+    await load.check()
+    assert load.refused == 0
+    await log.close()
+
+
+async def test_a_postgres_connection_that_vanishes_without_a_word_is_given_up(
+    postgres_url: str, private_redis: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rolltap.calllog.redis.STORE_WITHIN_S", 0.5)
+    server = urlsplit(postgres_url)
+    assert server.hostname
+    assert server.port
+    async with relayed(server.hostname, server.port) as relay:
+        url = postgres_url.replace(f":{server.port}/", f":{relay.own_port}/")
+        log = open_call_log(url, ingest=private_redis.url)
+        await log.start()
+        session = a_session()
+        await log.open_session(session)
+        assert not await log.rows(session.id)
+        relay.vanish()
+        intent = an_intent(session)
+        await log.append_intent(intent)
+        await log.append_completion(a_completion(intent.id))
+        assert await emptied(log) < DRAINED_WITHIN_S
+        (row,) = await log.rows(session.id)
+        assert row.call().outcome is Outcome.COMPLETED
+        await relay.end()
+        await log.close()
+
+
+async def test_a_reader_does_not_wait_for_ever_for_a_store_that_hangs(
+    private_redis: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rolltap.calllog.redis.CATCH_UP_S", 0.2)
+    writer = IngestWriter(private_redis.url, HangingStore())
+    await writer.start()
+    await writer.write([encode_fact(an_intent("session"))])
+    with pytest.raises(StoreUnavailable, match="catching up"):
+        await writer.settled()
+    monkeypatch.setattr("rolltap.calllog.redis.STORE_WITHIN_S", 0.01)
+    await writer.close()
+
+
+async def test_what_is_held_for_a_store_that_is_away_has_a_bound(
+    private_redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rolltap.calllog.redis.HELD_BYTES", 20_000)
+    store = RememberingStore()
+    store.away = True
+    ingest = IngestWriter(private_redis.url, store)
+    writer = SpoolWriter(ingest, Spool(tmp_path / "spool", 1_000_000), probe_s=0.05)
+    await writer.start()
+    intents = [an_intent("session") for _ in range(100)]
+    for intent in intents:
+        fact = encode_fact(intent)
+        await writer.write([fact])
+        assert fact.failure is None
+    assert 0 < ingest.waiting < 30
+    assert writer.spool.in_use
+    store.away = False
+    await asyncio.wait_for(writer.settled(), 10)
+    assert store.intents == [intent.id for intent in intents]
+    await writer.close()
+
+
+async def test_a_store_that_is_slow_gets_smaller_batches(private_redis: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rolltap.calllog.redis.STORE_WITHIN_S", 0.2)
+    store = RememberingStore()
+    store.away, store.slow_s = True, 0.002
+    writer = IngestWriter(private_redis.url, store)
+    await writer.start()
+    intents = [an_intent("session") for _ in range(500)]
+    await writer.write([encode_fact(intent) for intent in intents])
+    store.away = False
+    assert await emptied(writer) < DRAINED_WITHIN_S
+    assert store.intents == [intent.id for intent in intents]
+    await writer.close()
+
+
 class AwayStore:
     """A store that never answers a write."""
 
@@ -100,13 +205,25 @@ class AwayStore:
 
 
 class RememberingStore(AwayStore):
-    """A store that keeps the intents in the order in which they came."""
+    """A store that keeps the intents in the order in which they came, and can be away, or slow with each fact."""
 
     def __init__(self) -> None:
         self.intents: list[str] = []
+        self.away = False
+        self.slow_s = 0.0
 
     async def write(self, facts: Sequence[EncodedFact]) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
+        await asyncio.sleep(self.slow_s * len(facts))
         self.intents += [fact.row[0] for fact in facts if fact.table is call_intents]
+
+
+class HangingStore(AwayStore):
+    """A store that takes a write and says no more."""
+
+    async def write(self, facts: Sequence[EncodedFact]) -> None:
+        await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("fault", ["killed", "flushed"])

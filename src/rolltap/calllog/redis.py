@@ -9,7 +9,8 @@ The stream itself is read for proxies that died. Each proxy looks every `SWEEP_S
 the store, where writing twice is harmless, and deletes them; a lock in Redis keeps peers from doing so at once. A proxy
 that starts sweeps everything first. A reader who waits for a peer longer than `PATIENCE_S` sweeps, too.
 
-While Redis can't be reached, facts go to the store directly, after those that are held.
+While Redis can't be reached, or takes longer than `REDIS_WITHIN_S`, facts go to the store directly, after those that
+are held. While the store is away, about `HELD_BYTES` are held; further facts are refused, for a spool to take them.
 
 A fact that the store refuses (another one is there under its id) can't be told to its appender any more: it is logged
 as an error and kept in the stream `rolltap:refused`.
@@ -23,10 +24,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from rolltap.calllog.fact_codec import EncodedFact, pack_fact, unpack_fact
@@ -49,6 +53,10 @@ PAUSE_S = 0.02
 ENTRY_BYTES = 8 << 20
 """A group with more bytes becomes several entries."""
 
+HELD_BYTES = 256 << 20
+FACT_BYTES = 1000
+"""About what a held fact takes in memory beside its bytes in the stream."""
+
 BATCH = 2000
 SWEPT_ENTRIES = 20
 SWEEP_S = 10.0
@@ -60,10 +68,25 @@ SWEEPER_MS = 2000
 RETRY_S = 0.5
 CATCH_UP_S = 10.0
 TIMEOUT_S = 5.0
+REDIS_WITHIN_S = 1.0
+"""A Redis that takes longer for what calls wait for is taken to be away."""
+
+STORE_WITHIN_S = 5.0
+"""A store that takes longer for a batch gets it again in smaller ones, over another connection."""
+
 OLDEST_VERSION = (6, 2)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[bytes])
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An entry of the stream, and its facts, which are held until the store has them. `size`: bytes in memory."""
+
+    id: bytes
+    facts: Sequence[EncodedFact]
+    size: int
 
 
 class IngestWriter:
@@ -73,9 +96,13 @@ class IngestWriter:
         self._url = url
         self._store = store
         self._sweep_s = sweep_s
-        self._redis: Redis = Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
-        # Groups with the ids of their entries, oldest first. Ids come again where Redis has lost its data.
-        self._held: deque[tuple[Sequence[bytes], Sequence[EncodedFact]]] = deque()
+        self._redis: Redis = Redis.from_url(
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
+        )
+        # Oldest first. Ids come again where Redis has lost its data.
+        self._held: deque[_Entry] = deque()
+        self._held_bytes = 0
+        self._batch = BATCH
         self._known_parts = known_parts()
         self._away = False
         self._closing = False
@@ -85,7 +112,7 @@ class IngestWriter:
 
     @property
     def waiting(self) -> int:
-        return sum(len(facts) for _, facts in self._held) + self._store.waiting
+        return sum(len(entry.facts) for entry in self._held) + self._store.waiting
 
     @property
     def spool(self) -> SpoolState | None:
@@ -135,29 +162,46 @@ class IngestWriter:
     async def write(self, facts: Sequence[EncodedFact]) -> None:
         if not facts:
             return
+        if self._held_bytes > HELD_BYTES:
+            raise StoreUnavailable("the store is away, and no more can be held for it", retry_after=1)
         if self._away or not await self._append(facts):
             await self._drain()  # first: a call may go on from one of these
             await self._store.write(facts)
 
     async def _append(self, facts: Sequence[EncodedFact]) -> bool:
         """Whether Redis has them all."""
+        records = [pack_fact(fact, self._known_parts) for fact in facts]
+        groups = _groups(records)
         pipeline = self._redis.pipeline(transaction=False)
-        for entry in _entries([pack_fact(fact, self._known_parts) for fact in facts]):
-            pipeline.xadd(STREAM, {FIELD: entry})
+        for group in groups:
+            pipeline.xadd(STREAM, {FIELD: _encoder.encode(records[group])})
         try:
-            ids = await pipeline.execute()
+            async with asyncio.timeout(REDIS_WITHIN_S):
+                ids = await pipeline.execute()
         except (RedisError, OSError) as error:
-            log.warning("Redis takes no calls, they go to the store: %s", error)
-            self._away = True
-            self._filled.set()
+            self._pass_by(error)
             return False
         crash_point("ingest.appended")
-        self._known_parts.update(
-            (digest, None) for fact in facts for digest in fact.parts if digest not in self._known_parts
-        )
-        self._held.append((ids, facts))
+        for fact in facts:
+            if fact.parts:  # those that are known are in the store, or held with an earlier fact
+                fact.parts = {digest: part for digest, part in fact.parts.items() if digest not in self._known_parts}
+        self._known_parts.update((digest, None) for fact in facts for digest in fact.parts)
+        for entry_id, group in zip(ids, groups, strict=True):
+            self._hold(_Entry(entry_id, facts[group], sum(map(len, records[group]))))
         self._filled.set()
         return True
+
+    def _hold(self, entry: _Entry) -> None:
+        entry.size += sum(FACT_BYTES + sum(map(len, fact.parts.values())) for fact in entry.facts)
+        self._held.append(entry)
+        self._held_bytes += entry.size
+
+    def _pass_by(self, error: Exception) -> None:
+        """Facts go to the store directly until Redis answers again."""
+        if not self._away:
+            log.warning("Redis takes no calls, they go to the store: %s", str(error) or "no answer in time")
+        self._away = True
+        self._filled.set()
 
     async def _run(self) -> None:
         """Writes what is held, for as long as this runs; now and then what dead proxies left."""
@@ -169,10 +213,11 @@ class IngestWriter:
             self._filled.clear()
             await asyncio.sleep(PAUSE_S)
             try:
-                if self._away:
-                    await self._redis.ping()
-                    self._away = False
-                await self._drain()
+                try:
+                    await self._drain()
+                finally:
+                    if self._away:
+                        await self._ask_redis()
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + self._sweep_s
                     await self._sweep(await self._old())
@@ -180,36 +225,66 @@ class IngestWriter:
                 self._filled.set()
                 await asyncio.sleep(RETRY_S)
 
-    async def _drain(self) -> None:
-        """Writes what is held to the store, in order."""
-        async with self._draining:
-            while self._held:
-                count = 0
-                entry_ids: list[bytes] = []
-                facts: list[EncodedFact] = []
-                for ids, group in self._held:
-                    count += 1
-                    entry_ids += ids
-                    facts += group
-                    if len(facts) >= BATCH:
-                        break
-                await self._move(facts, entry_ids)
-                for _ in range(count):
-                    self._held.popleft()
+    async def _ask_redis(self) -> None:
+        """Facts go to Redis again if it answers."""
+        async with asyncio.timeout(REDIS_WITHIN_S):
+            await self._redis.ping()
+        self._away = False
 
-    async def _move(self, facts: Sequence[EncodedFact], ids: Sequence[bytes]) -> None:
-        """Writes the facts of these entries to the store and deletes the entries.
+    async def _drain(self) -> None:
+        """Writes what is held to the store, in order, and deletes the entries.
 
         If Redis can't be reached, the entries stay there: they are swept later, which changes nothing in the store.
         """
-        await self._store.write(facts)
+        async with self._draining:
+            while entries := self._oldest():
+                facts = [fact for entry in entries for fact in entry.facts]
+                await self._store_all(facts)
+                if not self._away:
+                    try:
+                        async with asyncio.timeout(REDIS_WITHIN_S):
+                            await self._delete([entry.id for entry in entries], facts)
+                    except (RedisError, OSError) as error:
+                        self._pass_by(error)
+                for entry in entries:
+                    self._held.popleft()
+                    self._held_bytes -= entry.size
+
+    def _oldest(self) -> Sequence[_Entry]:
+        """The held entries that come first: about a batch."""
+        entries: list[_Entry] = []
+        facts = size = 0
+        for entry in self._held:
+            entries.append(entry)
+            facts += len(entry.facts)
+            size += entry.size
+            if facts >= self._batch or size >= ENTRY_BYTES:
+                break
+        return entries
+
+    async def _store_all(self, facts: Sequence[EncodedFact]) -> None:
+        """Writes the facts to the store; `StoreUnavailable` if it does not take a single one in time."""
+        start = 0
+        while start < len(facts):
+            some = facts[start : start + self._batch]
+            try:
+                async with asyncio.timeout(STORE_WITHIN_S):
+                    await self._store.write(some)
+            except TimeoutError:
+                if self._batch == 1:
+                    raise StoreUnavailable("the store takes too long", retry_after=1) from None
+                self._batch = max(1, self._batch // 8)
+            else:
+                start += len(some)
+                self._batch = min(BATCH, 2 * self._batch)
         crash_point("ingest.written")
-        with suppress(RedisError, OSError):
-            for fact in facts:
-                if fact.failure is not None:
-                    await self._refuse(pack_fact(fact), str(fact.failure))
-            if not self._away:
-                await self._redis.xdel(STREAM, *ids)
+
+    async def _delete(self, ids: Sequence[bytes], facts: Sequence[EncodedFact]) -> None:
+        """Deletes the entries of facts that the store has, or has refused."""
+        for fact in facts:
+            if fact.failure is not None:
+                await self._refuse(pack_fact(fact), str(fact.failure))
+        await self._redis.xdel(STREAM, *ids)
 
     async def _refuse(self, data: bytes, reason: str) -> None:
         log.error("a fact of the ingest stream was refused, and is kept in %s: %s", REFUSED, reason)
@@ -227,7 +302,8 @@ class IngestWriter:
                         facts.append(unpack_fact(data))
                     except RecordCorrupt as error:
                         await self._refuse(data, str(error))
-            await self._move(facts, [entry_id for entry_id, _ in batch])
+            await self._store_all(facts)
+            await self._delete([entry_id for entry_id, _ in batch], facts)
         await self._redis.delete(SWEEPER)
 
     async def _range(self, last: bytes, count: int) -> list[tuple[bytes, bytes]]:
@@ -247,15 +323,16 @@ class IngestWriter:
 
     async def settled(self) -> None:
         """Waits until the store has everything that any proxy had appended before."""
-        await self._drain()
-        if not self._away:
-            try:
-                async with asyncio.timeout(CATCH_UP_S):
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                await self._drain()
+                if not self._away:
                     await self._until_moved(PATIENCE_S)
-            except TimeoutError:
-                raise StoreUnavailable("the store is catching up with the ingest stream", retry_after=1) from None
-            except (RedisError, OSError) as error:
-                log.warning("Redis can't be asked for the calls of other proxies: %s", error)
+        except TimeoutError:
+            raise StoreUnavailable("the store is catching up with the ingest stream", retry_after=1) from None
+        except (RedisError, OSError) as error:
+            log.warning("Redis can't be asked for the calls of other proxies: %s", error)
+            self._pass_by(error)
         await self._store.settled()
 
     async def _until_moved(self, patience_s: float) -> None:
@@ -267,17 +344,16 @@ class IngestWriter:
             await asyncio.sleep(POLL_S)
 
 
-def _entries(facts: Sequence[bytes]) -> list[bytes]:
-    """The packed facts as entries of up to about `ENTRY_BYTES`."""
-    groups: list[list[bytes]] = [[]]
+def _groups(records: Sequence[bytes]) -> list[slice]:
+    """Which packed facts make an entry each, of up to about `ENTRY_BYTES`."""
+    ends: list[int] = []
     size = 0
-    for fact in facts:
-        if size > ENTRY_BYTES:
-            groups.append([])
+    for end, record in enumerate(records, 1):
+        size += len(record)
+        if size > ENTRY_BYTES or end == len(records):
+            ends.append(end)
             size = 0
-        groups[-1].append(fact)
-        size += len(fact)
-    return [_encoder.encode(group) for group in groups]
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _packed_facts(entry: bytes) -> list[bytes]:
