@@ -3,7 +3,9 @@
 `write` appends a group to the stream as one entry; with `appendfsync always` Redis answers after its fsync. The proxy
 holds what it appended in memory. `PAUSE_S` later it writes that to the store, many groups in one transaction, and
 deletes the entries. So a proxy reads nothing back, and it does not matter to it whether Redis still has its data: facts
-are lost only if Redis loses them and the proxy dies within that pause.
+are lost only if Redis loses them and the proxy dies within that pause. While the store is away, a proxy looks after
+each vain attempt whether Redis was emptied, and appends again what it holds; then the pause is as long as an attempt
+takes, and `RETRY_S`.
 
 The stream itself is read for proxies that died. Each proxy looks every `SWEEP_S` for entries that old, writes them to
 the store, where writing twice is harmless, and deletes them; a lock in Redis keeps peers from doing so at once. A proxy
@@ -22,7 +24,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +39,18 @@ from rolltap.calllog.fact_codec import EncodedFact, pack_fact, unpack_fact
 from rolltap.calllog.writing import GroupWriter, SpoolState, known_parts
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
+from rolltap.ids import new_id
 
 log = logging.getLogger("rolltap.store")
 
 STREAM = "rolltap:calls"
 REFUSED = "rolltap:refused"
 SWEEPER = "rolltap:sweeper"
+
+MARK = "rolltap:proxy:"
+"""With an id of its own, a key of each proxy: where it is missing, Redis was emptied."""
+
+MARK_S = 600
 
 FIELD = b"facts"
 """The one field of an entry: msgpack of a list of packed facts."""
@@ -104,6 +112,7 @@ class IngestWriter:
         self._held_bytes = 0
         self._batch = BATCH
         self._known_parts = known_parts()
+        self._mark = MARK + new_id()
         self._away = False
         self._closing = False
         self._filled = asyncio.Event()
@@ -122,6 +131,7 @@ class IngestWriter:
         await self._store.start()
         try:
             await self._check()
+            await self._set_mark()
             await self._until_moved(0.0)
         except RedisError as error:
             raise StoreUnavailable(f"{self._url} can't be used: {error}") from error
@@ -220,9 +230,11 @@ class IngestWriter:
                         await self._ask_redis()
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + self._sweep_s
+                    await self._set_mark()
                     await self._sweep(await self._old())
             except (StoreUnavailable, RedisError, OSError):
                 self._filled.set()
+                await self._append_lost()
                 await asyncio.sleep(RETRY_S)
 
     async def _ask_redis(self) -> None:
@@ -237,7 +249,7 @@ class IngestWriter:
         If Redis can't be reached, the entries stay there: they are swept later, which changes nothing in the store.
         """
         async with self._draining:
-            while entries := self._oldest():
+            while entries := self._batch_of(iter(self._held)):
                 facts = [fact for entry in entries for fact in entry.facts]
                 await self._store_all(facts)
                 if not self._away:
@@ -250,17 +262,42 @@ class IngestWriter:
                     self._held.popleft()
                     self._held_bytes -= entry.size
 
-    def _oldest(self) -> Sequence[_Entry]:
-        """The held entries that come first: about a batch."""
+    def _batch_of(self, held: Iterator[_Entry]) -> Sequence[_Entry]:
+        """The entries that come first: about a batch."""
         entries: list[_Entry] = []
         facts = size = 0
-        for entry in self._held:
+        for entry in held:
             entries.append(entry)
             facts += len(entry.facts)
             size += entry.size
             if facts >= self._batch or size >= ENTRY_BYTES:
                 break
         return entries
+
+    async def _set_mark(self) -> None:
+        await self._redis.set(self._mark, b"", ex=MARK_S)
+
+    async def _append_lost(self) -> None:
+        """Appends again what is held if Redis was emptied: the store is away, so nobody else has it."""
+        if self._away or not self._held:
+            return
+        try:
+            async with asyncio.timeout(REDIS_WITHIN_S):
+                if await self._redis.set(self._mark, b"", ex=MARK_S, xx=True):
+                    return
+            log.warning("Redis was emptied while the store is away: %d groups are appended again", len(self._held))
+            held = iter(list(self._held))
+            while entries := self._batch_of(held):
+                pipeline = self._redis.pipeline(transaction=False)
+                for entry in entries:
+                    pipeline.xadd(STREAM, {FIELD: _encoder.encode([pack_fact(fact) for fact in entry.facts])})
+                async with asyncio.timeout(TIMEOUT_S):
+                    ids = await pipeline.execute()
+                for entry, entry_id in zip(entries, ids, strict=True):
+                    entry.id = entry_id
+            await self._set_mark()
+        except (RedisError, OSError) as error:
+            self._pass_by(error)
 
     async def _store_all(self, facts: Sequence[EncodedFact]) -> None:
         """Writes the facts to the store; `StoreUnavailable` if it does not take a single one in time."""

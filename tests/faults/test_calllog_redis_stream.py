@@ -1,0 +1,42 @@
+"""What is in the ingest stream: emptied while Postgres is away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from redis.asyncio import Redis
+
+from rolltap.calllog.base import RequestParts
+from rolltap.calllog.fact_codec import encode_fact
+from rolltap.calllog.open import open_call_log
+from rolltap.calllog.redis import STREAM, IngestWriter
+
+from ..unit.calllog.facts import a_session, an_intent
+from .test_calllog_redis import AwayStore
+
+
+async def test_what_waits_for_postgres_is_appended_again_to_a_redis_that_was_emptied(
+    postgres_url: str, private_redis: Any
+):
+    dies = IngestWriter(private_redis.url, AwayStore())
+    await dies.start()
+    session = a_session()
+    request = RequestParts(b"", (), 0, {"tools": b"a large part " * 1000})
+    intents = [an_intent(session, request=request) for _ in range(3)]
+    async with Redis.from_url(private_redis.url) as client:
+        for fact in (session, *intents[:2]):
+            await dies.write([encode_fact(fact)])
+        await client.flushall()
+        await dies.write([encode_fact(intents[2])])
+        async with asyncio.timeout(10):
+            while await client.xlen(STREAM) < 5:  # noqa: ASYNC110 - the writer's own task appends
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(1.0)
+        assert await client.xlen(STREAM) == 5  # once
+    await dies.close()
+    log = open_call_log(postgres_url, ingest=private_redis.url)
+    await log.start()
+    assert [row.intent.id for row in await log.rows(session.id)] == [intent.id for intent in intents]
+    assert [(await log.request(intent.id)).fixed for intent in intents] == [request.fixed] * 3
+    await log.close()
