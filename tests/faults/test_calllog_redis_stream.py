@@ -1,16 +1,20 @@
-"""What is in the ingest stream: emptied while Postgres is away."""
+"""The ingest stream itself: emptied while Postgres is away, wanted by two stores."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import asyncpg
+import pytest
 from redis.asyncio import Redis
 
 from rolltap.calllog.base import RequestParts
 from rolltap.calllog.fact_codec import encode_fact
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.redis import STREAM, IngestWriter
+from rolltap.calllog.redis_checks import OWNER
+from rolltap.errors import ConfigError
 
 from ..unit.calllog.facts import a_session, an_intent
 from .test_calllog_redis import AwayStore
@@ -40,3 +44,27 @@ async def test_what_waits_for_postgres_is_appended_again_to_a_redis_that_was_emp
     assert [row.intent.id for row in await log.rows(session.id)] == [intent.id for intent in intents]
     assert [(await log.request(intent.id)).fixed for intent in intents] == [request.fixed] * 3
     await log.close()
+
+
+async def test_a_redis_of_another_store_is_refused_at_start(
+    postgres_server_url: str, postgres_url: str, private_redis: Any
+):
+    """On one server, too; whoever is no superuser can tell stores apart."""
+    one = open_call_log(postgres_url, ingest=private_redis.url)
+    await one.start()
+    server = await asyncpg.connect(postgres_server_url)
+    await server.execute("CREATE ROLE a_store LOGIN")
+    await server.execute("CREATE DATABASE a_store OWNER a_store")
+    url = f"postgresql://a_store@{postgres_server_url.rsplit('@', 1)[-1].rsplit('/', 1)[0]}/a_store"
+    other = open_call_log(url, ingest=private_redis.url)
+    with pytest.raises(ConfigError, match=f"another store.*DEL {OWNER}"):
+        await other.start()
+    await one.close()
+    async with Redis.from_url(private_redis.url) as client:
+        await client.delete(OWNER)
+    other = open_call_log(url, ingest=private_redis.url)
+    await other.start()
+    await other.close()
+    await server.execute("DROP DATABASE a_store WITH (FORCE)")
+    await server.execute("DROP ROLE a_store")
+    await server.close()

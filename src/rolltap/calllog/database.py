@@ -40,6 +40,10 @@ Work = Callable[[sa.Connection], T]
 
 APPLICATION = "rolltap"
 
+_IDENTITY = sa.select(
+    sa.literal_column("(SELECT system_identifier FROM pg_control_system()) || '-' || oid")
+).select_from(sa.text("pg_database WHERE datname = current_database()"))
+
 
 class Durability(StrEnum):
     """What a committed transaction survives at the least."""
@@ -181,6 +185,11 @@ class Database:
         """The database's clock, in seconds since the epoch. In a transaction, ask its connection instead."""
         async with self._backend.read() as connection:
             return await connection.now()
+
+    async def identity(self) -> str:
+        """Tells this Postgres database from any other, of other servers too. One restored from a dump has another."""
+        ((identity,),) = await self.select(_IDENTITY)
+        return identity
 
     def _check_writable(self) -> None:
         if not self.writable:

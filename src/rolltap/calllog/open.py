@@ -54,15 +54,17 @@ def _sql(place: Place) -> CallLog:
     from rolltap.calllog.spool_writer import SpoolWriter
     from rolltap.calllog.sql import SqlCallLog
 
+    database = Database(place.url, writable=place.writable, application=place.application)
+
     def wrap(writer: GroupWriter) -> GroupWriter:
         if place.ingest is not None:
-            writer = _ingest(place.ingest, writer)
+            writer = _ingest(place.ingest, writer, database)
         if place.spools:
             own, *beside = place.spools
             writer = SpoolWriter(writer, Spool(own, place.spool_bytes), beside=beside)
         return writer
 
-    return SqlCallLog(Database(place.url, writable=place.writable, application=place.application), wrap=wrap)
+    return SqlCallLog(database, wrap=wrap)
 
 
 STORES: Mapping[str, Callable[[Place], CallLog]] = {"memory": _memory, "sqlite": _sql, "postgresql": _sql}
@@ -93,11 +95,11 @@ def open_call_log(
     return STORES[scheme](Place(url, writable, spools, spool_bytes, ingest, application))
 
 
-def _ingest(url: str, writer: GroupWriter) -> GroupWriter:
+def _ingest(url: str, writer: GroupWriter, database: Database) -> GroupWriter:
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError(f"store.ingest: {url!r} is not a Redis URL; use redis://HOST:PORT/DB")
     if importlib.util.find_spec("redis") is None:
         raise ConfigError(f"store.ingest: Redis needs its client: {install_line('redis')}")
     from rolltap.calllog.redis import IngestWriter
 
-    return IngestWriter(url, writer)
+    return IngestWriter(url, writer, store_id=database.identity)

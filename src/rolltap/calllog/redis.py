@@ -24,7 +24,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +33,13 @@ import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from rolltap.calllog.fact_codec import EncodedFact, pack_fact, unpack_fact
+from rolltap.calllog.redis_checks import check_settings, claim
 from rolltap.calllog.writing import GroupWriter, SpoolState, known_parts
 from rolltap.crash import crash_point
-from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
+from rolltap.errors import RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
 
 log = logging.getLogger("rolltap.store")
@@ -82,7 +83,6 @@ REDIS_WITHIN_S = 1.0
 STORE_WITHIN_S = 5.0
 """A store that takes longer for a batch gets it again in smaller ones, over another connection."""
 
-OLDEST_VERSION = (6, 2)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[bytes])
@@ -100,9 +100,18 @@ class _Entry:
 class IngestWriter:
     """A `GroupWriter` before another one. See the module."""
 
-    def __init__(self, url: str, store: GroupWriter, *, sweep_s: float = SWEEP_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        store: GroupWriter,
+        *,
+        store_id: Callable[[], Awaitable[str]] | None = None,
+        sweep_s: float = SWEEP_S,
+    ) -> None:
+        """With `store_id` a Redis is refused that is another store's."""
         self._url = url
         self._store = store
+        self._store_id = store_id
         self._sweep_s = sweep_s
         self._redis: Redis = Redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
@@ -130,7 +139,9 @@ class IngestWriter:
     async def start(self) -> None:
         await self._store.start()
         try:
-            await self._check()
+            await check_settings(self._redis, self._url)
+            if self._store_id is not None:
+                await claim(self._redis, self._url, await self._store_id())
             await self._set_mark()
             await self._until_moved(0.0)
         except RedisError as error:
@@ -149,25 +160,6 @@ class IngestWriter:
             await self._drain()
         await self._redis.aclose()
         await self._store.close()
-
-    async def _check(self) -> None:
-        """Refuses a Redis that can lose what it acknowledged."""
-        info: dict[str, Any] = await self._redis.info()
-        version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
-        if version < OLDEST_VERSION:
-            raise ConfigError(f"{self._url}: Redis {info['redis_version']} is too old; 6.2 or later is needed")
-        required = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
-        try:
-            settings = await self._redis.config_get(*required)
-        except ResponseError as error:
-            log.warning("%s hides its settings (%s): make sure of %s", self._url, error, required)
-            return
-        wrong = {name: value for name, value in required.items() if settings.get(name) != value}
-        if wrong:
-            orders = "; ".join(f"CONFIG SET {name} {value}" for name, value in wrong.items())
-            raise ConfigError(f"{self._url} can lose acknowledged calls; set this in redis.conf or by: {orders}")
-        if info.get("aof_last_write_status") != "ok":
-            raise ConfigError(f"{self._url} can't write its append-only file; see its log")
 
     async def write(self, facts: Sequence[EncodedFact]) -> None:
         if not facts:
