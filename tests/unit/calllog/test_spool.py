@@ -123,6 +123,8 @@ class Store:
         self.call_ids: list[str] = []
         self.away = False
         self.slow_s = 0.0
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.refuses: set[str] = set()
         self.asked = asyncio.Event()
 
@@ -131,6 +133,7 @@ class Store:
         if self.away:
             raise StoreUnavailable("away")
         await asyncio.sleep(self.slow_s)
+        await self.answers.wait()
         for fact in facts:
             if fact.row[0] in self.refuses:
                 fact.failure = RecordCorrupt("refused")
@@ -237,7 +240,7 @@ async def test_facts_that_come_faster_than_the_spool_is_drained_are_refused_unti
     await writer.start()
     store.away = True
     await write(writer, "first")
-    store.slow_s = 1.0
+    store.answers.clear()
     store.asked.clear()
     store.away = False
     await store.asked.wait()
@@ -246,8 +249,8 @@ async def test_facts_that_come_faster_than_the_spool_is_drained_are_refused_unti
         intents.append(encode_fact(an_intent("session")))
         await writer.write(intents[-1:])
     assert "spool full" in str(intents[-1].failure)
-    store.slow_s = 0.0
-    await asyncio.wait_for(writer.settled(), 5)
+    store.answers.set()
+    await asyncio.wait_for(writer.settled(), 10)
     assert store.call_ids == ["first", *(intent.row[0] for intent in intents[:-1])]
     await write(writer, "after")
     assert store.call_ids[-1] == "after"
