@@ -53,29 +53,34 @@ class ReadingProcess:
         await self._settled()
         body = msgspec.json.encode(args)
         try:
-            reply = await self._post(name_of(question), body)
+            reply = await self._reply(name_of(question), body)
         except aiohttp.ClientError as error:
-            if isinstance(error, TimeoutError):
-                raise self._stuck() from error
-            reply = await self._again(name_of(question), body)
+            raise (self._stuck() if isinstance(error, TimeoutError) else _ended(error)) from error
         if reply.status != 200:
             raise _error(reply.status, b"".join([part async for part in self._parts(reply)]))
         return Answer(reply.headers["content-type"], int(reply.headers["content-length"]), self._parts(reply))
 
-    async def _post(self, name: str, body: bytes) -> aiohttp.ClientResponse:
-        http = await self._started()
-        return await http.post(f"http://reading/{name}", data=body, headers={TENANT_HEADER: current_tenant()})
+    async def _reply(self, name: str, body: bytes) -> aiohttp.ClientResponse:
+        """Asks up to three times: the process died, perhaps long ago, perhaps just now, or refused and is ending."""
+        for end_within_s in (END_NOTICED_WITHIN_S, ENDS_WITHIN_S):
+            http = await self._started()
+            child = self._child
+            assert child is not None
+            try:
+                return await self._post(http, name, body)
+            except aiohttp.ClientError as error:
+                if isinstance(error, TimeoutError):
+                    raise
+            with suppress(TimeoutError):  # the first time it may live, and have let an idle connection go
+                async with asyncio.timeout(end_within_s):
+                    await child.wait()
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+        return await self._post(await self._started(), name, body)
 
-    async def _again(self, name: str, body: bytes) -> aiohttp.ClientResponse:
-        """Asks once more: the process died, perhaps long ago, perhaps just now."""
-        try:
-            if self._child is not None:
-                with suppress(TimeoutError):  # it lives, and let an idle connection go
-                    async with asyncio.timeout(END_NOTICED_WITHIN_S):
-                        await self._child.wait()
-            return await self._post(name, body)
-        except aiohttp.ClientError as error:
-            raise (self._stuck() if isinstance(error, TimeoutError) else _ended(error)) from error
+    async def _post(self, http: aiohttp.ClientSession, name: str, body: bytes) -> aiohttp.ClientResponse:
+        return await http.post(f"http://reading/{name}", data=body, headers={TENANT_HEADER: current_tenant()})
 
     async def _parts(self, reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:

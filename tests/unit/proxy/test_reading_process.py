@@ -160,8 +160,9 @@ async def test_one_that_cannot_start_is_said(app: Rolltap, monkeypatch: pytest.M
         await app.reading(RecordReader.policies)
 
 
-async def test_a_record_that_is_away_is_said_and_asked_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The first question may come while Postgres is starting up."""
+@pytest.fixture
+async def waiting(tmp_path: Path) -> AsyncIterator[ReadingProcess]:
+    """Its record is a Postgres that is starting up."""
 
     async def starting_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
@@ -176,14 +177,32 @@ async def test_a_record_that_is_away_is_said_and_asked_again(tmp_path: Path, cap
     postgres = await asyncio.start_server(starting_up, "127.0.0.1", 0)
     url = f"postgresql://rolltap@127.0.0.1:{postgres.sockets[0].getsockname()[1]}/record"
     reading = ReadingProcess(Settings(data=tmp_path, store=StoreSettings(url=url)), settled)
-    try:
-        async with postgres:
-            for _ in range(2):
-                with pytest.raises(StoreUnavailable, match="the database system is starting up"):
-                    await reading(RecordReader.policies)
-    finally:
+    async with postgres:
+        yield reading
         await reading.close()
+
+
+async def test_a_record_that_is_away_is_said_and_asked_again(
+    waiting: ReadingProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first question may come while Postgres is starting up."""
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="the database system is starting up"):
+            await waiting(RecordReader.policies)
+    await waiting.close()
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_record_that_is_away_is_said_where_the_process_that_refused_is_slow_to_end(
+    waiting: ReadingProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question that meets it then goes to the next process."""
+    (tmp_path / "sitecustomize.py").write_text("import atexit, time; atexit.register(time.sleep, 2)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for pause in (0.1, 0.0, 0.5, 0.0):
+        with pytest.raises(StoreUnavailable, match="the database system is starting up"):
+            await waiting(RecordReader.policies)
+        await asyncio.sleep(pause)
 
 
 async def test_its_socket_is_this_users_and_it_knows_no_key(app: Rolltap) -> None:
