@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -14,6 +16,7 @@ from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.schema import key_secrets, keys
 from rolltap.ledger.submissions import SubmissionSpec
+from rolltap.proxy.sessions import keys as keys_in_use
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.session_cache import TRUST_S
 from rolltap.settings import KeySettings
@@ -48,11 +51,14 @@ async def test_a_key_expires(world: World) -> None:
         await world.ledger.keys.rotate(minted.record.id, RotateKey(), ROOT)
 
 
-async def test_a_cached_key_expires_without_another_look_at_the_store(world: World) -> None:
-    minted = await world.ledger.keys.mint(MintKey("viewer", "v", ttl=0.3), ROOT)
+async def test_a_cached_key_expires_without_another_look_at_the_store(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minted = await world.ledger.keys.mint(MintKey("viewer", "v", ttl=60), ROOT)
     keyring = ring(world, alone=True)
     assert await keyring.caller(minted.key)
-    await asyncio.sleep(0.4)
+    later = time.monotonic() + 61
+    monkeypatch.setattr(keys_in_use, "time", SimpleNamespace(monotonic=lambda: later))
     assert await keyring.caller(minted.key) is None
 
 

@@ -168,7 +168,8 @@ async def test_the_cap_of_turns_is_held_by_the_proxy_and_lowered_while_training(
 
 
 async def test_a_group_that_an_operator_cancels(home: House, tmp_path: Path) -> None:
-    agent = AnyCommand(("/bin/sleep", "0.5"))
+    cancelled = tmp_path / "cancelled"
+    agent = AnyCommand(("/bin/sh", "-c", f"until [ -e {cancelled} ]; do sleep 0.05; done"))
     runtime = ProcessRuntime(tmp_path / "workspaces")
     assignment = Assignment(Task("cancel", "hi"), Files({}), agent, runtime, SessionCompleted())
     runs = asyncio.Event()
@@ -182,5 +183,6 @@ async def test_a_group_that_an_operator_cancels(home: House, tmp_path: Path) -> 
         await runs.wait()
         (open_group,) = (await home.client.get("/groups"))["groups"]
         await home.client.cancel_group(open_group["id"])
+        cancelled.touch()
     (group,) = running.result()
     assert [rollout.status for rollout in group.rollouts] == ["cancelled"] * 2
