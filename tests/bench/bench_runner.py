@@ -43,6 +43,8 @@ from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.sources import Files
 from rolltap.types import RolloutStatus, Task
 
+from ..conftest import free_port
+
 REPORT = Path("reports") / "rollouts.json"
 GROUP = 8
 GOALS = {"process": 600, "bubblewrap": 300, "busy": 0.9}
@@ -69,14 +71,6 @@ def server(folder: Path) -> Iterator[tuple[str, str]]:
     finally:
         process.terminate()
         process.wait(15)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def until_up(url: str, process: subprocess.Popen[bytes]) -> None:

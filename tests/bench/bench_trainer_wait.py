@@ -27,8 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap import __version__
-from rolltap.demo.stack import Process, free_ports
+from rolltap.demo.stack import Process
 from rolltap.engine.tiny import FOLDER
+
+from ..conftest import free_port
 
 REPORT = Path("reports") / "bench_trainer_wait.json"
 POLICY = "bench"
@@ -97,7 +99,7 @@ class Players:
 
 def start_servers(folder: Path, stack: ExitStack) -> dict[str, str]:
     """The scripted engine and the server before it; the planes' URLs."""
-    ports = dict(zip(("engine", "agent", "trainer", "admin"), free_ports(4), strict=True))
+    ports = dict(zip(("engine", "agent", "trainer", "admin"), (free_port() for _ in range(4)), strict=True))
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     (folder / "script.py").write_text(SCRIPT)
     (folder / "rolltap.toml").write_text(

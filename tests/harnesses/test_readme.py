@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.demo.stack import Process, free_ports
+from rolltap.demo.stack import Process
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.install import Installation
 
+from ..conftest import free_port
 from .conftest import CACHE
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -84,7 +85,7 @@ def newcomer(
 ) -> Iterator[Newcomer]:
     monkeypatch.chdir(tmp_path)
     bins = [Path(sys.executable).parent, *release("codex").bins, *release("claude-code").bins]
-    engine, agent, trainer, admin = free_ports(4)
+    engine, agent, trainer, admin = (free_port() for _ in range(4))
     listen = zip(("AGENT", "TRAINER", "ADMIN"), (agent, trainer, admin), strict=True)
     environment = {
         "PATH": os.pathsep.join([*map(str, bins), os.environ["PATH"]]),

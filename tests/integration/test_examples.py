@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.demo.stack import Process, free_ports
+from rolltap.demo.stack import Process
 from rolltap.trainer_client.find_recipe import recipe_class
+
+from ..conftest import free_port
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "http://127.0.0.1:8720"
@@ -46,7 +48,7 @@ def copied(name: str, folder: Path, ports: list[int]) -> list[str]:
 def test_an_example_does_what_its_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: tuple[str, ...]
 ) -> None:
-    folder, ports = tmp_path / name, free_ports(4)
+    folder, ports = tmp_path / name, [free_port() for _ in range(4)]
     *servers, commands = copied(name, folder, ports)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}

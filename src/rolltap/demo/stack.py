@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,16 +27,20 @@ class DemoFailed(RolltapError):
     """A process of the demo did not start, or ended before its time."""
 
 
+PORTS = range(20_000, 32_768)
+"""Below those that systems give to connections: nobody takes one before its server has started."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on right now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Different ports that nothing listens on right now."""
+    ports: list[int] = []
+    for port in random.Random().sample(PORTS, len(PORTS)):
+        if len(ports) == count:
+            break
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+    return ports
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rolltap.cli import demo
 from rolltap.cli.demo import MARKER, prepare_folder
 from rolltap.demo.learn import DemoRecipe
 from rolltap.demo.show import share, wilson_interval
+from rolltap.demo.stack import free_ports
 from rolltap.errors import ConfigError
 
 
@@ -26,6 +28,13 @@ def test_a_folder_that_only_looks_like_a_demos_is_left_alone(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="'data'"):
         prepare_folder(tmp_path)
     assert (tmp_path / "data").exists()
+
+
+def test_its_ports_are_different_and_none_that_a_connection_may_take() -> None:
+    ports = free_ports(200)
+    assert len(set(ports)) == 200
+    with socket.create_server(("127.0.0.1", 0)) as any_port:
+        assert any_port.getsockname()[1] > max(ports)
 
 
 def test_a_former_demos_files_are_replaced(tmp_path: Path) -> None:
