@@ -115,10 +115,10 @@ class Proxy:
         self.urls = {plane: f"http://127.0.0.1:{ports[f'{plane}_port']}" for plane in ("agent", "trainer", "admin")}
         sections: dict[str, dict[str, Any]] = {
             "listen": ports,
-            "limits": {"receipt_s": 1.0, "body_mb": 6, "calls_at_once": 64},
+            "limits": {"receipt_s": 3.0, "body_mb": 6, "calls_at_once": 64},
             "store": {"spool_mb": 4, **store},
             "keys": KEYS,
-            "engines.main": {"kind": "vllm", "url": engine_url, "first_byte_s": 1.0, "idle_s": 1.0},
+            "engines.main": {"kind": "vllm", "url": engine_url, "first_byte_s": 3.0, "idle_s": 3.0},
             "policies.tiny": {"engine": "main", "model": "scripted", "tokenizer": str(FOLDER), "family": "qwen3"},
         }
         lines = [f"data = {json.dumps(str(folder / 'data'))}"]
