@@ -51,7 +51,7 @@ class Started:
 
         async def counts() -> bool:
             calls = await self.calls()
-            return len(calls) >= begun and sum(bool(call["outcome"]) for call in calls) >= ended
+            return len(calls) >= begun and sum(call["outcome"] != "open" for call in calls) >= ended
 
         await until(counts, True)
 
