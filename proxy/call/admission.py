@@ -120,7 +120,7 @@ class Admission:
     async def _captured(self, request: ChatRequest, project: str) -> LiveSession:
         """The session of a call under a project's key: of the reply that it names, else of its conversation."""
         maker = await self._capture.maker(self._responses.named(request), project)
-        return maker or await self._capture.session(request, project)
+        return maker or await self._capture.session(request, project, named=self._responses.last_named(request))
 
     async def relay(self, dialect: Dialect, wire: WireRequest) -> VendorRoute | None:
         """The vendor that the request goes to; None if it is not one for a vendor."""

@@ -12,6 +12,7 @@ import hmac
 from hashlib import blake2b
 
 from rolltap.ids import ALPHABET, ID_LENGTH
+from rolltap.proxy.conversation.chat import ChatRequest, Reasoning
 
 PREFIX = "call_"
 _MAC_LENGTH = 12
@@ -48,6 +49,17 @@ class Handles:
             self.forged += 1
             return None
         return body[:ID_LENGTH]
+
+    def last_named(self, request: ChatRequest) -> list[str]:
+        """The calls that the handles of the request's last assistant turn name."""
+        texts: list[str | None] = [request.previous]
+        for message in reversed(request.messages):
+            if message.role == "assistant":
+                texts.append(message.handle)
+                texts += [call.id for call in message.tool_calls]
+                texts += [part.handle for part in message.parts if isinstance(part, Reasoning)]
+                break
+        return [call_id for text in texts if (call_id := self.read(text))]
 
     def _mac(self, body: str) -> str:
         digest = int.from_bytes(blake2b(body.encode(), key=self._secret, digest_size=8).digest(), "little")

@@ -100,12 +100,12 @@ class Lineages:
             return True
         if plan.parent is None:
             return any(message.role == "assistant" for message in request.messages)
-        return any(call_id not in forest.nodes for call_id in self._named(request))
+        return any(call_id not in forest.nodes for call_id in self.handles.last_named(request))
 
     def _place(self, forest: Forest, request: ChatRequest, effort: str = "") -> RequestPlace:
         """What of the request is on record."""
         outline = forest.outline(self.policy, request, effort)
-        match = forest.find(outline, request, self._named(request))
+        match = forest.find(outline, request, self.handles.last_named(request))
         twin = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
         if twin is None or match.proven == match.covered:
             return RequestPlace(outline, match, None)
@@ -149,20 +149,9 @@ class Lineages:
         lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system)
         return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes)
 
-    def _named(self, request: ChatRequest) -> list[str]:
-        """The calls that the handles of the last assistant turn name."""
-        texts: list[str | None] = [request.previous]
-        for message in reversed(request.messages):
-            if message.role == "assistant":
-                texts.append(message.handle)
-                texts += [call.id for call in message.tool_calls]
-                texts += [part.handle for part in message.parts if isinstance(part, Reasoning)]
-                break
-        return [call_id for text in texts if (call_id := self.handles.read(text))]
-
     def _echoed(self, forest: Forest, request: ChatRequest) -> CallNode | None:
         """The call whose reply is the request's last, by its handle: of a history that was edited from the first on."""
-        return next((node for call_id in self._named(request) if (node := forest.nodes.get(call_id))), None)
+        return next((node for call_id in self.handles.last_named(request) if (node := forest.nodes.get(call_id))), None)
 
     def _unmatched(
         self, forest: Forest, outline: Outline, match: Match, nearest: CallNode | None

@@ -1,8 +1,9 @@
 """Capture without configuration: with a project's key, sessions open by themselves.
 
 A call belongs to the session of its conversation: by the harness's own conversation header where there is one, else by
-the recent captured session whose recorded calls the request continues, else to a new session. Headers are hints of
-which conversation a call belongs to *within one project*; they never lead to another key's sessions.
+the handles of its last assistant turn, else by the recent captured session whose recorded calls the request continues,
+else to a new session. Headers and handles are hints of which conversation a call belongs to *within one project*; they
+never lead to another key's sessions.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -53,16 +55,19 @@ class Capture:
         self._accounts = accounts
         self._recent: defaultdict[str, OrderedDict[str, LiveSession]] = defaultdict(OrderedDict)  # by project
 
-    async def session(self, chat: ChatRequest, project: str = "", policy: str | None = None) -> LiveSession:
+    async def session(
+        self, chat: ChatRequest, project: str = "", policy: str | None = None, named: Sequence[str] = ()
+    ) -> LiveSession:
         """The session of the request's conversation in the project ("": the settings' own), opened if it is new.
 
-        With `policy` it is one of that policy; else of the one that the first call's model leads to.
+        With `policy` it is one of that policy; else of the one that the first call's model leads to. `named` are the
+        calls that the request's handles name.
         """
         conversation = chat.hints.conversation
         if conversation:
             live = await self._named(chat, conversation, project, policy)
         else:
-            live = self._continued(chat, project, policy)
+            live = await self._made(named, project) or self._continued(chat, project, policy)
         if live is None:
             session = self._new(chat, key_hash(f"{self._secret}\0{secrets.token_hex(16)}"), project, policy)
             await self._log.open_session(session)
@@ -85,6 +90,15 @@ class Capture:
         live = await self._live.adopt(session)
         live.account = self._accounts.of(project)
         return live
+
+    async def _made(self, call_ids: Sequence[str], project: str) -> LiveSession | None:
+        """The open session that made one of these calls; the store is asked for what no recent session made."""
+        for call_id in dict.fromkeys(call_ids):
+            recent = (live for live in self._recent[project].values() if call_id in live.forest.nodes)
+            live = next(recent, None) or await self.maker(call_id, project)
+            if live is not None and _is_open(live.session):
+                return live
+        return None
 
     async def _named(self, chat: ChatRequest, conversation: str, project: str, policy: str | None) -> LiveSession:
         """The session of a conversation that the harness names; a new one where the former has ended."""

@@ -27,6 +27,10 @@ class ResponseStore:
         recalled = (message.handle for message in chat.messages if message.recall)
         return self.call_of(chat.previous or next(recalled, None))
 
+    def last_named(self, chat: ChatRequest) -> list[str]:
+        """The calls whose replies the request's last assistant turn is, by its handles."""
+        return self._handles.last_named(chat)
+
     def call_of(self, handle: str | None) -> str | None:
         """The call that a handle names; None if rolltap did not make it."""
         return self._handles.read(handle)
