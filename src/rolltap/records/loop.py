@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -19,6 +20,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rolltap-record", daemon=True)
         self._thread.start()
         self.stack = AsyncExitStack()
+        atexit.register(self.close)  # a record that its user left open
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives; interrupting it cancels it."""
@@ -36,6 +38,7 @@ class LoopThread:
         """Closing again changes nothing."""
         if self._loop.is_closed():
             return
+        atexit.unregister(self.close)
         try:
             self.run(self.stack.aclose())
         finally:

@@ -39,6 +39,14 @@ async def recorded(reading: ReadHouse) -> ReadHouse:
     return reading
 
 
+async def test_a_record_that_is_left_open_is_closed_at_exit(recorded: ReadHouse):
+    script = f"import rolltap\nrecord = rolltap.open({store_of(recorded.home)!r})\nprint(len(list(record.sessions())))"
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
 async def test_a_store_and_a_server_tell_the_same(recorded: ReadHouse):
     home = recorded.home
     admin = home.app.settings.keys.admin
