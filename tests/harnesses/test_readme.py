@@ -143,7 +143,9 @@ def test_the_three_uses_do_what_the_readme_says(newcomer: Newcomer) -> None:
 @pytest.mark.harness
 @pytest.mark.timeout(400)
 def test_the_second_use_runs_a_group_of_rollouts_and_trains_a_step_on_it(newcomer: Newcomer) -> None:
-    printed = newcomer.types(block("rolltap train"))
+    install, commands = block("rolltap train").split("\n", 1)
+    assert install.startswith("pip install")
+    printed = newcomer.types(commands)
     assert "8 rollouts in" in printed, printed
     assert "0 not succeeded" in printed, printed
     (metrics,) = (newcomer.folder / "run" / "metrics.jsonl").read_text().splitlines()

@@ -28,7 +28,7 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.lifecycle import Progress as Step
 from rolltap.harnesses.lifecycle import Stage
 from rolltap.harnesses.node import NodeAgent, NodeSettings
-from rolltap.harnesses.specs import Defaults, build, check, resolve_paths
+from rolltap.harnesses.specs import Defaults, build, check, check_installed, resolve_paths
 from rolltap.harnesses.tasks import read_tasks
 from rolltap.ids import new_id
 from rolltap.types import RolloutStatus
@@ -66,7 +66,9 @@ async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
         for task in tasks:
             check(task, names)
             if work.here:
-                build(task, defaults, client)  # what this machine lacks shows before anything is queued
+                check_installed(
+                    build(task, defaults, client)
+                )  # what this machine lacks shows before anything is queued
         submission_id = work.id or new_id()
         rule = GroupRule(usable=work.usable)
         await client.submit(SubmitTasks(policy, work.n, tasks, rule=rule, priority=work.priority, id=submission_id))

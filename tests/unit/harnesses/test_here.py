@@ -26,6 +26,16 @@ def test_the_recipes_that_switch_approvals_off_are_known() -> None:
     assert {name for name in HARNESSES if name != "command" and approvals_off(get_harness(name))} == UNASKED
 
 
+def test_what_is_not_installed_is_named_before_anything_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, unsandboxed in (("mini-swe-agent", False), ("codex", True)):
+        with pytest.raises(RuntimeFailed, match=f"rolltap harness install {name}"):
+            runtime_here(get_harness(name), None, unsandboxed=unsandboxed)
+    runtime_here(get_harness("command", argv=("sh",)), None, unsandboxed=False)
+
+
 async def test_it_sees_this_folder_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, other = tmp_path / "here", tmp_path / "other"
     here.mkdir()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from rolltap.cli.main import app
 from rolltap.cli.rollouts import describe
 from rolltap.cli.tasks import groups_table, policy_or_roles, submissions_table
 from rolltap.errors import TaskInvalid
+
+from ..cli.plane import stub_plane
 
 
 def test_a_policy_or_roles() -> None:
@@ -52,3 +57,19 @@ def test_a_failed_rollout_shows_all_that_its_evaluator_saw() -> None:
     shown = describe({**rollout, "reason": "no report", "rewards": [], "evaluation": seen, **UNTRIED})
     assert "failed (evaluation): no report" in shown
     assert shown.endswith(seen)
+
+
+def test_a_harness_that_is_not_here_is_named_before_anything_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("ROLLTAP_HARNESSES", str(tmp_path))
+    monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n')
+    words = ["run", str(tasks), "--harness", "codex", "--runtime", "process"]
+    with stub_plane({"GET /policies": {"policies": [{"name": "p"}]}}) as plane:
+        result = CliRunner().invoke(app, [*words, "--url", plane.url])
+    assert result.exit_code == 1
+    assert result.output == "rolltap: codex is not installed on this machine: rolltap harness install codex\n"
+    assert [name for name, _ in plane.requests] == ["GET /policies"]
