@@ -40,11 +40,23 @@ async def recorded(reading: ReadHouse) -> ReadHouse:
 
 
 async def test_a_record_that_is_left_open_is_closed_at_exit(recorded: ReadHouse):
-    script = f"import rolltap\nrecord = rolltap.open({store_of(recorded.home)!r})\nprint(len(list(record.sessions())))"
+    script = f"""
+import atexit, rolltap
+
+def look():
+    try:
+        print(len(list(record.sessions())))
+    except RuntimeError as error:
+        print(error)
+
+atexit.register(look)  # what is registered later runs before it
+record = rolltap.open({store_of(recorded.home)!r})
+look()
+"""
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
-    assert (done.stdout, done.stderr) == ("2\n", "")
+    assert (done.stdout, done.stderr) == ("2\nthe record is closed\n", "")
 
 
 async def test_a_store_and_a_server_tell_the_same(recorded: ReadHouse):
