@@ -45,6 +45,9 @@ class TrlGrpo:
             if isinstance(segment, Skipped):
                 yield segment
                 continue
+            if item.reward is None:
+                yield Skipped("no reward")
+                continue
             start, end = segment.prompt_length, last_span(segment).end
             values: dict[str, Any] = {
                 "prompt_ids": segment.token_ids[:start],

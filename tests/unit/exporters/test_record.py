@@ -169,7 +169,7 @@ def test_the_record_becomes_conversations_whatever_the_dialect(store: str, tmp_p
     assert "2.00 calls each" in output
 
 
-TRAINERS = {"verifiers": 3, "nemo-gym": 2, "trl-grpo": 3, "slime": 2, "skyrl-sft": 1, "skyrl-rl": 2}
+TRAINERS = {"verifiers": 3, "nemo-gym": 2, "trl-grpo": 2, "slime": 2, "skyrl-sft": 1, "skyrl-rl": 2}
 """Rows of the record, whose sessions sampled the same tokens; one of them has no reward."""
 
 

@@ -100,7 +100,7 @@ def test_formats_of_one_run_of_tokens_skip_what_broke_off(world: World):
     forked = world.with_subagent("s").item(reward=0.5, task="t")
     for format in ("nemo-gym", "trl-grpo"):
         assert skipped(format, forked) == ["more than one run of tokens"]
-    assert skipped("nemo-gym", world.solved("u").item(task="t")) == ["no reward"]
+        assert skipped(format, world.solved(format).item(task="t")) == ["no reward"]
 
 
 def test_rollouts_of_a_group_are_of_one_task_of_nemo_gym_whatever_else_is_exported(world: World):
