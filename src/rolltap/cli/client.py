@@ -31,6 +31,6 @@ def kept_key(role: str, data: Path | None) -> str:
         return tomllib.loads(path.read_text(encoding="utf-8"))[role]
     except (OSError, KeyError, tomllib.TOMLDecodeError):
         raise ConfigError(
-            f"no {role} key: set ROLLTAP_{role.upper()}_KEY (`rolltap keys mint {role}` makes one), "
+            f"no {role} key: set ROLLTAP_{role.upper()}_KEY (`rolltap keys mint {role} --name NAME` makes one), "
             f"or run this beside the server's {path}"
         ) from None

@@ -53,12 +53,18 @@ async def check_engine(url: str, kind: str) -> bool:
 
 
 def _print(findings: Sequence[Finding]) -> bool:
-    table = Table("what", "state", "what to do")
+    table, screen = Table("what", "state"), Screen(highlight=False)
     for finding in findings:
-        style = None if finding.healthy else "red"
-        table.add_row(*(Text(cell) for cell in (finding.what, finding.state, finding.advice)), style=style)
-    Screen().print(table)
+        table.add_row(Text(finding.what), Text(finding.state), style=_style(finding))
+    screen.print(table)
+    for finding in findings:
+        if finding.advice:  # below: a command must be whole in a narrow terminal
+            screen.print(f"{finding.what}: {finding.advice}", style=_style(finding), soft_wrap=True)
     return all(finding.healthy for finding in findings)
+
+
+def _style(finding: Finding) -> str | None:
+    return None if finding.healthy else "red"
 
 
 def audit(model: Path) -> bool:

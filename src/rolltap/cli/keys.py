@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
 from rolltap.cli.screen import Screen, say
@@ -60,7 +60,7 @@ def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOpti
     if as_json:
         say(json.dumps(keys))
         return
-    table = Table("key", "name", "role", "tenant", "policies", "used", "minted by", "state")
+    table = Table(Column("key", no_wrap=True), "name", "role", "tenant", "policies", "used", "minted by", "state")
     for key in keys:
         policies = "" if key["policies"] is None else " ".join(key["policies"])
         row = (key["id"], key["name"], key["role"], key["tenant"], policies, _used(key), key["minted_by"], _state(key))

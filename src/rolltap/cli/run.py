@@ -96,7 +96,7 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
         workspace = await runtime.prepare(Empty())
         try:
             session = await client.open_session(policy=policy, tags={"harness": harness.name})
-            console.print(f"session {session.session_id} · {harness.name} · rolltap sessions show to see it again")
+            console.print(f"session {session.session_id} · {harness.name} · rolltap sessions show {session.session_id}")
             seen: set[str] = set()
             exit_ = await _run_watched(client, session, workspace, harness, prompt, seen)
             try:

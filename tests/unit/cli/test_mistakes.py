@@ -16,7 +16,10 @@ from rolltap.cli.screen import Screen
 from rolltap.cli.serve import _banner, exports, settings_from
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
+from rolltap.ids import new_id
 from rolltap.settings import Settings, load_settings
+
+from .plane import stub_plane
 
 
 def said(*arguments: str) -> str:
@@ -69,7 +72,7 @@ def test_a_path_that_can_not_be_used_is_named(
 
 def test_the_doctor_names_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("rolltap.cli.doctor.EXTRAS", {"tokens": ("no_such_module",)})
     assert install_line("tokens") in CliRunner().invoke(app, ["doctor"]).output
 
@@ -172,6 +175,24 @@ def test_the_banner_hides_the_stores_password(tmp_path: Path) -> None:
     assert isinstance(console.file, io.StringIO)
     assert "postgres:***@127.0.0.1" in console.file.getvalue()
     assert "s3cret-pw" not in console.file.getvalue()
+
+
+def test_the_command_for_a_missing_key_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROLLTAP_ADMIN_KEY", raising=False)
+    assert "`rolltap keys mint admin --name NAME` makes one" in said("sessions", "list", "--url", "http://127.0.0.1:1")
+
+
+def test_a_narrow_list_of_keys_has_whole_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
+    key = {"id": new_id(), "name": "nightly run", "role": "project", "tenant": "default", "policies": ["my-model"]}
+    used = {"calls": 12, "tokens": 34_567, "body_bytes": 1e6}
+    budget = {"calls": 1000, "tokens": None, "mb": None, "per_minute": None}
+    state = {"minted_by": "admin", "revoked_at": None, "expires_at": None, "secrets": 1, "used": used, "budget": budget}
+    with stub_plane({"GET /keys": {"keys": [key | state]}}) as plane:
+        output = CliRunner().invoke(app, ["keys", "list", "--url", plane.url]).output
+    assert key["id"] in output
 
 
 def test_a_tag_without_a_value_is_refused() -> None:
