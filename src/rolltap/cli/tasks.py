@@ -66,9 +66,8 @@ async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
         for task in tasks:
             check(task, names)
             if work.here:
-                check_installed(
-                    build(task, defaults, client)
-                )  # what this machine lacks shows before anything is queued
+                # what this machine lacks shows before anything is queued
+                check_installed(build(task, defaults, client))
         submission_id = work.id or new_id()
         rule = GroupRule(usable=work.usable)
         await client.submit(SubmitTasks(policy, work.n, tasks, rule=rule, priority=work.priority, id=submission_id))
@@ -77,14 +76,20 @@ async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
         if work.detach:
             return False
         started = time.monotonic()
-        with bars() as shown:
-            board = Board(shown)
-            if work.here:
-                name = f"{socket.gethostname()}-{os.getpid()}"
-                settings = NodeSettings(name, slots_of(work.slots), submission=submission_id)
-                await _run_here(client, settings, defaults, submission_id, board)
-            else:
-                await follow(client, submission_id, board)
+        try:
+            with bars() as shown:
+                board = Board(shown)
+                if work.here:
+                    name = f"{socket.gethostname()}-{os.getpid()}"
+                    settings = NodeSettings(name, slots_of(work.slots), submission=submission_id)
+                    await _run_here(client, settings, defaults, submission_id, board)
+                else:
+                    await follow(client, submission_id, board)
+        except asyncio.CancelledError:  # Ctrl-C
+            state = "stopped" if work.here else "nodes go on"
+            goes_on = f"the same command with --id {submission_id} goes on, rolltap cancel {submission_id} ends it"
+            console.print(f"{state}; {goes_on}", soft_wrap=True)
+            raise
         return await tell_outcome(client, submission_id, time.monotonic() - started)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from rolltap.cli.client import PlaneClient
 from rolltap.cli.main import app
 from rolltap.cli.rollouts import describe
-from rolltap.cli.tasks import groups_table, policy_or_roles, submissions_table
+from rolltap.cli.tasks import Work, groups_table, policy_or_roles, run_tasks, submissions_table
 from rolltap.errors import TaskInvalid
+from rolltap.harnesses.specs import Defaults
 
 from ..cli.plane import stub_plane
 
@@ -73,3 +76,21 @@ def test_a_harness_that_is_not_here_is_named_before_anything_is_submitted(
     assert result.exit_code == 1
     assert result.output == "rolltap: codex is not installed on this machine: rolltap harness install codex\n"
     assert [name for name, _ in plane.requests] == ["GET /policies"]
+
+
+@pytest.mark.parametrize(("here", "state"), [(True, "stopped"), (False, "nodes go on")])
+async def test_a_run_that_is_interrupted_says_how_it_goes_on(
+    here: bool, state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("rolltap.cli.tasks._run_here", interrupted)
+    monkeypatch.setattr("rolltap.cli.tasks.follow", interrupted)
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n')
+    defaults = Defaults(harness="command", argv=("true",), runtime="process")
+    replies = {"GET /policies": {"policies": [{"name": "p"}]}, "POST /tasks": {"id": "one"}}
+    with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
+        await run_tasks(PlaneClient("admin", plane.url, "k"), Work(tasks, 1, 1, id="one", here=here), defaults)
+    assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().out
