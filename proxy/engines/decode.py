@@ -26,6 +26,10 @@ INITIAL_VERSION = "default"
 """What vLLM and SGLang call weights that were never updated: rolltap's version 0."""
 
 
+VERSIONS = 1 << 31
+"""Weight versions are less, as tokens carry them as int32: a greater number (a time stamp) is a name like any other."""
+
+
 class Problem(msgspec.Struct):
     """An error inside a stream."""
 
@@ -119,7 +123,7 @@ def version_number(version: str | int) -> int | None:
         number = int(version)
     except ValueError:
         return None
-    return number if number >= 0 else None
+    return number if 0 <= number < VERSIONS else None
 
 
 def spans(stated: Sequence[Span], count: int) -> tuple[VersionSpan, ...]:

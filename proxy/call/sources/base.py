@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rolltap.errors import InvalidRequest
+from rolltap.errors import EngineProtocolError, InvalidRequest
 from rolltap.proxy.call.events import CallEvent
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import PromptPlan
@@ -30,6 +30,15 @@ Begin = Callable[[], Awaitable[None]]
 """Records the call's intent. A source that does not know the prompt beforehand calls it once the upstream has told."""
 
 Publish = Callable[[Sequence[CallEvent]], None]
+
+IDS = 1 << 31
+"""Token ids are less: the record holds them as int32."""
+
+
+def check_ids(ids: Sequence[int]) -> None:
+    """`EngineProtocolError` where an engine gave a number that is no token's id."""
+    if len(ids) and not 0 <= min(ids) <= max(ids) < IDS:
+        raise EngineProtocolError("the engine gave a token id that is none: negative, or 2^31 or more")
 
 
 class Source(Protocol):

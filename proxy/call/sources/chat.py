@@ -19,7 +19,7 @@ from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.reply import ClientReply, dialect_reply
-from rolltap.proxy.call.sources.base import Begin, Publish, refused
+from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, refused
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
 from rolltap.proxy.call.sources.image_hosts import foreign_image
 from rolltap.proxy.continuation.forest import Forest
@@ -84,6 +84,7 @@ class ChatSource:
         async def take(chunk: ChatChunk) -> bool:
             nonlocal last
             last = chunk
+            check_ids(chunk.token_ids)
             if chunk.prompt_ids is not None and not call.begun:
                 call.see_prompt(self.lineages.seen(call.plan, np.asarray(chunk.prompt_ids, np.int32)))
                 await begin()

@@ -15,7 +15,7 @@ from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.reply import ClientReply, dialect_reply
-from rolltap.proxy.call.sources.base import Begin, Publish, refused
+from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, refused
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
@@ -154,6 +154,7 @@ class TokenSource:
         async def take(chunk: SampleChunk) -> bool:
             nonlocal finish
             _check_prompt(chunk, call.prompt)
+            check_ids(chunk.token_ids)
             events = parser.feed(chunk.token_ids)
             sampled.take(chunk, parser.consumed)
             publish(events)

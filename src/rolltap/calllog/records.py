@@ -282,7 +282,7 @@ def read_completion(row: Row) -> CallCompletion:
         finish=Finish(finish),
         output_ids=unpack_ids(output_ids),
         logprobs=unpack_floats(logprobs),
-        versions=tuple(VersionSpan(*span) for span in detail.versions),
+        versions=_spans(detail.versions),
         flaw=Flaw(flaw) if flaw else None,
         message=unpack_bytes(message),
         usage=detail.usage,
@@ -291,6 +291,12 @@ def read_completion(row: Row) -> CallCompletion:
         logprobs_mode=detail.logprobs_mode,
         extras=unpack_arrays(extras),
     )
+
+
+def _spans(stored: Sequence[tuple[int, int, int]]) -> tuple[VersionSpan, ...]:
+    """The weight versions of a call; none, as where they are not known, if one is beyond the int32 of a token's."""
+    spans = tuple(VersionSpan(*span) for span in stored)
+    return spans if all(span.version < 1 << 31 for span in spans) else ()
 
 
 def checksum(key: Row, body: Row) -> int:

@@ -16,7 +16,7 @@ from rolltap.calllog.records import read_completion, read_delivery, read_intent,
 from rolltap.errors import RecordCorrupt
 from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, Session, VersionSpan
 
-from .facts import an_intent
+from .facts import a_completion, an_intent
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -91,6 +91,12 @@ def decoded(fact: EncodedFact) -> Fact:
             return read_delivery(fact.row)
         case _:
             return read_session(fact.row)
+
+
+def test_a_version_that_no_token_can_carry_is_read_as_unknown():
+    """It is on record where a server counted its weights by the clock."""
+    done = a_completion("a", versions=(VersionSpan(2**31, 0, 2),))
+    assert same_fact(decoded(encode_fact(done)), a_completion("a"))
 
 
 @given(facts)

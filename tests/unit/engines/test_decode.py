@@ -49,7 +49,8 @@ def encoded(array: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize(
-    ("version", "number"), [("default", 0), ("7", 7), (7, 7), ("step-7", None), ("-1", None), ("", None)]
+    ("version", "number"),
+    [("default", 0), ("7", 7), (7, 7), ("step-7", None), ("-1", None), ("", None), ("2147483648", None)],
 )
 def test_only_versions_that_rolltap_set_are_numbers(version: str | int, number: int | None):
     assert version_number(version) == number

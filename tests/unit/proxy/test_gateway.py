@@ -14,9 +14,11 @@ import pytest
 from rolltap.errors import RateLimited, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.proxy.call.http_exchange import BrokenReply
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
 from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.types import CallKind, Flaw, Outcome, Session
+from tests.unit.proxy.conftest import ToldEngine, serve
 
 TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
 USER = {"role": "user", "content": "list the files"}
@@ -55,6 +57,25 @@ async def test_a_store_that_fails_at_the_end_withholds_the_reply(plane: Any, mon
     monkeypatch.setattr(plane.log, "append_completion", refuse)
     answer = await plane.client.chat(USER)
     assert answer.status == 503
+
+
+class WildEngine(ToldEngine):
+    """Says that it sampled `wild`."""
+
+    wild = 0
+
+    async def sample(self, request: SampleRequest, take: Take) -> None:
+        await take(SampleChunk([self.wild], [-0.5], "stop"))
+
+
+@pytest.mark.parametrize("wild", [-1, 2**31, 2**70])
+async def test_a_number_that_is_no_token_id_is_the_engines_error(plane: Any, tokenizer: Any, wild: int) -> None:
+    engine = WildEngine(tokenizer)
+    engine.wild = wild
+    answer = await serve(plane.log, engine, plane.session, plane.limits).client.chat(USER)
+    assert (answer.status, answer.json()["error"]["code"]) == (502, "engine_protocol_error")
+    (row,) = await plane.rows()
+    assert (row.completion.outcome, len(row.completion.output_ids)) == (Outcome.ENGINE_ERROR, 0)
 
 
 async def test_every_choice_is_a_call_of_its_own(plane: Any) -> None:
