@@ -114,6 +114,26 @@ async def test_a_sessions_forest_shows_each_calls_parent_break_and_reason(home: 
     assert [call["break"] for call in json.loads(told)["calls"]] == [call["break"] for call in shown["calls"]]
 
 
+async def test_a_shown_call_is_of_the_kind_that_the_exports_have(home: Service) -> None:
+    """The proxy's hint at the time of a title call is "main": the conversation beside it comes later."""
+    tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
+    async with home.client() as client, aiohttp.ClientSession() as http:
+        opened = await client.open_session(policy=POLICY)
+        headers = {"authorization": f"Bearer {opened.endpoint.key}"}
+        for text, more in (("A title for: hi", {}), ("hi", {"tools": [tool]})):
+            body = {"model": POLICY, "messages": [{"role": "user", "content": text}], **more}
+            url = f"{opened.endpoint.base_url}/v1/chat/completions"
+            async with http.post(url, headers=headers, json=body) as answer:
+                assert answer.status == 200, await answer.text()
+        shown = await client.get(f"/sessions/{opened.session_id}")
+        read = await client.get(f"/read/sessions/{opened.session_id}")
+    assert [call["kind"] for call in shown["calls"]] == ["auxiliary", "main"]
+    assert [call["kind"] for call in read["calls"]] == ["auxiliary", "main"]
+    status, told = await home.run("sessions", "show", opened.session_id)
+    assert status == 0, told
+    assert "auxiliary completed" in told
+
+
 async def test_nodes_run_what_was_submitted_for_them(home: Service) -> None:
     tasks = write_tasks(home.folder, 3, harness="command", argv=["true"])
     status, told = await home.run("run", tasks, "--n", "4", "--detach", "--id", "detached")

@@ -26,7 +26,7 @@ class Stats:
     calls: int
     unfinished: int
     outcomes: dict[str, int]
-    kinds: dict[str, int]
+    hinted_kinds: dict[str, int]
     flaws: dict[str, int]
     undelivered: int
     first_call_at: float | None
@@ -63,7 +63,7 @@ def _stats(connection: sa.Connection, now: float) -> Stats:
         calls=calls,
         unfinished=calls - sum(outcomes.values()),
         outcomes=outcomes,
-        kinds=by(call_intents.c.kind),
+        hinted_kinds=by(call_intents.c.kind),
         flaws=by(call_completions.c.flaw),
         undelivered=count(deliveries, deliveries.c.delivered.is_(False)),
         first_call_at=first,
