@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-learning learning-table test-harnesses test-engines test-trainers faults bench docs audit lint clean help
+.PHONY: demo test test-learning learning-table test-harnesses test-engines test-trainers faults bench docs audit lint clean help environments engines trainers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -34,15 +34,21 @@ test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the pr
 	@scripts/servers.sh
 	@$(BIN)/pytest -q -n 2 -m harness $(ARGS)
 
-test-engines: $(VENV)/.test  ## a real vLLM (CPU build) behind the proxy
-	@scripts/engines.sh .cache/engines/vllm-0.32.0
+test-engines: $(VENV)/.test engines  ## a real vLLM (CPU build) behind the proxy
 	@$(BIN)/pytest -q -m engines $(ARGS)
 
-test-trainers: $(VENV)/.test  ## trainers that need environments of their own, on our rows
+test-trainers: $(VENV)/.test trainers  ## trainers that need environments of their own, on our rows
+	@$(BIN)/pytest -q -m trainers $(ARGS)
+
+environments: engines trainers  ## what test-engines and test-trainers install
+
+engines:
+	@scripts/engines.sh .cache/engines/vllm-0.32.0
+
+trainers:
 	@for name in tinker-cookbook-0.5.8 verl-0.9.1 llamafactory-0.9.5 openenv-0.10.0 verifiers-0.4.0 python-3.12; do \
 	  scripts/trainers.sh .cache/trainers/$$name || exit 1; done
 	@scripts/sinks.sh .cache/trainers/sinks-1
-	@$(BIN)/pytest -q -m trainers $(ARGS)
 
 faults: $(VENV)/.test  ## every fault over 20 seeds, 1,000 kills; prints the table of docs/faults.md
 	@scripts/servers.sh
