@@ -2,9 +2,9 @@
 
     python -m tests.learning.table OUT [--steps 6] [--seeds 3] [--only files]
 
-A cell is an engine, a proxy and a trainer of its own, as a user starts them, and a run of some minutes. What is done is
-in OUT by cell and is not done again; `results.json` beside this file is made of it, and docs/recipes.md of that by
-`python scripts/recipes_page.py`.
+A cell is an engine, a proxy and a trainer of its own, as a user starts them, and a run of some minutes in the
+folder OUT. Each goes into `results.json` beside this file when it ends, and is not run again while it is there;
+docs/recipes.md is made of that file by `python scripts/recipes_page.py`.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Run:
                 return (await play(agent, one, Path(folder))).rollout
 
 
-async def run_cell(cell: Cell, steps: int, out: Path) -> dict[str, Any]:
-    """Held-out success before and after, and the success of the rollouts in between."""
+async def run_cell(cell: Cell, steps: int, out: Path, before: float | None = None) -> dict[str, Any]:
+    """Held-out success before (measured once a family and seed) and after, and that of the rollouts in between."""
     family, began = FAMILIES[cell.family], time.monotonic()
     held_out = family.plays(1000 + cell.seed, HELD_OUT, "held_out")
     folder = out / "runs" / cell.name
@@ -165,22 +165,21 @@ async def run_cell(cell: Cell, steps: int, out: Path) -> dict[str, Any]:
     with Stack(folder, FOLDER, POLICIES) as stack:
         async with AdminClient(stack.admin_url, stack.keys["admin"]) as client, aiohttp.ClientSession() as http:
             run = Run(stack, client, http, family, shuffle)
-            known = out / f"before-{family.name}-{cell.seed}"
-            if not known.exists():
-                known.write_text(str(await run.measured(held_out)))
-            await run.train(_trainer(stack, cell, steps), _plays(family, cell.seed))
+            if before is None:
+                before = await run.measured(held_out)
+            await run.train(_trainer(stack, cell, steps), plays_of(family, cell.seed))
             after = await run.measured(held_out)
     shutil.rmtree(folder)
     starts = range(0, min(len(run.success), steps * GROUPS), GROUPS)
     curve = [sum(run.success[at : at + GROUPS]) / len(run.success[at : at + GROUPS]) for at in starts]
     return {
         "family": cell.family, "method": cell.method, "seed": cell.seed, "shuffled": cell.shuffled, "steps": steps,
-        "before": float(known.read_text()), "after": after, "curve": [round(value, 3) for value in curve],
+        "before": before, "after": after, "curve": [round(value, 3) for value in curve],
         "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
 
 
-def _plays(family: Family, seed: int) -> Iterator[Play]:
+def plays_of(family: Family, seed: int) -> Iterator[Play]:
     batch = seed * 100_003
     while True:
         yield from family.plays(batch, GROUPS, "train")
@@ -205,25 +204,26 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a family, or FAMILY/METHOD")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
+    done: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))["cells"] if RESULTS.exists() else []
     for cell in cells(asked.seeds):
-        path = asked.out / f"{cell.name}.json"
-        if path.exists() or asked.only not in ("", cell.family, f"{cell.family}/{cell.method}"):
+        if asked.only not in ("", cell.family, f"{cell.family}/{cell.method}") or cell in map(cell_of, done):
             continue
-        result = asyncio.run(run_cell(cell, asked.steps, asked.out.absolute()))
-        path.write_text(json.dumps(result))
+        before = next((one["before"] for one in done if (one["family"], one["seed"]) == (cell.family, cell.seed)), None)
+        result = asyncio.run(run_cell(cell, asked.steps, asked.out.absolute(), before))
+        done = sorted([*done, result], key=lambda one: cell_of(one).name)
+        RESULTS.write_text(json.dumps({**head(), "cells": done}, indent=1) + "\n", encoding="utf-8")
         print(f"{cell.name}: {result['before']:.2f} to {result['after']:.2f} in {result['seconds']:.0f} s", flush=True)
-    done = [json.loads(path.read_text()) for path in sorted(asked.out.glob("*.json"))]
+
+
+def cell_of(result: dict[str, Any]) -> Cell:
+    return Cell(result["family"], result["method"], result["seed"], result["shuffled"])
+
+
+def head() -> dict[str, Any]:
+    """What all cells have in common, for the page."""
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "time": time.strftime("%Y-%m-%d")}
-    planned = len(list(cells(SEEDS)))
-    head = {
-        "planned": planned,
-        "groups": GROUPS,
-        "rollouts": ROLLOUTS,
-        "held_out": HELD_OUT,
-        "temperature": MEASURED_AT,
-        **machine,
-    }
-    RESULTS.write_text(json.dumps({**head, "cells": done}, indent=1) + "\n", encoding="utf-8")
+    counts = {"groups": GROUPS, "rollouts": ROLLOUTS, "held_out": HELD_OUT, "temperature": MEASURED_AT}
+    return {"planned": len(list(cells(SEEDS))), **counts, **machine}
 
 
 if __name__ == "__main__":
