@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -36,7 +37,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     "user_after_thinking",
     "tool_after_thinking",
 )
-_SENTINEL = "sampled turn"
+_SENTINEL = f"sampled turn {secrets.token_hex(16)}"
+"""Marks the last assistant turn of a rendering. Nobody may guess it: in other text it would move that turn's end."""
+
 HISTORIES_MIN = 2
 """Histories that the template must take for an audit to show anything."""
 
