@@ -218,6 +218,10 @@ def _add_session_pages(app: FastAPI, ask: AskRecord) -> None:
     async def turns(session_id: str, start: Start = 0) -> Response:
         return (await ask(Pages.turns, session_id, start)).response()
 
+    @app.get("/sessions/{session_id}/news", response_class=HTMLResponse)
+    async def news(session_id: str, seen: str = "", start: Start = 0) -> Response:
+        return (await ask(Pages.news, session_id, seen, start)).response()
+
     @app.get("/sessions/{session_id}/timeline", response_class=HTMLResponse)
     async def timeline(session_id: str) -> Response:
         return (await ask(Pages.timeline, session_id)).response()

@@ -111,6 +111,7 @@ def _file(heading: str, store: str, shows: str, tokens: dict[str, Any] | None, *
         breaks=BREAKS,
         calls="#tokens-",
         offline=True,
+        news="",
         **_token_values(tokens),
         **values,
     )

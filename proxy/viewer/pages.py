@@ -20,6 +20,7 @@ from rolltap.proxy.viewer.group import lanes_of, spread
 from rolltap.proxy.viewer.run import EngineLine, run_curves
 from rolltap.proxy.viewer.selection import MOST_SESSIONS, query_page, selection_query
 from rolltap.proxy.viewer.session import BREAKS, TURNS, OutlineEntry, ShownTurn, entries_of, timeline_of, turns_of
+from rolltap.proxy.viewer.session_news import news_address, state_of
 from rolltap.proxy.viewer.templating import render
 from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
 from rolltap.reading import RecordReader
@@ -113,9 +114,21 @@ class Pages:
 
     async def whole_session(self, session_id: str, start: int, template: str = "session_whole.html") -> str:
         detail = await self.reader.session(session_id)
-        values = await self._turns(detail, start)
+        values = await self._turns(detail, max(0, min(start, len(detail.calls) - 1)))
         self._read[session_id] = True
-        return self._session_page(template, "Transcript", detail, current=None, **values)
+        return self._session_page(template, "Transcript", detail, current=None, news=news_address(detail), **values)
+
+    async def news(self, session_id: str, seen: str, start: int) -> str:
+        """What came since the page of the state `seen`: its head, its outline and the turns from `start` on.
+
+        Empty where nothing did.
+        """
+        summary = (await self.reader.summaries([session_id])).get(session_id)
+        if summary is not None and state_of(summary) == seen:
+            return ""
+        detail = await self.reader.session(session_id)
+        values = await self._turns(detail, start)
+        return self._session_page("news.html", "Transcript", detail, current=None, news=news_address(detail), **values)
 
     async def turns(self, session_id: str, start: int) -> str:
         """The turns from `start` on, as a fragment of the page."""
@@ -125,7 +138,6 @@ class Pages:
 
     async def _turns(self, detail: SessionDetail, start: int) -> dict[str, Any]:
         entries = entries_of(detail)
-        start = max(0, min(start, len(entries) - 1))
         turns = turns_of(entries, await self.transcript(detail), start)
         shown = start + len(turns)
         here = f"/view/sessions/{quote(detail.summary.id, safe='')}"
@@ -205,7 +217,8 @@ class Pages:
         return chunk_json(await self.reader.tokens(call_id, max(0, start), min(end, max(0, start) + CHUNK)))
 
     def _session_page(self, template: str, tab: str, detail: SessionDetail, **values: Any) -> str:
-        return self._render(template, "Sessions", tab=tab, detail=detail, s=detail.summary, **values)
+        shared = {"tab": tab, "detail": detail, "s": detail.summary, "news": ""}
+        return self._render(template, "Sessions", **(shared | values))
 
     async def groups(self, policy: str, before: str) -> str:
         groups = await self.reader.groups(policy=policy or None, limit=PAGE, before=before or None)

@@ -235,6 +235,24 @@ def label_flow(browser: Browser, session_id: str) -> None:
     assert "--where harness=codex" in browser.one("#export code").text
 
 
+async def test_a_page_follows_its_session(chromium: Browser, home: House):
+    session = await home.client.open_session(policy="tiny")
+    browser = await visit(chromium, home)
+    await asyncio.to_thread(browser.open, f"/view/sessions/{session.session_id}")
+    await talk(home.urls["agent"], session.endpoint.key)
+    await asyncio.to_thread(browser.wait, "#turns #call-3")
+    numbers = [turn.get_attribute("id") for turn in browser.all("[data-turn]")]
+    assert numbers == ["call-1", "call-2", "call-3"]
+    assert len(browser.all(".outline a")) == 3
+    assert browser.one("#outline summary").text in ("", "3 calls")  # hidden on wide screens
+    assert not browser.all("#turns .empty")
+    await home.client.close_session(session.session_id)
+    wait = WebDriverWait(browser.driver, 40)
+    await asyncio.to_thread(wait.until, lambda _: not browser.all("[data-news]"))
+    assert len(browser.all("[data-turn]")) == 3
+    assert await asyncio.to_thread(browser.problems) == []
+
+
 async def test_a_trainers_numbers_and_a_readers_labels(chromium: Browser, home: House):
     _, session_id = await a_group(home)
     await annotate(home, session_id)

@@ -1,4 +1,4 @@
-// Keys, theme, live lists and lazily loaded turns. Pages work without it. Only notes write to the server.
+// Keys, theme, live pages and lazily loaded turns. Pages work without it. Only notes write to the server.
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -37,6 +37,7 @@ async function load(place) {
     const page = new DOMParser().parseFromString(await reply.text(), "text/html");
     place.replaceWith(...page.body.childNodes);
     watchLazy();
+    startFollowing();
     settleOutline();
     offerNotes();
     if (location.hash.startsWith("#call-") && place.parentElement?.id !== "turns") $(location.hash)?.scrollIntoView();
@@ -79,13 +80,17 @@ async function addNote(form) {
 }
 offerNotes().catch(() => {});
 
-// Parts of the page that follow the record.
+// Parts of the page that follow the record. A session's page asks for its news only, and adds the calls that came.
 const EVERY_MS = 3000;
 async function follow() {
   if (document.hidden || document.activeElement?.matches("input, select") || getSelection().toString()) return;
-  const reply = await fetch(location.href);
-  if (!reply.ok) return;
-  const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+  const turns = $("#turns");
+  const address = turns ? newsAddress() : location.href;
+  const reply = address && await fetch(address);
+  const text = reply?.ok ? await reply.text() : "";
+  if (!text) return;
+  const page = new DOMParser().parseFromString(text, "text/html");
+  const atEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 40;
   for (const part of $$("[data-live]")) {
     const fresh = $(`[data-live="${part.dataset.live}"]`, page);
     if (fresh && fresh.innerHTML !== part.innerHTML) {
@@ -96,12 +101,46 @@ async function follow() {
       if (current) $(`tr[data-href="${CSS.escape(current)}"]`, part)?.classList.add("current");
     }
   }
+  if (!turns) return;
+  addTurns(turns, $("#turns", page));
+  markTurnInView();
+  if (atEnd) scrollTo(0, document.documentElement.scrollHeight);
 }
+
+// The turns from the first that was still open when it came; none where the session is over.
+function newsAddress() {
+  const place = $("[data-news]");
+  const shown = $$("[data-turn]");
+  const open = shown.find((turn) => "open" in turn.dataset);
+  const from = open ? turnNumber(open) - 1 : shown.length ? turnNumber(shown.at(-1)) : 0;
+  return place ? `${place.dataset.news}&from=${from}` : "";
+}
+
+function turnNumber(turn) {
+  return Number(turn.id.replace("call-", ""));
+}
+
+function addTurns(turns, fresh) {
+  for (const turn of $$("[data-turn]", fresh)) document.getElementById(turn.id)?.replaceWith(turn);
+  if ($(".lazy", turns)) return; // what comes after is loaded as one scrolls there
+  $(".empty", turns)?.remove();
+  turns.append(...fresh.childNodes);
+  watchLazy();
+}
+
+let following = false;
 async function keepFollowing() {
+  const began = performance.now();
   await follow().catch(() => {});
-  setTimeout(keepFollowing, EVERY_MS); // after the answer: a slow server is not asked twice at once
+  // After the answer, and the later the longer it took: a slow server is not kept busy.
+  setTimeout(keepFollowing, Math.max(EVERY_MS, 4 * (performance.now() - began)));
 }
-if ($("[data-live]")) setTimeout(keepFollowing, EVERY_MS);
+function startFollowing() {
+  if (following || !$("[data-live]")) return;
+  following = true;
+  setTimeout(keepFollowing, EVERY_MS);
+}
+startFollowing();
 
 // The outline marks the turn in view.
 function settleOutline() {
@@ -115,19 +154,23 @@ function turnInView() {
   return turns.filter((turn) => turn.getBoundingClientRect().top < 120).at(-1) ?? turns[0];
 }
 
+function markTurnInView() {
+  const turn = turnInView();
+  const entry = turn && $(`.outline a[data-call="${turnNumber(turn)}"]`);
+  const marked = $(".outline [aria-current]");
+  if (!entry || entry === marked) return;
+  marked?.removeAttribute("aria-current");
+  entry.setAttribute("aria-current", "true");
+  entry.scrollIntoView({ block: "nearest" });
+}
+
 let ticking = false;
 document.addEventListener("scroll", () => {
   if (ticking || !$("#turns")) return;
   ticking = true;
   requestAnimationFrame(() => {
     ticking = false;
-    const number = turnInView()?.id.replace("call-", "");
-    const entry = number && $(`.outline a[data-call="${number}"]`);
-    const marked = $(".outline [aria-current]");
-    if (!entry || entry === marked) return;
-    marked?.removeAttribute("aria-current");
-    entry.setAttribute("aria-current", "true");
-    entry.scrollIntoView({ block: "nearest" });
+    markTurnInView();
   });
 }, { passive: true });
 
