@@ -7,12 +7,13 @@ soft-capped scores, sinks and scaled logits where a family has them. Layers that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rolltap.errors import ConfigError
 from rolltap.trainer_client import attention
@@ -20,6 +21,9 @@ from rolltap.trainer_client.packing import TokenSpan
 
 PACKED = frozenset({"full_attention", "sliding_attention"})
 RECURRENT = frozenset({"linear_attention"})
+
+NOISE = re.compile("drop|jitter")
+"""In the names of numbers of configs and modules that make a pass in training random: dropouts, layer drop, jitter."""
 
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
 """Rotary scalings by the longest position of a forward pass: in a pack, that of another row."""
@@ -51,6 +55,28 @@ def check_config(config: Any) -> None:
         )
 
 
+def without_noise(config: Any) -> Any:
+    """The config with every dropout, layer drop and jitter of it at 0."""
+    for part in {id(one): one for one in (config, config.get_text_config())}.values():
+        _silence(part)
+    return config
+
+
+def switch_noise_off(model: nn.Module) -> None:
+    """Also where a module's own code says how much there is. Log-probs in training are then those that engines sample
+    by, so ratios of weights with themselves are 1."""
+    for module in model.modules():
+        _silence(module)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+
+
+def _silence(owner: Any) -> None:
+    for name, value in list(vars(owner).items()):
+        if NOISE.search(name) and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            setattr(owner, name, type(value)(0))
+
+
 def logit_scale(config: Any) -> float:
     """What the model multiplies its logits by (Granite divides them)."""
     return (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
@@ -60,8 +86,8 @@ def logit_scale(config: Any) -> float:
 def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
     """Compares packed log-probs with those of the model's own attention, on a few tokens; `ConfigError` if they differ.
 
-    It finds what no config says: position biases (ALiBi), layers that don't use transformers' attention interface.
-    `read` makes logits of hidden states.
+    It finds what no config says: position biases (ALiBi), layers that don't use transformers' attention interface, and
+    noise: packed ones are computed as in training. `read` makes logits of hidden states.
     """
     name, device = model.config.model_type, model.get_output_embeddings().weight.device
     ids = torch.arange(TRUNK + 2 * BRANCH, device=device) * 7 % model.config.vocab_size
@@ -71,7 +97,7 @@ def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
     try:
         with _own_attention(model):
             logits = [model(input_ids=row[None], use_cache=False).logits[0].float() for row in rows]
-        packed = _packed(model, rows, read)
+        packed = _packed(model.train(), rows, read)
     except (TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{name}: its layers don't take a packed batch ({type(error).__name__}: {error})") from error
     finally:
@@ -80,7 +106,8 @@ def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
     if not off <= TOLERANCE:
         raise ConfigError(
             f"{name}: packed log-probs differ from the model's own by {off:.2g} nats, so its ratios would be wrong; "
-            "its attention has a part that packed training does not compute (position biases, for instance)"
+            "its attention has a part that packed training does not compute (position biases, for instance), or "
+            "its passes in training are random"
         )
 
 

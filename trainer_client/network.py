@@ -156,11 +156,17 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
         raise _no_model(folder, error) from error
     architectures.check_config(config)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention.NAME)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=architectures.without_noise(config),
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+        )
     except KeyError as error:
         raise ConfigError(f"{config.model_type}: it doesn't take an attention of ours ({error})") from error
     except (OSError, ValueError) as error:
         raise _no_model(folder, error) from error
+    architectures.switch_noise_off(model)
     architectures.check_model(model, LogitsHead(model))
     return model
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from rolltap.errors import ConfigError
 from rolltap.trainer_client import architectures
@@ -112,6 +113,38 @@ def test_a_family_is_trained_on_its_own_log_probs_and_gradients(family: str, alo
     for name, weight in policy.model.named_parameters():
         if gradients[name].grad is not None:
             torch.testing.assert_close(weight.grad, gradients[name].grad, atol=2e-3, rtol=2e-3, msg=name)
+
+
+NOISY: dict[str, dict[str, Any]] = {
+    "Llama": SMALL | {"attention_dropout": 0.5},
+    "Phi3": SMALL | {"resid_pdrop": 0.5, "embd_pdrop": 0.5},
+    "Starcoder2": SMALL | {"residual_dropout": 0.5, "embedding_dropout": 0.5},
+    "Mixtral": SMALL | {"num_local_experts": 4, "router_jitter_noise": 0.5},
+}
+
+
+@pytest.mark.parametrize("family", NOISY)
+def test_a_model_with_dropout_or_router_noise_is_trained_without_it(family: str, tmp_path: Path) -> None:
+    """Else log-probs of the weights that sampled a token would differ from the engine's, and ratios begin off 1."""
+    own = model_of(family, NOISY[family])
+    own.save_pretrained(tmp_path)
+    (pack,) = Packer(1000, share=True)(rows())
+    policy = PolicyNetwork(load_model(tmp_path, torch.float32).train())
+    first, second = (policy(collate(pack)).logprobs_M for _ in range(2))
+    assert torch.equal(first, second)
+    wanted = eager_logprobs(own, collate(pack))
+    torch.testing.assert_close(first.sort().values, wanted.sort().values, atol=1e-4, rtol=1e-4)
+
+
+def test_noise_that_no_setting_switches_off_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(mlp: Any, hidden: Tensor) -> Tensor:
+        return plain(mlp, hidden) + (torch.randn_like(hidden) if mlp.training else 0)
+
+    plain = LlamaMLP.forward
+    model_of("Llama", SMALL).save_pretrained(tmp_path)
+    monkeypatch.setattr(LlamaMLP, "forward", noisy)
+    with pytest.raises(ConfigError, match="differ from the model's own"):
+        load_model(tmp_path, torch.float32)
 
 
 @pytest.mark.parametrize(
