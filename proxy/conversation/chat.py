@@ -117,6 +117,12 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     thinking_budget: int | None = None  # tokens of thinking
     json_schema: dict[str, Any] | None = None  # structured output; {} asks for any JSON object
 
+    def choice_seed(self, index: int) -> int | None:
+        """The seed of the `index`-th choice, signed 64 bits: with one seed all choices would be the same sample."""
+        if self.seed is None:
+            return None
+        return (self.seed + index + 2**63) % 2**64 - 2**63
+
 
 class Hints(msgspec.Struct, frozen=True):
     """What the harness's headers say about a call. Never identity, only lineage and kind."""

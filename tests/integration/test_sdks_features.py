@@ -153,10 +153,12 @@ async def test_a_stop_string_ends_the_reply(clients: Clients) -> None:
     assert [chat.choices[0].message.content, message.content[0].text, reply.text] == ["one two three"] * 3
 
 
-async def test_a_seed_reaches_the_engine(clients: Clients) -> None:
+async def test_a_seed_is_taken_and_a_trained_policy_is_sampled_without(clients: Clients) -> None:
     await clients.chat("Count.", seed=7)
     await clients.gemini("Count.", seed=7)
-    assert [sent["seed"] for sent in await clients.sent()] == [7, 7]
+    rows = await clients.home.app.call_log.rows(clients.session.session_id)
+    assert [row.intent.sampling_asked["seed"] for row in rows] == [7, 7]
+    assert [sent["seed"] for sent in await clients.sent()] == [None, None]
 
 
 async def test_log_probs_are_those_that_are_recorded(clients: Clients) -> None:

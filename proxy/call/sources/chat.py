@@ -71,8 +71,9 @@ class ChatSource:
 
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
         return [
-            OpenCall(call_id, index, plan.node(call_id, arrival.request.items), plan, self._call(call_id, arrival), [])
+            OpenCall(call_id, index, plan.node(call_id, arrival.request.items), plan, sent, [])
             for index, call_id in enumerate(call_ids)
+            for sent in [self._call(call_id, index, arrival)]
         ]
 
     async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
@@ -114,12 +115,12 @@ class ChatSource:
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)
 
-    def _call(self, call_id: str, arrival: Arrival) -> ChatCall:
+    def _call(self, call_id: str, index: int, arrival: Arrival) -> ChatCall:
         """What is sent: the conversation, and the sampling that the policy or the harness decided."""
         request = arrival.request
         pins: dict[str, Any] = {
             name: value for name, value in self.settings.pin.model_dump().items() if value is not None
         }
-        sampling = msgspec.structs.replace(request.sampling, **pins)
+        sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.choice_seed(index), **pins)
         model = self.settings.model or request.model
         return ChatCall(call_id, model, request, sampling, arrival.session.session.id)

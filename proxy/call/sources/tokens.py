@@ -35,7 +35,7 @@ ENCODED_INLINE = 16_384
 SAMPLE = 8
 """Characters per token of context that are looked at of a text that may be far too long; usual text has 4."""
 
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """Sampling from the model's own distribution: a trainer computes the same log-probs."""
 
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
@@ -91,6 +91,8 @@ class TokenSource:
             requested = getattr(request.sampling, name)
             if requested is not None and requested != sent.get(name, neutral):
                 unapplied_fields.append(name)
+        if request.sampling.seed is not None and self._is_neutral:
+            unapplied_fields.append("seed")
         return tuple(unapplied_fields)
 
     def _prompted_thinking(self, asked: Sampling) -> bool | None:
@@ -132,7 +134,7 @@ class TokenSource:
         for index, call_id in enumerate(call_ids):
             if index and plan.break_ is not None:
                 plan = replace(plan, break_=replace(plan.break_, call_id=call_id))
-            sent = self._sample_request(call_id, arrival, prompt)
+            sent = self._sample_request(call_id, index, arrival, prompt)
             node = plan.node(call_id, arrival.request.items)
             calls.append(OpenCall(call_id, index, node, plan, sent, prompt))
         return calls
@@ -184,7 +186,7 @@ class TokenSource:
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)
 
-    def _sample_request(self, call_id: str, arrival: Arrival, prompt_ids: Sequence[int]) -> SampleRequest:
+    def _sample_request(self, call_id: str, index: int, arrival: Arrival, prompt_ids: Sequence[int]) -> SampleRequest:
         room = self.max_context - len(prompt_ids)
         if room < 1:
             raise self._overflow(len(prompt_ids))
@@ -199,7 +201,7 @@ class TokenSource:
             prompt_ids=prompt_ids,
             max_tokens=min(room, _first(pin.max_tokens, requested.max_tokens, room)),
             **{name: sampling[name] for name in NEUTRAL},
-            seed=requested.seed,
+            seed=None if self._is_neutral else requested.choice_seed(index),
             stop_token_ids=self.continuation.renderer.stop_token_ids,
             top_logprobs=self.settings.top_logprobs,
             routed_experts=self.settings.routed_experts,
@@ -210,14 +212,21 @@ class TokenSource:
             stream=arrival.request.stream or bool(requested.stop) or not arrival.request.tool_choice.parallel,
         )
 
+    @property
+    def _is_neutral(self) -> bool:
+        """Whether the policy samples from its own distribution, whatever is asked.
+
+        No seed is sent then: a harness sends the same one in every rollout, and a group's samples would all be equal.
+        """
+        return self.settings.trainable and self.settings.sampling == "neutral"
+
     def _sampling(self, requested: Sampling) -> dict[str, Any]:
         """What the engine is asked: the policy's pins, else neutral sampling, or what the harness asked.
 
         Penalties are there only where one was asked for and is applied.
         """
-        neutral = self.settings.trainable and self.settings.sampling == "neutral"
         pins = self.settings.pin.model_dump(include=set(NEUTRAL), exclude_none=True)
-        if neutral:
+        if self._is_neutral:
             return NEUTRAL | pins
         own_values = {name: value for name in (*NEUTRAL, *PENALTIES) if (value := getattr(requested, name)) is not None}
         return NEUTRAL | own_values | pins

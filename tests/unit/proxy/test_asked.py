@@ -120,3 +120,23 @@ async def test_a_policy_that_answers_to_any_name(plane: Any) -> None:
     assert (await plane.client.chat(USER, model="gpt-9")).status == 200
     models = json.loads((await plane.client.post("/v1/models", b"", method="GET")).body)
     assert [model["id"] for model in models["data"]] == ["tiny"]
+
+
+async def test_a_trained_policy_is_sent_no_seed(plane: Any) -> None:
+    """Every rollout of a group would be the same sample."""
+    await chat(plane, seed=7)
+    (row,) = await plane.rows()
+    assert [request.seed for request in plane.engine.seen] == [None]
+    assert row.intent.sampling_asked["seed"] == 7
+    assert row.intent.sampling_sent["seed"] is None
+    assert row.intent.shape.unapplied == ("seed",)
+
+
+@pytest.mark.parametrize("update", [{"sampling": "harness"}, {"trainable": False}])
+async def test_each_choice_has_a_seed_of_its_own(plane: Any, update: dict[str, Any]) -> None:
+    plane.policy.source.settings = plane.policy.settings.model_copy(update=update)
+    await chat(plane, seed=7, n=3)
+    assert sorted(request.seed for request in plane.engine.seen) == [7, 8, 9]
+    assert {row.intent.shape.unapplied for row in await plane.rows()} == {()}
+    await chat(plane, seed=2**63 - 1, n=2)
+    assert sorted(request.seed for request in plane.engine.seen[3:]) == [-(2**63), 2**63 - 1]

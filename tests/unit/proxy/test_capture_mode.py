@@ -120,6 +120,17 @@ async def test_text_alone_is_recorded_and_never_trained(tmp_path: Path) -> None:
     assert one.completion.usage["output"] > 0
 
 
+async def test_each_choice_of_a_chat_upstream_has_a_seed_of_its_own(tmp_path: Path) -> None:
+    async with (
+        ScriptedEngine(say("x", "x", "x"), FOLDER, wire="openai") as engine,
+        captured(tmp_path, engine) as (app, url),
+    ):
+        async with client_of(app, url) as client:
+            await client.chat.completions.create(model="default", messages=[USER], n=3, seed=7)  # type: ignore[list-item]
+        rows = await rows_of(app)
+    assert sorted(row.intent.sampling_sent["seed"] for row in rows) == [7, 8, 9]
+
+
 async def test_an_upstream_that_fails_has_its_status_and_its_record(tmp_path: Path) -> None:
     fault = Fault(kind="status", status=429, retry_after=30, times=9)
     async with (
