@@ -14,6 +14,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from rolltap.errors import ConfigError
 from rolltap.settings import read_settings_file
+from rolltap.settings_keys import check_environment, check_file
+
+PAGE = "docs/trainer.md"
 
 
 class TrainerSection(BaseModel):
@@ -236,16 +239,17 @@ def load_trainer_settings(path: Path | None = None, **overrides: Any) -> Trainer
     """
     from rolltap.trainer_client.find_recipe import recipe_class  # here: recipes import torch
 
-    values = _merged(read_settings_file(path).get("trainer", {}), overrides)
+    given = read_settings_file(path).get("trainer", {})
+    check_file(TrainerSettings, given, "trainer.", PAGE)
+    check_environment(TrainerSettings, "ROLLTAP_TRAINER__", PAGE)
+    values = _merged(given, overrides)
     try:
         recipe = recipe_class(TrainerSettings(**values).recipe)
         return TrainerSettings(**_merged(dict(recipe.settings), values))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("trainer", *first["loc"]))
-        plain = "no such key; the known ones are in docs/trainer.md"
-        problem = plain if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {problem}") from error
+        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Settings: one frozen class a component, from a TOML file and the environment, read once at start.
 
 Every key of the file can be overridden as `ROLLTAP_<SECTION>__<KEY>`. An unknown key stops the start with one line
-that names it.
+that names it and the key that is meant.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rolltap.errors import ConfigError
+from rolltap.settings_keys import check_environment, check_file
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME
 
 
@@ -23,6 +24,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+PAGE = "docs/settings.md"
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 PlaneName = Literal["agent", "trainer", "admin"]
 
@@ -303,12 +305,14 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     """The settings of `path` (TOML) under the environment; `overrides` stand for keys of the file."""
     values = read_settings_file(path)
     values.pop("trainer", None)  # `rolltap train` reads that section
+    check_file(Settings, values, "settings: ", PAGE)
+    check_environment(Settings, "ROLLTAP_", PAGE, apart=("trainer",))
     try:
         settings = Settings(**{**values, **overrides})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"settings: {where}: {_plain(first)}") from error
+        raise ConfigError(f"settings: {where}: {first['msg']}") from error
     for name, policy in settings.policies.items():
         if policy.engine not in settings.engines:
             known = ", ".join(settings.engines) or "none"
@@ -347,12 +351,6 @@ def _check_relayed(name: str, policy: PolicySettings) -> None:
     for field in NOT_RELAYED:
         if getattr(policy, field) != PolicySettings.model_fields[field].default:
             raise ConfigError(f"settings: policies.{name}.{field}: passthrough relays requests unchanged; leave it out")
-
-
-def _plain(error: Any) -> str:
-    if error["type"] == "extra_forbidden":
-        return "no such key; the known ones are in docs/settings.md"
-    return error["msg"]
 
 
 def with_keys(settings: Settings) -> Settings:

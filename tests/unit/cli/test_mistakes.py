@@ -109,10 +109,57 @@ def test_one_file_holds_the_settings_of_the_server_and_of_the_trainer(tmp_path: 
     assert load_settings(path).data == Path("here")
 
 
-def test_an_unknown_key_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said_of_it"),
+    [
+        ("[listen]\nagent_prot = 1\n", "listen.agent_prot: no such key; did you mean listen.agent_port?"),
+        ("[listn]\nagent_port = 1\n", "listn: no such key; did you mean listen?"),
+        ("[listen]\nbody_mb = 1\n", "listen.body_mb: no such key; did you mean limits.body_mb?"),
+        (
+            "[engines.m]\nurl = 'http://m'\nkinds = 'vllm'\n",
+            "engines.m.kinds: no such key; did you mean engines.m.kind?",
+        ),
+        ("[policies.p]\nengin = 'm'\n", "policies.p.engin: no such key; did you mean policies.p.engine?"),
+        (
+            "[policies.p]\nengine = 'm'\n[policies.p.pin]\ntemprature = 1\n",
+            "policies.p.pin.temprature: no such key; did you mean policies.p.pin.temperature?",
+        ),
+        ("colour = 1\n", "colour: no such key; the known ones are in docs/settings.md"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_one_that_is_meant(tmp_path: Path, text: str, said_of_it: str) -> None:
     path = tmp_path / "rolltap.toml"
-    path.write_text("[listen]\nagent_prot = 1\n")
-    assert "listen.agent_prot: no such key" in said("serve", "--config", str(path))
+    path.write_text(text)
+    assert said_of_it in said("serve", "--config", str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("LISTEN__AGENT_PROT", "LISTEN__AGENT_PORT"),
+        ("LISTN__AGENT_PORT", "LISTEN"),
+        ("LISTEN_AGENT_PORT", "LISTEN__AGENT_PORT"),
+        ("ENGINES__MAIN__KINDS", "ENGINES__MAIN__KIND"),
+        ("POLICIES__P__PIN__TEMPRATURE", "POLICIES__P__PIN__TEMPERATURE"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(f"ROLLTAP_{name}", "1")
+    with pytest.raises(ConfigError, match=f"^ROLLTAP_{name}: no such setting; did you mean ROLLTAP_{meant}\\?$"):
+        load_settings()
+
+
+def test_variables_that_commands_and_the_trainer_read_are_no_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ADMIN_KEY", "ENGINE_KEY", "LOG_LEVEL", "TRAINER__STEPS", "TRAINER_URL", "HARNESSES"):
+        monkeypatch.setenv(f"ROLLTAP_{name}", "1")
+    monkeypatch.setenv("ROLLTAP_LISTEN__AGENT_PORT", "9000")
+    assert load_settings().listen.agent_port == 9000
 
 
 VENDOR = '[engines.v]\nkind = "passthrough"\nurl = "https://vendor.example"\n'

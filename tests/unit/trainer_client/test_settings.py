@@ -28,7 +28,9 @@ def test_a_file_under_what_is_given_under_the_environment(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[trainer]\nstepz = 7", "trainer.stepz: no such key"),
+        ("[trainer]\nstepz = 7", "trainer.stepz: no such key; did you mean steps?"),
+        ("[trainer.optimizer]\nlr = 1", "trainer.optimizer: no such key; did you mean optimiser?"),
+        ("[trainer]\nlr = 1", "trainer.lr: no such key; did you mean optimiser.lr?"),
         ("[trainer.loss]\nratio = 'turn'", "trainer.loss.ratio: Input should be 'token' or 'sequence'"),
         ("[trainer]\nsteps = 0", "trainer.steps: Input should be greater than or equal to 1"),
         (
@@ -45,6 +47,16 @@ def test_a_bad_file_is_one_line_that_names_the_key(tmp_path: Path, text: str, me
         load_trainer_settings(path, **GIVEN)
     assert message in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("STEPZ", "STEPS"), ("OPTIMIZER__LR", "OPTIMISER"), ("LOSS__KLL", "LOSS__KL")]
+)
+def test_a_variable_that_is_no_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, meant: str) -> None:
+    monkeypatch.setenv(f"ROLLTAP_TRAINER__{name}", "1")
+    with pytest.raises(ConfigError) as caught:
+        load_trainer_settings(**GIVEN)
+    assert f"ROLLTAP_TRAINER__{name}: no such setting; did you mean ROLLTAP_TRAINER__{meant}" in caught.value.message
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

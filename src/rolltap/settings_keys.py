@@ -1,0 +1,103 @@
+"""Keys that no section of the settings has: a file or a variable with one is refused, with the key that is meant."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+from rolltap.errors import ConfigError
+
+NESTED = "__"
+"""Stands between a section and its key in a variable's name."""
+
+Path = tuple[str, ...]
+
+
+def check_file(model: type[BaseModel], values: Mapping[str, Any], head: str, page: str) -> None:
+    """`ConfigError` names, after `head`, the first key of `values` that `model` lacks, and the one that is meant, or
+    else the `page` that lists them."""
+    for path in _paths(values):
+        if (known := _end_of_known(model, path)) is not None:
+            meant = _meant(model, path, known)
+            hint = f"did you mean {'.'.join(meant)}?" if meant else f"the known ones are in {page}"
+            raise ConfigError(f"{head}{'.'.join(path[: known + 1])}: no such key; {hint}")
+
+
+def check_environment(model: type[BaseModel], prefix: str, page: str, *, apart: Sequence[str] = ()) -> None:
+    """The same for variables, `<prefix><SECTION>__<KEY>`. `apart`: sections that something else reads.
+
+    With a prefix that ends in two underscores every variable is a setting. With another one, commands read some too:
+    those without a section are refused only where they spell a section's key with one underscore.
+    """
+    for name in sorted(os.environ):
+        path = tuple(name.upper().removeprefix(prefix).lower().split(NESTED))
+        if not name.upper().startswith(prefix) or path[0] in apart:
+            continue
+        if len(path) == 1 and not prefix.endswith(NESTED):
+            if not (meant := _in_a_section(model, path[0])):
+                continue
+        elif (known := _end_of_known(model, path)) is None:
+            continue
+        else:
+            meant = _meant(model, path, known)
+        spelled = prefix + NESTED.join(meant).upper()
+        hint = f"did you mean {spelled}?" if meant else f"the known ones are in {page}"
+        raise ConfigError(f"{name}: no such setting; {hint}")
+
+
+def _paths(values: Mapping[str, Any]) -> Iterator[Path]:
+    """The keys of nested tables, those of the innermost ones whole."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from ((name, *path) for path in _paths(value))
+        else:
+            yield (name,)
+
+
+def _fields(kind: Any) -> Mapping[str, Any] | None:
+    """The keys of a section with what they take; None of anything else."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    return None
+
+
+def _end_of_known(model: type[BaseModel], path: Path) -> int | None:
+    """The position of the first part of `path` that its section lacks."""
+    kind: Any = model
+    for position, part in enumerate(path):
+        fields = _fields(kind)
+        if fields is not None:
+            if part not in fields:
+                return position
+            kind = fields[part]
+        elif get_origin(kind) is dict:  # engines and policies, by their names
+            kind = get_args(kind)[1]
+        else:
+            return None  # within a value, of which its type says what is wrong
+    return None
+
+
+def _meant(model: type[BaseModel], path: Path, at: int) -> Path:
+    """The key of another section that has the name of `path[at]`, else the nearest one of the section that lacks it."""
+    for name, kind in (_fields(model) or {}).items():
+        if path[at] in (_fields(kind) or ()):
+            return (name, path[at])
+    kind: Any = model
+    for part in path[:at]:
+        fields = _fields(kind)
+        kind = fields[part] if fields is not None else get_args(kind)[1]
+    near = difflib.get_close_matches(path[at], _fields(kind) or (), n=1)
+    return (*path[:at], *near) if near else ()
+
+
+def _in_a_section(model: type[BaseModel], name: str) -> Path:
+    """`listen_agent_port` as a section and its key; nothing where no section has it."""
+    for section, kind in (_fields(model) or {}).items():
+        key = name.removeprefix(f"{section}_")
+        if key != name and key in (_fields(kind) or ()):
+            return (section, key)
+    return ()
