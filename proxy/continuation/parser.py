@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -357,7 +358,7 @@ class ReplyParser:
         markers = self._renderer.markers
         starts = [at for at, token in enumerate(ids) if token == markers.tool_open]
         blocks = []
-        for start, limit in zip(starts, [*starts[1:], len(ids)], strict=True):
+        for start, limit in pairwise([*starts, len(ids)]):
             closings = (at + 1 for at in range(start, limit) if ids[at] == markers.tool_close)
             block = [token for token in ids[start : next(closings, limit)] if token not in self._stop_ids]
             blocks.append(self._renderer.tokenizer.decode(block).strip())

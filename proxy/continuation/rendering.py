@@ -295,10 +295,20 @@ def template_tool(tool: Tool, guard: Guard) -> dict[str, Any]:
 def parsed_call(call: Any) -> ParsedCall:
     """A call as the `renderers` package parsed it. One with a name and an object of arguments is usable as it is, also
     where a value did not have its declared type."""
-    arguments = call.arguments
-    text = arguments if isinstance(arguments, str) else _encodable(json.dumps(arguments or {}, ensure_ascii=False))
-    usable = bool(call.name) and (call.status.value == "ok" or isinstance(arguments, dict))
-    return ParsedCall(name=call.name or "", arguments=text, ok=usable, raw=call.raw)
+    return sampled_call(
+        call.name, call.arguments, call.status.value == "ok" or isinstance(call.arguments, dict), call.raw
+    )
+
+
+def sampled_call(name: object, arguments: object, ok: bool, raw: str) -> ParsedCall:
+    """A call of what the model wrote as JSON. Without a name that a client can be sent, or with arguments that are text
+    and no JSON, it is none (not `ok`)."""
+    named = name if isinstance(name, str) and _is_encodable(name) else ""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    try:
+        return ParsedCall(named, _encodable(text), ok and bool(named), raw)
+    except ValueError:
+        return ParsedCall(named, "", False, raw)
 
 
 def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -> Any:
@@ -342,9 +352,15 @@ def _guarded(value: Any, guard: Guard) -> Any:
 
 
 def _encodable(text: str) -> str:
-    """JSON text without lone surrogates, which a model can write as escapes and UTF-8 can't carry."""
+    """JSON text without lone surrogates, which a model can write as escapes and UTF-8 can't carry. `ValueError` for
+    other text."""
+    value = json.loads(text)
+    return text if _is_encodable(text) else json.dumps(value)
+
+
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return json.dumps(json.loads(text))
-    return text
+        return False
+    return True

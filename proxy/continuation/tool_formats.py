@@ -14,7 +14,7 @@ from typing import Any
 
 from rolltap.errors import ConfigError
 from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
-from rolltap.proxy.continuation.rendering import ParsedCall, parsed_call
+from rolltap.proxy.continuation.rendering import ParsedCall, parsed_call, sampled_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 
 Read = Callable[[HubTokenizer, list[int]], tuple[list[int], list[ParsedCall]]]
@@ -91,9 +91,7 @@ def _mistral_calls(section: str) -> list[ParsedCall]:
         else:
             whole = json.loads(section)
             rows = whole if isinstance(whole, list) else [whole]
-        return [
-            ParsedCall(row["name"], json.dumps(row["arguments"], ensure_ascii=False), True, section) for row in rows
-        ]
+        return [sampled_call(row["name"], row["arguments"], True, section) for row in rows]
     except (ValueError, KeyError, TypeError):
         return [ParsedCall("", "", False, section)]
 
