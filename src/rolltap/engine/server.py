@@ -186,6 +186,7 @@ class ModelServer:
         disconnect.cancel()
         if not sampling.done():
             sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
             self.loop.abort([reply.id])
             return Response(status_code=499)
         deltas = sampling.result()
