@@ -3,7 +3,8 @@
 A cache weighs what it keeps, and drops what was unused longest. All caches share a `CacheSpace`: where they hold more
 than its limit together, the largest of them drops entries, so who fills one cache loses what is in that cache. A
 weight is about the most that Python needs for an entry, whatever clients send; two caches that hold the same object
-both count it. To be used in the event loop only.
+both count it. Caches may be used in several threads: one lock guards all that share a space. A value is made and
+weighed outside of it, so two threads may make the same one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import compress
 from sys import getsizeof
+from threading import RLock
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -39,22 +41,25 @@ class CacheSpace:
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self.limit = limit
+        self.lock = RLock()
         self._size = 0
         self._caches: WeakSet[Kept[Any, Any]] = WeakSet()
 
     @property
     def size(self) -> int:
-        return sum(cache.size for cache in self._caches)
+        with self.lock:
+            return sum(cache.size for cache in self._caches)
 
     def add(self, cache: Kept[Any, Any]) -> None:
-        self._caches.add(cache)
+        with self.lock:
+            self._caches.add(cache)
 
     def give(self, size: int) -> None:
-        """A cache has shrunk by `size` bytes."""
+        """A cache has shrunk by `size` bytes. Its thread holds the lock."""
         self._size -= size
 
     def take(self, size: int) -> None:
-        """A cache has grown by `size` bytes: the largest drop what is over the limit."""
+        """A cache has grown by `size` bytes: the largest drop what is over the limit. Its thread holds the lock."""
         self._size += size
         if self._size > self.limit:
             self._size = self.size  # without caches that are gone
@@ -82,12 +87,13 @@ class Kept(Generic[K, V]):
 
     def get(self, key: K, make: Callable[[K], V]) -> V:
         """The value of `key`, made if it is not kept."""
-        value = self._entries.get(key)
-        if value is None:
-            value = make(key)
-            self.put(key, value)
-        else:
-            self._entries.move_to_end(key)
+        with self._space.lock:
+            value = self._entries.get(key)
+            if value is not None:
+                self._entries.move_to_end(key)
+                return value
+        value = make(key)
+        self.put(key, value)
         return value
 
     def peek(self, key: K) -> V | None:
@@ -96,33 +102,39 @@ class Kept(Generic[K, V]):
 
     def known(self, keys: Sequence[K]) -> list[V | None]:
         """The value of each key, None where it is not kept. The loops are C's: histories are long."""
-        entries = list(map(self._entries.get, keys))
-        deque(map(self._entries.move_to_end, compress(keys, entries)), maxlen=0)
-        return entries
+        with self._space.lock:
+            entries = list(map(self._entries.get, keys))
+            deque(map(self._entries.move_to_end, compress(keys, entries)), maxlen=0)
+            return entries
 
     def put(self, key: K, value: V) -> None:
         """Keeps a value in the place of a former one, unless it is too large."""
-        self.pop(key)
         size = ENTRY_BYTES + self._weigh(value)
-        if size <= self._space.limit // LARGEST:
-            self._entries[key] = value
-            self._sizes[key] = size
-            self.size += size
-            self._space.take(size)
+        with self._space.lock:
+            self.pop(key)
+            if size <= self._space.limit // LARGEST:
+                self._entries[key] = value
+                self._sizes[key] = size
+                self.size += size
+                self._space.take(size)
 
     def pop(self, key: K) -> V | None:
         """Takes a value out, if it is there."""
-        value = self._entries.pop(key, None)
-        if value is not None:
-            self._shrink(key)
-        return value
+        with self._space.lock:
+            value = self._entries.pop(key, None)
+            if value is not None:
+                self._shrink(key)
+            return value
 
     def drop_oldest(self) -> None:
-        self._shrink(self._entries.popitem(last=False)[0])
+        """Drops the longest unused one. There is one."""
+        with self._space.lock:
+            self._shrink(self._entries.popitem(last=False)[0])
 
     def items(self) -> list[tuple[K, V]]:
         """All values with their keys, the most recently used first."""
-        return list(reversed(self._entries.items()))
+        with self._space.lock:
+            return list(reversed(self._entries.items()))
 
     def _shrink(self, key: K) -> None:
         size = self._sizes.pop(key)

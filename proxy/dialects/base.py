@@ -121,7 +121,11 @@ class Dialect(Protocol):
         ...
 
     def parse(self, request: WireRequest) -> ChatRequest:
-        """The request, typed; `InvalidRequest` names the field that is wrong or unsupported."""
+        """The request, typed; `InvalidRequest` names the field that is wrong or unsupported.
+
+        Long bodies are parsed in a thread of their own, beside others in the event loop: a dialect that keeps anything
+        from one request for the next guards it (`cache_space` does).
+        """
         ...
 
     def parse_recorded(self, head: bytes, items: Sequence[bytes], fixed: Mapping[str, bytes]) -> ChatRequest:

@@ -30,15 +30,15 @@ PROBE = 32
 class KnownRequest:
     """A parsed request, whose history is the JSON list `array` in `body`.
 
-    The body is split when it is first compared in full: the first request of many sessions is their only one.
+    The body is split when it is first compared in full: the first request of many sessions is their only one. Two
+    threads may do so at once: what is split is set in one step.
     """
 
     chat: ChatRequest
     linked: LinkedHistory
     body: bytes = b""
     array: bytes = b""
-    before: bytes = b""  # the body up to the end of the last item; empty: not split yet
-    after: bytes = b""  # the body from the list's closing bracket on
+    halves: tuple[bytes, bytes] | None = None  # the body up to the end of the last item, and from the list's end on
     size: int = 0  # about how many bytes it holds: its body, the items of it and what is parsed of them
 
     def __post_init__(self) -> None:
@@ -46,20 +46,22 @@ class KnownRequest:
 
     def extended(self, chat: ChatRequest, linked: LinkedHistory, body: bytes) -> KnownRequest:
         """The request `chat`, whose `body` extends this one's."""
-        end = len(body) - len(self.after)
-        size = self.size + 2 * json_bytes(body[len(self.before) : end])
-        return KnownRequest(chat, linked, before=body[:end].rstrip(), after=self.after, size=size)
+        assert self.halves is not None  # `added_items` has split it
+        before, after = self.halves
+        end = len(body) - len(after)
+        size = self.size + 2 * json_bytes(body[len(before) : end])
+        return KnownRequest(chat, linked, halves=(body[:end].rstrip(), after), size=size)
 
     def added_items(self, body: bytes, field: str) -> list[bytes] | None:
         """The items that `body` adds to the history; None if it differs in anything else."""
-        if not self.before:
-            probe = self.body.rfind(self.array[-PROBE:])
-            if body[probe : probe + PROBE - 1] != self.array[-PROBE:-1] or not self._split(field):
-                return None
-        end = len(body) - len(self.after)
-        if end < len(self.before) or not body.startswith(self.before) or not body.endswith(self.after):
+        halves = self.halves or self._split(body, field)
+        if halves is None:
             return None
-        added = body[len(self.before) : end].strip()
+        before, after = halves
+        end = len(body) - len(after)
+        if end < len(before) or not body.startswith(before) or not body.endswith(after):
+            return None
+        added = body[len(before) : end].strip()
         if not added:
             return []
         # `before` ends in an item, so what follows is a comma and items. Only then is the whole body valid JSON.
@@ -71,20 +73,24 @@ class KnownRequest:
         except InvalidRequest:
             return None  # the whole body is parsed, and refused in terms of it
 
-    def _split(self, field: str) -> bool:
-        """Cuts the body around the end of its history; False where the place can't be proven."""
-        start = self.body.find(self.array)
-        end = start + len(self.array)
+    def _split(self, other: bytes, field: str) -> tuple[bytes, bytes] | None:
+        """Cuts the body around the end of its history, if `other` may extend it; None where that is not proven."""
+        body, array = self.body, self.array
+        probe = body.rfind(array[-PROBE:])
+        if other[probe : probe + PROBE - 1] != array[-PROBE:-1]:
+            return None
+        start = body.find(array)
+        end = start + len(array)
         # The same bytes may also stand elsewhere. This is the place if the field is empty without them.
         try:
-            rest = msgspec.json.decode(self.body[:start] + b"[]" + self.body[end:], type=dict[str, msgspec.Raw])
+            rest = msgspec.json.decode(body[:start] + b"[]" + body[end:], type=dict[str, msgspec.Raw])
         except msgspec.MsgspecError:
-            return False
+            return None
         if bytes(rest.get(field, b"")) != b"[]":
-            return False
-        self.before, self.after = self.body[: end - 1].rstrip(), self.body[end - 1 :]
+            return None
+        self.halves = body[: end - 1].rstrip(), body[end - 1 :]
         self.body = self.array = b""
-        return True
+        return self.halves
 
 
 class RequestCache:
