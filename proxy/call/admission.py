@@ -15,6 +15,8 @@ import msgspec
 
 from rolltap.errors import RequestError
 from rolltap.proxy.call.arrival import Arrival
+from rolltap.proxy.call.body_reader import BodyReader
+from rolltap.proxy.call.budget import BodySender
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.sources.passthrough import PassthroughSource
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Text
@@ -71,21 +73,25 @@ class Admission:
         self._keyring = keyring
         self._vendors = vendors.sources
         self._unnamed = vendors.unnamed
+        self._bodies = BodyReader()
 
     async def admit(self, arrival: Arrival) -> None:
         """Fills in session, request and policy. A `RequestError` that comes with a session is that session's."""
         relay = await self.relay(arrival.dialect, arrival.wire)
         if relay is not None:
-            request = read_request(arrival.dialect, arrival.wire)
+            arrival.account = self._keyring.accounts.of(relay.project)
+            request = await self._bodies.read(arrival, read_request)
             arrival.policy = self._policies[relay.policy]
             relay.vendor.check_model(request.model, arrival.policy.settings.aliases)
             arrival.take_session(relay.session or await self._capture.session(request, relay.project, relay.policy))
             arrival.request = request
             return
         admitted = await self.session(arrival.dialect, arrival.wire)
-        if not isinstance(admitted, str):
+        if isinstance(admitted, str):
+            arrival.account = self._keyring.accounts.of(admitted)
+        else:
             arrival.take_session(admitted)
-        request = arrival.dialect.parse(arrival.wire)
+        request = await self._bodies.read(arrival, parse_request)
         session = await self._captured(request, admitted) if isinstance(admitted, str) else admitted
         if session is not admitted:
             arrival.take_session(session)
@@ -94,11 +100,13 @@ class Admission:
         if arrival.policy.name in self._vendors:
             raise self._vendors[arrival.policy.name].refusal()
 
-    async def enter(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
-        """The session of a request's head, which has no body yet; None where the body says it. No key: an error."""
+    async def enter(self, dialect: Dialect, wire: WireRequest) -> BodySender:
+        """Whose a request is by its head, which has no body yet. No key: an error."""
         relay = await self.relay(dialect, wire)
         admitted = relay.session if relay is not None else await self.session(dialect, wire)
-        return None if isinstance(admitted, str) else admitted
+        if isinstance(admitted, str):
+            return BodySender(None, self._keyring.accounts.of(admitted))
+        return BodySender(admitted, self._keyring.accounts.of(relay.project) if relay is not None else None)
 
     async def session(self, dialect: Dialect, wire: WireRequest) -> LiveSession | str:
         """The session of the request's key; for a project's key its `project`: sessions follow from the calls."""
@@ -174,6 +182,11 @@ def protocol_of(dialect: str, headers: Mapping[str, str]) -> str:
     if "anthropic-version" in headers or "x-api-key" in headers:
         return "anthropic"
     return "gemini" if "x-goog-api-key" in headers else dialect
+
+
+def parse_request(dialect: Dialect, wire: WireRequest) -> ChatRequest:
+    """A request that an engine of ours is to answer."""
+    return dialect.parse(wire)
 
 
 def read_request(dialect: Dialect, wire: WireRequest) -> ChatRequest:

@@ -1,5 +1,7 @@
 """What a session, and a project's key with all its sessions, may use: calls, tokens, bytes, and calls a minute.
 
+The bytes of a body count once it has come, also where its request is refused for something else.
+
 A session that has used its budget, or whose key has, is told so politely (400, in the dialect's own shape: harnesses
 end on it, with what they have), `POLITE` times; after that it is refused as if it were closed. One that is only too
 fast is asked to wait (429). A session's calls and tokens are counted from the record, so they outlast this process; its
@@ -9,7 +11,8 @@ bytes and the rate are the process's own. A key's are counted in `rolltap.proxy.
 from __future__ import annotations
 
 import time
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
 
 from rolltap.counted import counted
 from rolltap.errors import InvalidRequest, RateLimited, SessionClosed
@@ -18,17 +21,49 @@ from rolltap.proxy.sessions.key_accounts import USED, KeyAccount
 from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.settings import LimitSettings
 
+if TYPE_CHECKING:
+    from rolltap.proxy.call.arrival import Arrival
 
-def charge(live: LiveSession, limits: LimitSettings, body_bytes: int, calls: int = 1) -> None:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BodySender:
+    """Who sends a body: a session, or None where the body has to say which; the account of a minted project's key."""
+
+    session: LiveSession | None
+    account: KeyAccount | None
+
+    def check_bytes(self, limits: LimitSettings) -> None:
+        """`SessionClosed` where a budget of bytes is used up, and by so much that polite answers had their bodies."""
+        polite = POLITE * limits.body_mb
+        live, account = self.session, self.account
+        if live is not None and limits.session_mb and live.received_bytes > (limits.session_mb + polite) * 1_000_000:
+            raise SessionClosed(f"{USED}: this session has {limits.session_mb:g} MB of requests")
+        if account is not None and account.over_bytes(polite):
+            raise SessionClosed(f"{USED}: this key has {account.budget.mb:g} MB of requests")
+
+    def count(self, body_bytes: int) -> None:
+        """Counts a body that came."""
+        if self.session is not None:
+            self.session.received_bytes += body_bytes
+        if self.account is not None:
+            self.account.count(body_bytes=body_bytes)
+
+
+def count_body(arrival: Arrival) -> None:
+    """Counts the arrival's body, once, for the session and the account that are known of it by now."""
+    if not arrival.is_counted:
+        arrival.is_counted = True
+        BodySender(arrival.session if arrival.has_session else None, arrival.account).count(len(arrival.wire.body))
+
+
+def charge(live: LiveSession, limits: LimitSettings, calls: int = 1) -> None:
     """Takes the calls of a request into account; raises where the session or its key has no budget for them."""
-    live.received_bytes += body_bytes
     if used := _used_up(live, limits):
         _end(live, f"this session has {used}")
     account = live.account
     if account is None:
         _take_turns(("session", live, limits.calls_per_minute))
         return
-    account.count(body_bytes=body_bytes)
     if used := account.used_up(calls):
         _end(live, f"this key has {used}")
     _take_turns(("session", live, limits.calls_per_minute), ("key", account, account.budget.per_minute or 0))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolltap.errors import BodyTooLarge, RequestError
 from rolltap.proxy.dialects.base import WireReply
+
+if TYPE_CHECKING:
+    from rolltap.proxy.call.body_reader import HeldRoom
 
 WATCH_AFTER_S = 0.1
 
@@ -40,6 +43,8 @@ class HttpExchange:
         self._receive = receive
         self._send = send
         self._received = False
+        self.received_bytes = 0  # of the body
+        self.room: HeldRoom | None = None  # that the body holds until it is read
         self.started = False
         self.gone = False
 
@@ -48,11 +53,8 @@ class HttpExchange:
 
         One that says itself that it is longer is refused before it comes.
         """
-        too_large = BodyTooLarge(f"the request body is over {limit} bytes")
-        if self.announced() > limit:
-            raise too_large
+        self.check_announced(limit)
         chunks: list[bytes] = []
-        size = 0
         try:
             async with asyncio.timeout(deadline):
                 while True:
@@ -61,14 +63,19 @@ class HttpExchange:
                         self.gone = True
                         raise ClientGone
                     chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
-                    if size > limit:
-                        raise too_large
+                    self.received_bytes += len(chunks[-1])
+                    if self.received_bytes > limit:
+                        raise BodyTooLarge(f"the request body is over {limit} bytes")
                     if not message.get("more_body"):
                         self._received = True
                         return b"".join(chunks)
         except TimeoutError:
             raise RequestTimeout(f"the request did not arrive within {deadline:g} s") from None
+
+    def check_announced(self, limit: int) -> None:
+        """Refuses a body that says itself that it is over `limit` bytes."""
+        if self.announced() > limit:
+            raise BodyTooLarge(f"the request body is over {limit} bytes")
 
     def announced(self) -> int:
         """The body's length as the request's head says it, which the server has checked; -1: it comes in chunks."""
@@ -78,6 +85,11 @@ class HttpExchange:
             if name == b"transfer-encoding":
                 return -1
         return 0
+
+    def release_room(self) -> None:
+        """The body is read, or will not be."""
+        if self.room is not None:
+            self.room.release()
 
     async def reply(self, reply: WireReply) -> None:
         """A whole answer."""

@@ -25,7 +25,7 @@ from rolltap.errors import EngineError, RequestError, RolltapError, StoreError
 from rolltap.ids import new_id
 from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.arrival import Arrival
-from rolltap.proxy.call.budget import charge
+from rolltap.proxy.call.budget import BodySender, charge, count_body
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
@@ -34,7 +34,7 @@ from rolltap.proxy.call.turn_cap import check_turn
 from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
 from rolltap.proxy.dialects.base import Dialect, WireRequest
-from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
+from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.settings import LimitSettings
 from rolltap.types import Outcome
 
@@ -65,25 +65,34 @@ class CallPath:
         arrival, flight = Arrival(dialect, wire), None
         try:
             await self._admission.admit(arrival)
+            http.release_room()
             arrival.policy.source.check(arrival.request)
             self._recorder.metrics.stage("admit", arrival.at)
             with arrival.session.slot(self._limits.calls_at_once):
                 flight = self._joined(arrival) or await self._place(arrival)
                 await self._answer(flight, arrival, http)
         except RequestError as error:
+            if flight is None:
+                count_body(arrival)
             if flight is None and arrival.has_session:
                 await self._recorder.refuse(arrival.session.session, dialect.name, wire.body, error)
             raise
 
-    async def enter(self, dialect: Dialect, wire: WireRequest) -> LiveSession | None:
-        """The session of a request of which only the head is there; None if its body has to say which."""
-        return await self._admission.enter(dialect, wire)
+    async def enter(self, dialect: Dialect, wire: WireRequest) -> BodySender:
+        """Whose a request is of which only the head is there. `SessionClosed` where its bytes are used up."""
+        sender = await self._admission.enter(dialect, wire)
+        sender.check_bytes(self._limits)
+        return sender
 
-    async def refuse(self, dialect: Dialect, wire: WireRequest, error: RequestError) -> None:
-        """Records a model call whose body did not come, where its head says the session. No key: an error first."""
-        session = await self.enter(dialect, wire)
-        if session is not None:
-            await self._recorder.refuse(session.session, dialect.name, wire.body, error)
+    async def refuse(self, dialect: Dialect, wire: WireRequest, error: RequestError, received: int) -> None:
+        """Records a model call of whose body only so many bytes came, where its head says the session.
+
+        No key: an error first.
+        """
+        sender = await self._admission.enter(dialect, wire)
+        sender.count(received)
+        if sender.session is not None:
+            await self._recorder.refuse(sender.session.session, dialect.name, wire.body, error)
 
     def _joined(self, arrival: Arrival) -> InFlightRequest | None:
         """The request that an SDK's marked retry repeats: under way, or one whose reply missed its client."""
@@ -102,7 +111,8 @@ class CallPath:
             if source.may_lack_parent(plan, session.forest, request) and await self._sessions.refresh(session):
                 plan = await source.plan(call_ids[0], session.forest, request)
             check_turn(session, plan.parent)
-            charge(session, self._limits, len(arrival.wire.body), len(call_ids))
+            count_body(arrival)
+            charge(session, self._limits, len(call_ids))
             calls = source.open(arrival, plan, call_ids)
             for call in calls:
                 session.forest.add(call.node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.arrival import Arrival
+from rolltap.proxy.call.budget import count_body
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.reply import JSON
@@ -26,7 +27,11 @@ class Queries:
         if await self._forwarded(dialect, wire, http):
             return
         arrival = Arrival(dialect, wire)
-        await self._admission.admit(arrival)
+        try:
+            await self._admission.admit(arrival)
+        finally:
+            count_body(arrival)
+            http.release_room()
         async with arrival.session.planning:
             count = await arrival.policy.source.count_tokens(arrival.session.forest, arrival.request)
         await http.reply(WireReply(200, dialect.token_count(count), JSON))

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 from starlette.routing import compile_path
 
 from rolltap.errors import MethodNotAllowed, NotFound, RequestError, RolltapError, Unauthenticated
+from rolltap.proxy.call.body_reader import BodyRoom
 from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, HttpExchange
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.queries import Queries
@@ -70,6 +71,7 @@ class AgentPlane:
         self._note = note
         self._path = path
         self._limits = limits
+        self._room = BodyRoom(limits.body_mb)
         self._fallback = next(iter(dialects.values()))
         answers: dict[Action, Answer] = {
             "generate": path.serve,
@@ -130,22 +132,32 @@ class AgentPlane:
             if http.started:
                 raise BrokenReply("failed inside rolltap") from error
             await http.reply(dialect.error(RolltapError("internal error; the server's log has it")))
+        finally:
+            http.release_room()
 
     async def _body(self, route: DialectRoute, params: Mapping[str, str], http: HttpExchange) -> bytes:
         """The whole body. A model call whose body is too large or too slow is recorded as refused.
 
-        Who sends a long one needs a key that is known before it is taken, and has so many under way at most.
+        Who sends a long one needs a key that is known before it is taken, and has so many under way at most. It waits
+        until the key's other long bodies leave room for it.
         """
         limit, deadline = int(self._limits.body_mb * 1_000_000), self._limits.receipt_s
         try:
             if 0 <= http.announced() <= SHORT_BODY:  # it is here already, or nearly
                 return await http.body(limit, deadline)
-            session = await self._path.enter(route.dialect, wire_request(http.scope, params, b"", route.pattern))
-            with session.slot(self._limits.calls_at_once) if session is not None else nullcontext():
-                return await http.body(limit, deadline)
+            head = wire_request(http.scope, params, b"", route.pattern)
+            sender = await self._path.enter(route.dialect, head)
+            http.check_announced(limit)
+            with sender.session.slot(self._limits.calls_at_once) if sender.session is not None else nullcontext():
+                size = limit if http.announced() < 0 else http.announced()
+                http.room = await self._room.take(route.dialect.key(head) or "", size, deadline / 2)
+                body = await http.body(limit, deadline)
+                http.room.shrink(len(body))
+                return body
         except RequestError as error:
             if route.action == "generate":
-                await self._path.refuse(route.dialect, wire_request(http.scope, params, b"", route.pattern), error)
+                head = wire_request(http.scope, params, b"", route.pattern)
+                await self._path.refuse(route.dialect, head, error, http.received_bytes)
             raise
 
     def _add(self, path: str, methods: Sequence[str], target: Target) -> None:

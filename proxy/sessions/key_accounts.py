@@ -47,6 +47,11 @@ class KeyAccount:
             return f"{budget.mb:g} MB of requests"
         return ""
 
+    def over_bytes(self, more_mb: float) -> bool:
+        """Whether it has sent more than its budget of bytes and `more_mb` MB beyond."""
+        mb, used = self.budget.mb, self.stored + self.unsaved
+        return mb is not None and used.body_bytes > (mb + more_mb) * 1_000_000
+
 
 class KeyAccounts:
     """The accounts of the keys that this process has seen."""

@@ -64,7 +64,12 @@ class ListenSettings(Section):
 class LimitSettings(Section):
     """What one key may do."""
 
-    body_mb: float = Field(default=50, gt=0, description="largest request body, in MB")
+    body_mb: float = Field(
+        default=50,
+        gt=0,
+        description="largest request body of a model call, in MB; long ones that a key sends at a time have twice as "
+        "much room together, until they are read",
+    )
     calls_at_once: int = Field(default=64, ge=1, description="calls in flight per session")
     receipt_s: float = Field(default=30, gt=0, description="time to receive a request's head, and its body, in seconds")
     request_mb: float = Field(
@@ -77,7 +82,9 @@ class LimitSettings(Section):
     session_tokens: int = Field(
         default=0, ge=0, description="prompt and output tokens of a session's calls in all; 0: any number"
     )
-    session_mb: float = Field(default=0, ge=0, description="request bodies of a session in all, in MB; 0: any size")
+    session_mb: float = Field(
+        default=0, ge=0, description="request bodies of a session in all, refused ones too, in MB; 0: any"
+    )
     calls_per_minute: int = Field(default=0, ge=0, description="calls of a session within a minute; 0: any number")
     cache_mb: float = Field(
         default=256,

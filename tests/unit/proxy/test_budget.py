@@ -61,3 +61,16 @@ async def test_who_is_too_fast_waits(tokenizer: HubTokenizer, monkeypatch: pytes
     assert refused.headers["retry-after"] == "20"
     now += 20
     assert await statuses(plane, 2) == [200, 429]
+
+
+@pytest.mark.parametrize(
+    "spoiled", [b"no JSON " * 30, b'{"model": "tiny", "messages": [{"role": "nobody"}]}' + b" " * 200]
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"])
+async def test_refused_bodies_count(tokenizer: HubTokenizer, path: str, spoiled: bytes) -> None:
+    plane = await make_plane(tokenizer, LimitSettings(session_mb=0.0005))
+    assert await statuses(plane, 1) == [200]
+    assert [(await plane.client.post(path, spoiled)).status for _ in range(2)] == [400, 400]
+    refusal = await plane.client.chat(HELLO)
+    assert (refusal.status, "0.0005 MB of requests" in refusal.json()["error"]["message"]) == (400, True)
+    assert len(plane.engine.seen) == 1

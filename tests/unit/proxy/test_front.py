@@ -104,6 +104,17 @@ async def test_a_body_over_the_cap_is_refused_before_it_comes(tmp_path: Path, pl
             assert (await there.exchange(plane, request, body))[0] == 413
 
 
+async def test_who_has_sent_too_much_sends_no_more_long_bodies(tmp_path: Path) -> None:
+    """Bodies that are refused count; a budget's polite answers have their bodies, then none is taken."""
+    async with served(tmp_path, session_mb=0.1, receipt_s=30) as there:
+        _, key = await there.app.services.sessions.open()
+        request = head("agent", f"Authorization: Bearer {key}", "Content-Length: 450000", "Connection: close")
+        statuses = [(await there.exchange("agent", request, b"x" * 450_000))[0] for _ in range(4)]
+        assert statuses == [400] * 4
+        status, answer = await there.exchange("agent", request)
+        assert (status, b"budget used: this session has 0.1 MB of requests" in answer) == (409, True)
+
+
 @pytest.mark.parametrize("minted", [False, True])
 async def test_a_projects_body_over_the_cap_is_refused(tmp_path: Path, minted: bool) -> None:
     async with served(tmp_path, receipt_s=30) as there:

@@ -146,3 +146,12 @@ async def test_the_settings_key_has_no_account(tokenizer: HubTokenizer) -> None:
     plane = await proxy(tokenizer, StoredKeys(KeyBudget(calls=1)))
     hello = {"role": "user", "content": "hello"}
     assert [(await plane.client.chat(hello, key="project-key")).status for _ in range(3)] == [200] * 3
+
+
+async def test_refused_bodies_count(tokenizer: HubTokenizer) -> None:
+    """Also those that lead to no session."""
+    plane = await proxy(tokenizer, StoredKeys(KeyBudget(mb=0.0005)))
+    junk = [await plane.client.post("/v1/chat/completions", b"no JSON " * 40, key=KEY) for _ in range(2)]
+    assert [answer.status for answer in junk] == [400, 400]
+    assert await status(plane, "a") == 409
+    assert plane.engine.seen == []
