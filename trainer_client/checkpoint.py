@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import pickle
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ import torch
 from rolltap.errors import CheckpointMismatch
 from rolltap.trainer_client.lora import save_adapters
 from rolltap.trainer_client.settings import LoraSettings
-from rolltap.trainer_client.weights import save_model, whole_folder
+from rolltap.trainer_client.weights import remove_folder, save_model, sweep, whole_folder
 
 ABOUT = "trainer.json"
 """What a checkpoint belongs to: its step, weight version and policy."""
+
+STEP = re.compile(r"step-(\d+)")
+"""The name of a step's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class Checkpoints:
         self._every = every
         self._count = count
 
+    def sweep(self) -> None:
+        """Takes away what a run that died was writing or removing."""
+        for parent in (self._checkpoints, self._weights):
+            sweep(parent)
+
     def latest(self) -> Saved | None:
         """The newest whole checkpoint. `CheckpointMismatch` if it is of another policy."""
         steps = _steps(self._checkpoints)
@@ -54,7 +63,7 @@ class Checkpoints:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             policy, version = about["policy"], int(about["version"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointMismatch(f"{folder} is not a checkpoint of this trainer: {error!r}") from error
+            raise _damaged(folder, ABOUT, error) from error
         if policy != self._policy:
             raise CheckpointMismatch(f"{folder} is of policy {policy!r}, not {self._policy!r}; give another --out")
         return Saved(steps[-1], version, folder)
@@ -103,20 +112,32 @@ class Checkpoints:
         """Takes away what nobody needs once the engines serve step `served`."""
         for step in _steps(self._checkpoints)[: -self._count]:
             if step != served:
-                shutil.rmtree(self._checkpoints / f"step-{step}")
+                remove_folder(self._checkpoints / f"step-{step}")
         for step in _steps(self._weights):
             if step != served:
-                shutil.rmtree(self._weights / f"step-{step}")
+                remove_folder(self._weights / f"step-{step}")
 
 
 def load_optimiser(saved: Saved) -> dict[str, Any]:
-    """The optimiser's state of a checkpoint."""
+    """The optimiser's state of a checkpoint. `CheckpointMismatch` if it can't be read."""
     try:
-        return torch.load(saved.folder / "optimiser.pt", weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointMismatch(f"{saved.folder}/optimiser.pt can't be read: {error}") from error
+        state = torch.load(saved.folder / "optimiser.pt", weights_only=True, map_location="cpu")
+    except (OSError, EOFError, LookupError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise _damaged(saved.folder, "optimiser.pt", error) from error
+    if not isinstance(state, dict) or "param_groups" not in state:
+        raise _damaged(saved.folder, "optimiser.pt", "it holds no optimiser's state")
+    return state
+
+
+def _damaged(folder: Path, name: str, reason: object) -> CheckpointMismatch:
+    told = str(reason).splitlines()[0] if str(reason) else repr(reason)
+    return CheckpointMismatch(
+        f"{folder} is not a whole checkpoint of this trainer: {name} can't be read ({told}). Move the folder away to "
+        "go on from the one before it, or from the model if there is none"
+    )
 
 
 def _steps(folder: Path) -> list[int]:
-    """The steps that are whole, oldest first."""
-    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+    """The steps that have a folder, oldest first."""
+    names = [STEP.fullmatch(path.name) for path in folder.glob("step-*")]
+    return sorted(int(name[1]) for name in names if name)

@@ -187,7 +187,10 @@ class Learner:
         return distributed_state.get_model_state_dict(self.model, options=TRAINED)
 
     def restore(self, state: dict[str, Any], *, changed: bool = False) -> None:
-        """Takes up `state`. `CheckpointMismatch` if it is of another model; a `changed` recipe may have other heads."""
+        """Takes up `state`, with the optimiser's settings of this run.
+
+        `CheckpointMismatch` if it is of another model; a `changed` recipe may have other heads.
+        """
         adapters = state.pop("adapters", None)
         heads = state.pop("heads", {})
         followed = {name: state.pop(f"network {name}") for name in self._readable if f"network {name}" in state}
@@ -196,6 +199,7 @@ class Learner:
                 "the checkpoint was made with adapters and this run has none, or the other way round"
             )
         options = replace(WHOLE, strict=not changed)
+        settings = [_settings_of(group) for group in self.optimiser.param_groups]
         try:
             if adapters is not None:
                 distributed_state.set_model_state_dict(self.model, adapters, options=ADAPTERS)
@@ -208,6 +212,13 @@ class Learner:
             distributed_state.set_optimizer_state_dict(self.network, self.optimiser, state, options=options)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointMismatch(f"the checkpoint's optimiser is not of this model: {error}") from error
+        for group, own in zip(self.optimiser.param_groups, settings, strict=True):
+            group.update(own)
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The optimiser's settings for a group of weights: a checkpoint has those of the run that made it."""
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _of_heads(names: Collection[str], heads: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], ...]:

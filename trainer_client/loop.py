@@ -76,6 +76,7 @@ class Trainer:
             every=settings.checkpoint_every,
             count=settings.checkpoints_kept,
         )
+        self.checkpoints.sweep()
         saved = self.checkpoints.latest()
         self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
         self._saved = saved

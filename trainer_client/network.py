@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -156,24 +157,27 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
         raise _no_model(folder, error) from error
     architectures.check_config(config)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=architectures.without_noise(config),
             dtype=dtype,
             attn_implementation=attention.NAME,
+            output_loading_info=True,
         )
     except KeyError as error:
         raise ConfigError(f"{config.model_type}: it doesn't take an attention of ours ({error})") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise _no_model(folder, error) from error
+    model, loading = loaded
+    if loading["missing_keys"]:  # transformers draws them at random
+        raise _no_model(folder, f"it has no {', '.join(sorted(loading['missing_keys']))}")
     architectures.switch_noise_off(model)
     architectures.check_model(model, LogitsHead(model))
     return model
 
 
-def _no_model(folder: Path, error: Exception) -> CheckpointMismatch:
-    reason = str(error).splitlines()[0]
-    return CheckpointMismatch(f"{folder} is not a folder of a causal language model: {reason}")
+def _no_model(folder: Path, reason: object) -> CheckpointMismatch:
+    return CheckpointMismatch(f"{folder} is not a folder of a causal language model: {str(reason).splitlines()[0]}")
 
 
 def _zeros(width: int) -> nn.Linear:

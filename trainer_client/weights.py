@@ -29,20 +29,43 @@ COMPANIONS = (
 )
 """What a model folder holds beside the weights; copied from the model at the start."""
 
+MAKING, LEAVING = ".making-", ".leaving-"
+"""Before the name of a folder that is being written, and of one that is being removed."""
+
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `final`, all of it or nothing."""
-    making = final.with_name(f".making-{final.name}")
+    making = final.with_name(f"{MAKING}{final.name}")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
     yield making
     for path in sorted(making.rglob("*"), reverse=True):
         _sync(path)
     _sync(making)
-    shutil.rmtree(final, ignore_errors=True)
+    former = _set_aside(final) if final.exists() else None
     making.rename(final)
     _sync(final.parent)
+    if former is not None:
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Takes a folder away: all of it or, where this process dies in it, at least its name."""
+    shutil.rmtree(_set_aside(folder))
+
+
+def sweep(parent: Path) -> None:
+    """Takes away what dead processes left in `parent`: folders that they were making or removing."""
+    for prefix in (MAKING, LEAVING):
+        for path in parent.glob(f"{prefix}*"):
+            shutil.rmtree(path)
+
+
+def _set_aside(folder: Path) -> Path:
+    leaving = folder.with_name(f"{LEAVING}{folder.name}")
+    shutil.rmtree(leaving, ignore_errors=True)
+    return folder.rename(leaving)
 
 
 def save_model(model: Any, state: dict[str, Any] | None, folder: Path, source: Path) -> None:
