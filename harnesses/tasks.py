@@ -24,17 +24,17 @@ from rolltap.types import Task
 SWE_KEYS = {"instance_id", "base_commit", "problem_statement"}
 
 
-def read_tasks(path: Path, repositories: Path | None = None) -> list[Task]:
+def read_tasks(path: Path, repositories: Path | None = None, *, reward_key: str = "") -> list[Task]:
     """The tasks of a `.jsonl` file, of one Harbor folder, or of a folder of Harbor folders.
 
-    `repositories` is where SWE-style instances find their repositories, as `owner__name`. `TaskInvalid` names the
-    file, the line and the key that is wrong; ids are unique.
+    `repositories` is where SWE-style instances find their repositories, as `owner__name`; `reward_key` is which of a
+    Harbor task's rewards counts. `TaskInvalid` names the file, the line and the key that is wrong; ids are unique.
     """
     if path.is_dir():
         folders = [path] if (path / "task.toml").is_file() else sorted(p.parent for p in path.glob("*/task.toml"))
         if not folders:
             raise TaskInvalid(f"{path} holds no Harbor task (a folder with task.toml)")
-        tasks = [harbor_task(folder) for folder in folders]
+        tasks = [harbor_task(folder, reward_key) for folder in folders]
     else:
         tasks = _read_lines(path, repositories)
     seen: set[str] = set()
@@ -114,7 +114,7 @@ def _tests(instance: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(tests)
 
 
-def harbor_task(folder: Path) -> Task:
+def harbor_task(folder: Path, reward_key: str = "") -> Task:
     """A Harbor folder. Its image is `environment.docker_image`; without one `environment/` is the working copy."""
     try:
         config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
@@ -129,7 +129,7 @@ def harbor_task(folder: Path) -> Task:
     files = folder / "environment"
     spec = TaskSpec(
         evaluator=HarborCheck(
-            str((folder / "tests").resolve()), {k: str(v) for k, v in verifier.get("env", {}).items()}
+            str((folder / "tests").resolve()), {k: str(v) for k, v in verifier.get("env", {}).items()}, reward_key
         ),
         folder=str(files.resolve()) if files.is_dir() and not image else None,
         image=image,

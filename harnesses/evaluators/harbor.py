@@ -1,8 +1,8 @@
 """The `harbor` evaluator: runs the task's `tests/test.sh` as Harbor does and reads the reward file that it writes.
 
 After the agent has ended, `tests/` appears at `/tests`, `/logs/verifier` is empty, and `test.sh` runs in the agent's
-workspace. It writes `/logs/verifier/reward.txt` (a number) or `reward.json` (an object of numbers: `reward`, else
-their mean; each is kept by name).
+workspace. It writes `/logs/verifier/reward.txt` (a number) or `reward.json` (an object of numbers, each kept by name;
+`chosen_reward` says which one counts).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,12 +26,16 @@ from rolltap.harnesses.sources import located
 
 
 class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
-    """`tests` is the task's folder of that name; `env` is added to the environment of `test.sh`."""
+    """`tests` is the task's folder of that name; `env` is added to the environment of `test.sh`.
+
+    `reward_key` names the key of `reward.json` that counts, where it has several and none is `reward`.
+    """
 
     example = '{"kind": "harbor", "tests": "tests"}'
 
     tests: str
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    reward_key: str = ""
 
     def resolve_paths(self, base: Path) -> HarborCheck:
         return msgspec.structs.replace(self, tests=str(located(base, self.tests).absolute()))
@@ -52,19 +57,20 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
             await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
             exit_ = await evidence.run(evidence.workspace, "test.sh", launch)
-            value, parts = read_reward(logs / "verifier", exit_.output, evidence.seen)
+            parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
+            value = chosen_reward(parts, self.reward_key)
         finally:
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
         return Verdict((Score(value),), {"code": exit_.code, "parts": parts})
 
 
-def read_reward(folder: Path, output: str, seen: Transcript) -> tuple[float, dict[str, float]]:
-    """The reward that the verifier wrote to `folder`, and its parts by name. Links are refused."""
+def read_rewards(folder: Path, output: str, seen: Transcript) -> dict[str, float]:
+    """The rewards that the verifier wrote to `folder`, by name; `reward.txt` holds `reward`. Links are refused."""
     number, table = folder / "reward.txt", folder / "reward.json"
     if number.is_file() and not number.is_symlink():
         text = read_output(number)
         seen.add(number.name, text)
-        return parse_reward(text), {}
+        return {"reward": parse_reward(text)}
     if table.is_file() and not table.is_symlink():
         text = read_output(table)
         seen.add(table.name, text)
@@ -73,5 +79,22 @@ def read_reward(folder: Path, output: str, seen: Transcript) -> tuple[float, dic
         except (ValueError, AttributeError) as error:
             raise EvaluatorFailed(f"reward.json is not an object of numbers: {error}") from error
         if parts:
-            return parts.get("reward", sum(parts.values()) / len(parts)), parts
+            return parts
     raise EvaluatorFailed(f"test.sh wrote no reward: {last_line(output)}")
+
+
+def chosen_reward(rewards: Mapping[str, float], key: str = "") -> float:
+    """The reward that counts: that of `key` where one is named, else `reward`, else the only one.
+
+    `EvaluatorFailed` where that leaves a choice: a mean of unlike rewards would train something that nobody asked for.
+    """
+    known = ", ".join(sorted(rewards)) or "none"
+    if key:
+        if key not in rewards:
+            raise EvaluatorFailed(f"there is no reward {key!r}; the rewards are {known}")
+        return rewards[key]
+    if "reward" in rewards:
+        return rewards["reward"]
+    if len(rewards) != 1:
+        raise EvaluatorFailed(f"which reward counts? The rewards are {known}: name one (reward_key, --reward-key)")
+    return next(iter(rewards.values()))

@@ -27,6 +27,7 @@ from rolltap.harnesses.specs import Defaults
 
 POLL_S = 0.3
 RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap, or a refusal"
+REWARD_KEY_HELP = "Harbor tasks: the key of reward.json that counts, where several are there and none is `reward`"
 POLICY_HELP = "policy that answers; default the only one; tasks: also ROLE=NAME,ROLE=NAME, where several play"
 AGENT_S = 24 * 3600.0
 OWN_LIMITS = Limits(agent_s=AGENT_S, memory_mb=1 << 20, disk_mb=1 << 30)  # the folder and the machine are the user's
@@ -49,6 +50,7 @@ def run(
     slots: Annotated[int, typer.Option(min=1, help="tasks: agents at once")] = 4,
     dialect: Annotated[str, typer.Option(help="protocol, for harnesses that speak several")] = "",
     repositories: Annotated[Path | None, typer.Option(help="tasks: folder of SWE-style repositories")] = None,
+    reward_key: Annotated[str, typer.Option(help=REWARD_KEY_HELP)] = "",
     usable: Annotated[int | None, typer.Option(help="tasks: enough usable rollouts to end a group early")] = None,
     priority: Annotated[int, typer.Option(help="tasks: the greater goes first")] = 0,
     id: Annotated[str, typer.Option(help="tasks: the submission's id; a known id resumes that submission")] = "",
@@ -69,7 +71,7 @@ def run(
     plane = connect("admin", config, url)
     if Path(target).exists():
         here = not (nodes or detach)
-        work = Work(Path(target), n, slots, policy, repositories, usable, priority, id, here=here, detach=detach)
+        work = Work(Path(target), n, slots, policy, repositories, usable, priority, id, here, detach, reward_key)
         defaults = Defaults(base=_folder(Path(target)), harness=harness, dialect=dialect, runtime=runtime,
                             argv=tuple(words or ()))  # fmt: skip
         failed = asyncio.run(run_tasks(plane, work, defaults))

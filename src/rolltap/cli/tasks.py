@@ -55,11 +55,13 @@ class Work:
     id: str = ""
     here: bool = True
     detach: bool = False
+    reward_key: str = ""
 
 
 async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
     """Submits the file's tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
-    tasks = [resolve_paths(task, defaults) for task in read_tasks(work.path, work.repositories)]
+    read = read_tasks(work.path, work.repositories, reward_key=work.reward_key)
+    tasks = [resolve_paths(task, defaults) for task in read]
     async with AdminClient(plane.url, plane.key) as client:
         names = [policy["name"] for policy in (await client.get("/policies"))["policies"]]
         policy = policy_or_roles(work.policy) or only(names)

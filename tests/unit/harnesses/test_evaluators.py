@@ -12,7 +12,7 @@ from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Runtime, Source, Verdict, Workspace
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
-from rolltap.harnesses.evaluators.harbor import HarborCheck
+from rolltap.harnesses.evaluators.harbor import HarborCheck, chosen_reward
 from rolltap.harnesses.evaluators.llm_judge import LlmJudge
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.output import KEPT_BYTES, Transcript, read_output
@@ -204,14 +204,36 @@ async def test_harbor_runs_test_sh_where_harbor_does(tmp_path: Path) -> None:
 async def test_harbor_rewards_by_name_and_missing_ones(tmp_path: Path) -> None:
     runtime = BubblewrapRuntime(tmp_path / "workspaces")
     named = 'echo \'{"style": 0.5, "tests": 1}\' > /logs/verifier/reward.json'
-    verdict = await judged(HarborCheck(harbor_tests(tmp_path / "a", named)), runtime, {})
-    assert (verdict.scores[0].value, verdict.detail["parts"]) == (0.75, {"style": 0.5, "tests": 1.0})
+    check = HarborCheck(harbor_tests(tmp_path / "a", named), reward_key="tests")
+    verdict = await judged(check, runtime, {})
+    assert (verdict.scores[0].value, verdict.detail["parts"]) == (1.0, {"style": 0.5, "tests": 1.0})
+    with pytest.raises(EvaluatorFailed, match=r"which reward counts.* style, tests: name one .*--reward-key"):
+        await judged(HarborCheck(str(tmp_path / "a")), runtime, {})
     with pytest.raises(EvaluatorFailed, match="no reward"):
         await judged(HarborCheck(harbor_tests(tmp_path / "b", "true")), runtime, {})
     with pytest.raises(TaskInvalid, match="can't show folders at /tests, /logs; use 'bubblewrap'"):
         await judged(HarborCheck(str(tmp_path / "a")), ProcessRuntime(tmp_path / "workspaces"), {})
     with pytest.raises(TaskInvalid, match=r"no test\.sh"):
         HarborCheck(str(tmp_path)).build(AdminClient("http://127.0.0.1:1", "k"))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "key", "chosen"),
+    [
+        ({"reward": 0.0, "style": 1.0}, "", 0.0),
+        ({"reward": 0.0, "style": 1.0}, "style", 1.0),
+        ({"accuracy": 0.25}, "", 0.25),
+    ],
+)
+def test_the_reward_that_counts(rewards: dict[str, float], key: str, chosen: float) -> None:
+    assert chosen_reward(rewards, key) == chosen
+
+
+def test_a_reward_that_is_not_there_is_not_replaced_by_another() -> None:
+    with pytest.raises(EvaluatorFailed, match="no reward 'stile'; the rewards are reward, style"):
+        chosen_reward({"reward": 1.0, "style": 1.0}, "stile")
+    with pytest.raises(EvaluatorFailed, match="which reward counts"):
+        chosen_reward({})
 
 
 @pytest.fixture

@@ -139,11 +139,11 @@ def test_harbor_folders(tmp_path: Path) -> None:
     limits = "[agent]\ntimeout_sec = 120.0\n[verifier]\ntimeout_sec = 30.0\nenv = {A = 1}\n"
     harbor(tmp_path / "sum", 'version = "1.0"\n[metadata]\ntags = ["math"]\n' + limits)
     harbor(tmp_path / "image", '[task]\nname = "me/img"\n[environment]\ndocker_image = "debian:12"\n')
-    image, plain = read_tasks(tmp_path)
+    image, plain = read_tasks(tmp_path, reward_key="accuracy")
     first = build(plain, Defaults(harness="codex", runtime="bubblewrap"), CLIENT)
     assert (plain.id, plain.tags, first.limits.agent_s, first.limits.evaluate_s) == ("sum", ("math",), 120.0, 30.0)
     assert isinstance(first.evaluator, HarborCheck)
-    assert first.evaluator.env == {"A": "1"}
+    assert (first.evaluator.env, first.evaluator.reward_key) == ({"A": "1"}, "accuracy")
     (tmp_path / "w").mkdir()
     first.source(tmp_path / "w")
     assert (tmp_path / "w" / "data.txt").read_text() == "1"
