@@ -14,6 +14,7 @@ from rolltap.cli.client import PlaneClient, kept_key
 from rolltap.cli.screen import say
 from rolltap.contract.keys import Role
 from rolltap.errors import ConfigError, RolltapError
+from rolltap.store_urls import STORE_HELP, store_url
 
 if TYPE_CHECKING:
     from rolltap.settings import PlaneName, Settings
@@ -31,6 +32,7 @@ TrainerUrlOption = Annotated[
         "--url", help="the server's trainer plane; default: ROLLTAP_TRAINER_URL, else the server of the settings"
     ),
 ]
+StoreOption = Annotated[str, typer.Option(help=STORE_HELP)]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -52,6 +54,13 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         raise typer.Exit(1)
 
     return wrapped
+
+
+def chosen_store(named: str, config: Path | None, *, may_be_new: bool = False) -> str:
+    """The URL of the store that --store names, else of the one that `rolltap serve` would use here."""
+    from rolltap.settings import load_settings
+
+    return store_url(named, may_be_new=may_be_new) if named else load_settings(config_path(config)).store_url
 
 
 def config_path(option: Path | None) -> Path | None:

@@ -34,6 +34,7 @@ from rolltap.reconstructor.exporters.redact import Detector, detectors_in, detec
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, load_settings
+from rolltap.store_urls import store_url
 from rolltap.types import Session
 
 SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"
@@ -146,7 +147,8 @@ def export(
     target, exporter = _target(out, dry_run), exporter_named(format, dict(_pairs(option or [], "--option")))
     rules, ignored = policy_rules(settings, train or []), policy_ignored(settings)
     compared = HubTokenizer(tokenizer) if tokenizer is not None else None
-    _run(ExportJob(store or settings.store_url, target, exporter, query, rules, ignored, compared, state, push))
+    opened = store_url(store) if store else settings.store_url
+    _run(ExportJob(opened, target, exporter, query, rules, ignored, compared, state, push))
 
 
 def _named(sessions: Path | None) -> list[str]:
@@ -214,11 +216,6 @@ async def _chosen(call_log: SqlCallLog, job: ExportJob) -> frozenset[str]:
     async for group in recorded_groups(call_log, job.reading):
         await asyncio.to_thread(first.take, group)
     return await asyncio.to_thread(first.chosen)
-
-
-def settings_store(config: Path | None) -> str:
-    """The store that `rolltap serve` would use here."""
-    return load_settings(config_path(config)).store_url
 
 
 def policy_rules(settings: Settings, train: Sequence[str]) -> Callable[[Session], Rules]:

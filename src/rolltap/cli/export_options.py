@@ -11,6 +11,7 @@ from rolltap.cli.completion import complete_format
 from rolltap.reconstructor.exporters import EXPORTERS
 from rolltap.reconstructor.exporters.conditions import ITEM_FIELDS, SEGMENT_FIELDS
 from rolltap.reconstructor.exporters.redact import DETECTORS
+from rolltap.store_urls import STORE_HELP
 
 WHERE = f"FIELD OP VALUE and ...; fields {', '.join([*ITEM_FIELDS, *SEGMENT_FIELDS])}"
 RERENDER = "count rows that render to other tokens than sampled; look for secrets in the ids"
@@ -49,4 +50,4 @@ StateFile = Annotated[
 ]
 DryRun = Annotated[bool, Option(help="make and count everything, write nothing")]
 ShardMb = Annotated[float, Option(help="size at which the next file begins")]
-Store = Annotated[str, Option(help="sqlite:///PATH or postgresql://...; default the settings' store")]
+Store = Annotated[str, Option(help=STORE_HELP)]

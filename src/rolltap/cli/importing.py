@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rolltap.cli.common import ConfigOption, one_line_errors
-from rolltap.cli.export import settings_store
+from rolltap.cli.common import ConfigOption, StoreOption, chosen_store, one_line_errors
 from rolltap.cli.screen import Screen
 from rolltap.counted import counted
 from rolltap.datasets.importing import read_file, write
@@ -20,7 +19,7 @@ from rolltap.reconstructor.importers import READERS
 def import_(
     files: Annotated[list[Path], typer.Argument(help="JSON or JSON Lines files")],
     format: Annotated[str, typer.Option("--format", "-f", help=f"one of {', '.join(READERS)}")] = "messages",
-    store: Annotated[str, typer.Option(help="sqlite:///PATH or postgresql://...; default the settings' store")] = "",
+    store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:
     """Brings foreign traces into the record, as text.
@@ -28,6 +27,6 @@ def import_(
     rolltap import runs/*.jsonl --format messages
     """
     imported_runs = [imported for path in files for imported in read_file(path, format)]
-    written = asyncio.run(write(store or settings_store(config), imported_runs))
+    written = asyncio.run(write(chosen_store(store, config, may_be_new=True), imported_runs))
     known = f", {len(imported_runs) - written:,} were there already" if written < len(imported_runs) else ""
     Screen(stderr=True, highlight=False).print(f"{counted(written, 'session')} imported{known}")

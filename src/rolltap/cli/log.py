@@ -25,8 +25,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import PruneDecision
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.cli.common import ConfigOption, one_line_errors
-from rolltap.cli.export import settings_store
+from rolltap.cli.common import ConfigOption, JsonOption, StoreOption, chosen_store, one_line_errors
 from rolltap.cli.screen import Screen, say
 from rolltap.counted import counted
 from rolltap.errors import ConfigError
@@ -37,8 +36,6 @@ app = typer.Typer(
 )
 console = Screen(stderr=True, highlight=False)
 
-StoreOption = Annotated[str, typer.Option(help="sqlite:///PATH or postgresql://...; default the settings' store")]
-JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 SHOWN = 20
 _AGES = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -55,7 +52,7 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
     from rolltap.ledger.reward_chain import VerifiedRewards, verify_rewards
 
     async def run(show: Callable[[int, int], None]) -> tuple[checks.Verified, VerifiedRewards]:
-        async with _opened(store or settings_store(config), writable=False) as database:
+        async with _opened(chosen_store(store, config), writable=False) as database:
             return await checks.verify(database, show), await verify_rewards(database)
 
     with _progress("rows") as show:
@@ -84,7 +81,7 @@ def stats(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOpt
     from rolltap.calllog import stats as counting
 
     async def run() -> counting.Stats:
-        async with _opened(store or settings_store(config), writable=False) as database:
+        async with _opened(chosen_store(store, config), writable=False) as database:
             return await counting.stats(database)
 
     with console.status("counting"):
@@ -112,7 +109,7 @@ def export(
     from rolltap.calllog import transfer
 
     async def run(show: Callable[[int, int], None]) -> transfer.Moved:
-        async with _opened(store or settings_store(config), writable=False) as database:
+        async with _opened(chosen_store(store, config), writable=False) as database:
             return await transfer.export_sessions(database, out, only=session or (), show=show)
 
     with _progress("sessions") as show:
@@ -133,7 +130,7 @@ def backup(
     """Copies a whole SQLite store, groups and rewards too, as it is at one moment; beside a running server, too."""
     from rolltap.calllog.sqlite import back_up
 
-    url = store or settings_store(config)
+    url = chosen_store(store, config)
     if not url.startswith("sqlite:///"):
         raise ConfigError("this copies SQLite stores; of a Postgres store make a copy with pg_dump")
     with _progress("pages") as show:
@@ -152,7 +149,7 @@ def import_(
     from rolltap.calllog import transfer
 
     async def run() -> list[transfer.Moved]:
-        async with _opened(store or settings_store(config), writable=True) as database:
+        async with _opened(chosen_store(store, config, may_be_new=True), writable=True) as database:
             with console.status("importing") as status:
 
                 def show(path: Path) -> Callable[[int], None]:
@@ -188,7 +185,7 @@ def prune(
         exported_ids = await asyncio.to_thread(retention.exported_in, exported or ())
         verdicts: list[PruneDecision] = []
         pruned = retention.Pruned(0, 0, 0)
-        async with _opened(store or settings_store(config), writable=not dry_run) as database:
+        async with _opened(chosen_store(store, config), writable=not dry_run) as database:
             before = await database.now() - age
             for tenant in await database.query(tenants_on_record):
                 with acting_for(tenant):
@@ -217,7 +214,7 @@ def upgrade(store: StoreOption = "", config: ConfigOption = None) -> None:
     from rolltap.calllog.schema import VERSION
 
     async def run() -> None:
-        async with _opened(store or settings_store(config), writable=True):
+        async with _opened(chosen_store(store, config), writable=True):
             pass
 
     asyncio.run(run())

@@ -16,6 +16,7 @@ from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, on
 from rolltap.cli.screen import say
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
+from rolltap.store_urls import STORE_HELP, store_url
 
 if TYPE_CHECKING:
     from rolltap.cli.client import PlaneClient
@@ -30,7 +31,7 @@ def view(
     ] = None,
     tui: Annotated[bool, typer.Option("--tui", help="in this terminal, for machines without a browser")] = False,
     html: Annotated[Path | None, typer.Option(help="write one file that shows it anywhere, instead of a page")] = None,
-    store: Annotated[str, typer.Option(help="with --html: the store to read; default the settings' store")] = "",
+    store: Annotated[str, typer.Option(help=f"with --html: {STORE_HELP}")] = "",
     tokenizer: Annotated[
         list[str] | None, typer.Option(help="POLICY=FOLDER, or FOLDER for all; default the settings' tokenizers")
     ] = None,
@@ -52,7 +53,7 @@ def view(
         check_terminal_pages()
         if what is not None:
             settings = load_settings(config_path(config))
-            asyncio.run(_terminal_of_store(store_of(what), tokenizer or (), settings))
+            asyncio.run(_terminal_of_store(store_url(what), tokenizer or (), settings))
         else:
             asyncio.run(_terminal_of_server(connect("admin", config, url)))
     elif html is not None:
@@ -61,25 +62,14 @@ def view(
         if html.exists():
             raise ConfigError(f"--html: {html} exists; choose another name")
         settings = load_settings(config_path(config))
-        page = asyncio.run(_page(store or settings.store_url, tokenizer or (), settings, what))
+        page = asyncio.run(_page(store_url(store) if store else settings.store_url, tokenizer or (), settings, what))
         html.write_text(page, encoding="utf-8")
         say(f"{html} ({html.stat().st_size / 1e6:.1f} MB)")
     elif what is not None:
-        asyncio.run(_serve(store_of(what), tokenizer or (), load_settings(config_path(config)), port, browser))
+        asyncio.run(_serve(store_url(what), tokenizer or (), load_settings(config_path(config)), port, browser))
     else:
         plane = connect("admin", config, url)
         _show(plane.url + plane.call("POST", "/view/links")["path"], browser)
-
-
-def store_of(text: str) -> str:
-    """A store's URL, of one or of a SQLite file or the folder that holds `rolltap.db`."""
-    if "://" in text:
-        return text
-    path = Path(text)
-    path = path / "rolltap.db" if path.is_dir() else path
-    if not path.is_file():
-        raise ConfigError(f"{text}: no such store; name a rolltap.db, its folder, or a postgresql:// URL")
-    return f"sqlite:///{path.absolute()}"
 
 
 def _show(link: str, browser: bool) -> None:

@@ -13,6 +13,7 @@ from rolltap.reading import folder_vocabulary, opened_reader
 from rolltap.records.loop import LoopThread
 from rolltap.records.record import AsyncRecord, Record, TrainerPlane
 from rolltap.records.source import RecordSource, ServerSource
+from rolltap.store_urls import store_url
 
 
 def open(
@@ -25,7 +26,7 @@ def open(
 ) -> Record:
     """The record at `where`, for callers that block.
 
-    `where` is a store (`sqlite:///PATH`, `postgresql://...`, a SQLite file) or the URL of a server's admin plane;
+    `where` is a store (a SQLite file, its folder, `postgresql://...`) or the URL of a server's admin plane;
     without it, the store that `rolltap serve` would use here. `key` is an admin's or viewer's (default
     ROLLTAP_ADMIN_KEY, then ROLLTAP_VIEWER_KEY). `tokenizer` is a model folder, for the text of a store's
     tokens; a server has its own.
@@ -77,14 +78,7 @@ def _url(where: str | os.PathLike[str] | None) -> str:
 
         default = Path("rolltap.toml")
         return load_settings(default if default.exists() else None).store_url
-    text = os.fspath(where)
-    if "://" in text or text.startswith("sqlite:"):
-        return text
-    if not Path(text).is_file():
-        raise ConfigError(
-            f"{text}: no such file; open a store (sqlite:///PATH, postgresql://...) or a server (http://...)"
-        )
-    return f"sqlite:///{Path(text).absolute()}"
+    return store_url(where)
 
 
 def _trainer(url: str | None, key: str | None) -> TrainerPlane | None:

@@ -3,25 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.main import app
-from rolltap.cli.view import store_of
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
+from rolltap.store_urls import store_url
 
 from .conftest import Viewed
 
 
 def test_a_store_is_a_file_its_folder_or_a_url(tmp_path: Path):
     (tmp_path / "rolltap.db").touch()
-    assert store_of(str(tmp_path)) == store_of(str(tmp_path / "rolltap.db")) == f"sqlite:///{tmp_path}/rolltap.db"
-    assert store_of("postgresql://host/name") == "postgresql://host/name"
-    with pytest.raises(ConfigError, match="no such store"):
-        store_of(str(tmp_path / "nothing"))
+    assert store_url(tmp_path) == store_url(str(tmp_path / "rolltap.db")) == f"sqlite:///{tmp_path}/rolltap.db"
+    for url in ("postgresql://host/name", "sqlite:///there", "memory:"):
+        assert store_url(url) == url
+
+
+def test_a_folder_may_hold_the_folder_of_the_data(tmp_path: Path):
+    (tmp_path / "rolltap-data").mkdir()
+    (tmp_path / "rolltap-data" / "rolltap.db").touch()
+    assert store_url(tmp_path) == f"sqlite:///{tmp_path}/rolltap-data/rolltap.db"
+
+
+def test_a_store_that_is_not_there_is_said_with_what_was_looked_for(tmp_path: Path):
+    with pytest.raises(ConfigError) as caught:
+        store_url(tmp_path)
+    assert f"looked for {tmp_path}/rolltap.db and {tmp_path}/rolltap-data/rolltap.db" in caught.value.message
+    with pytest.raises(ConfigError, match="nothing: no store there"):
+        store_url(tmp_path / "nothing")
+    assert store_url(tmp_path / "new.db", may_be_new=True) == f"sqlite:///{tmp_path}/new.db"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["export", "out"],
+        ["log", "verify"],
+        ["log", "stats"],
+        ["log", "export", "keep.rtlog"],
+        ["log", "backup", "copy.db"],
+        ["log", "upgrade"],
+        ["log", "prune", "--older-than", "1d", "--dry-run"],
+        ["view", "--html", "page.html", "ID"],
+    ],
+)
+def test_a_command_that_reads_a_store_names_one_that_is_not_there(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, [*command, "--store", "nothing.db"])
+    assert result.exit_code == 1
+    assert "nothing.db: no store there" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_writes_makes_the_file_that_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
+    Path("runs.jsonl").write_text(json.dumps({"messages": messages}))
+    result = CliRunner().invoke(app, ["import", "runs.jsonl", "--store", "new.db"])
+    assert result.exit_code == 0, result.output
+    assert CliRunner().invoke(app, ["log", "stats", "--store", "new.db"]).exit_code == 0
+    assert (tmp_path / "new.db").is_file()
 
 
 async def test_a_session_is_written_beside_the_server_and_never_over_a_file(viewed: Viewed, tmp_path: Path):
