@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
@@ -22,19 +22,37 @@ _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.w
 
 
 def add_adapters(model: Any, settings: LoraSettings) -> None:
-    """Freezes the model and puts adapters, which change nothing yet, into its linear layers."""
+    """Freezes the model and puts adapters, which change nothing yet, into its linear layers.
+
+    `ConfigError` for targets that are none: adapters of embeddings, convolutions and experts could not be pushed.
+    """
     try:
         from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.tuners_utils import BaseTunerLayer
     except ImportError:
         raise ConfigError(f"trainer.lora: adapters need peft: {install_line('lora')}") from None
 
-    targets = settings.targets[0] if settings.targets == ("all-linear",) else list(settings.targets)
+    targets = _linear_layers(model) if settings.targets == ("all-linear",) else list(settings.targets)
     config = LoraConfig(r=settings.rank, target_modules=targets, task_type="CAUSAL_LM")
     config.lora_alpha = settings.alpha  # type: ignore[assignment]  # peft computes with any number
     try:
         inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ConfigError(f"trainer.lora.targets: {str(error).splitlines()[0]}") from error
+    foreign = [
+        f"{name} ({type(module.get_base_layer()).__name__})"
+        for name, module in model.named_modules()
+        if isinstance(module, BaseTunerLayer) and not isinstance(module.get_base_layer(), nn.Linear)
+    ]
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise ConfigError(f"trainer.lora.targets: only linear layers get adapters; {foreign[0]}{more} is none")
+
+
+def _linear_layers(model: Any) -> list[str]:
+    """All but the vocabulary's projection. peft's own "all-linear" takes the experts and routers of mixtures, too."""
+    head = model.get_output_embeddings()
+    return [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one is not head]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.collate import Batch, collate
@@ -99,6 +100,35 @@ def test_a_checkpoint_with_other_adapters_is_refused(model: Path, batch: Batch) 
 def test_an_unknown_layer_is_one_line(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer.lora.targets: .*nowhere"):
         Learner(model, made(model, targets=("nowhere",)), ONE)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"), [("embed_tokens", "Embedding"), ("gate", "MixtralTopKRouter"), ("experts", "MixtralExperts")]
+)
+def test_a_target_that_is_no_linear_layer_is_refused(target: str, kind: str, tmp_path: Path) -> None:
+    mixture(tmp_path)
+    with pytest.raises(ConfigError, match=rf"trainer.lora.targets: .*{kind}"):
+        Learner(tmp_path, made(tmp_path, targets=("q_proj", target)), ONE)
+
+
+def test_all_linear_layers_of_a_mixture_are_those_that_the_pushed_weights_hold(batch: Batch, tmp_path: Path) -> None:
+    """peft's "all-linear" also wraps experts and router, whose adapters no pushed folder has."""
+    mixture(tmp_path)
+    learner = stepped(Learner(tmp_path, made(tmp_path), ONE), batch, range(1, 4))
+    layers = {name.split(".lora_")[0].rpartition(".")[2] for name in learner.adapters()}
+    assert layers == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    save_model(learner.model, learner.weights(), tmp_path / "pushed", tmp_path)
+    pushed = PolicyNetwork(load_model(tmp_path / "pushed", torch.float32))
+    torch.testing.assert_close(pushed(batch).logprobs_M, learner.predict(batch).logprobs_M, atol=1e-5, rtol=1e-5)
+
+
+def mixture(folder: Path) -> None:
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, num_local_experts=4, sliding_window=None,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 def test_the_reference_of_the_divergence_is_the_model_without_adapters(model: Path, batch: Batch) -> None:
