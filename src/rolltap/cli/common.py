@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,6 +33,9 @@ TrainerUrlOption = Annotated[
     ),
 ]
 StoreOption = Annotated[str, typer.Option(help=STORE_HELP)]
+SHOWN = 8
+"""Candidates for the beginning of an id that are named."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -54,6 +57,18 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         raise typer.Exit(1)
 
     return wrapped
+
+
+def one_that_begins(text: str, ids: Sequence[str], what: str) -> str:
+    """The one of `ids` that begins with `text`; `text` itself where none does, of which the server says what it is not.
+
+    `ConfigError` lists the candidates if there are several.
+    """
+    candidates = [id for id in ids if id.startswith(text)]
+    if len(candidates) > 1:
+        more = f" and {len(candidates) - SHOWN} more" if len(candidates) > SHOWN else ""
+        raise ConfigError(f"{text!r} begins several {what}: {', '.join(candidates[:SHOWN])}{more}")
+    return candidates[0] if candidates else text
 
 
 def chosen_store(named: str, config: Path | None, *, may_be_new: bool = False) -> str:

@@ -11,13 +11,16 @@ from urllib.parse import quote
 import typer
 from rich.table import Column, Table
 
-from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
+from rolltap.cli.client import PlaneClient
+from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors, one_that_begins
 from rolltap.cli.screen import Screen, say
 from rolltap.contract.keys import ROLES
 from rolltap.errors import ConfigError
+from rolltap.ids import ID_LENGTH
 
 app = typer.Typer(help="Mint, list, rotate and revoke keys of a running server.", no_args_is_help=True)
 
+KeyArgument = Annotated[str, typer.Argument(help="its id, or what only its id begins with")]
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 TTL_HELP = "its life: 90s, 15m, 12h, 30d; default: no end (or that of the key you mint with)"
@@ -71,7 +74,7 @@ def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOpti
 @app.command()
 @one_line_errors
 def rotate(
-    key: Annotated[str, typer.Argument(help="the key's id")],
+    key: KeyArgument,
     overlap: Annotated[str, typer.Option(help="how long the former secret goes on: 90s, 15m, 12h, 30d")] = "1h",
     ttl: Annotated[str, typer.Option(help="a new end of the key: 90s, 15m, 12h, 30d; default: as it was")] = "",
     as_json: JsonOption = False,
@@ -80,20 +83,28 @@ def rotate(
 ) -> None:
     """Gives a key another secret and prints it; the former one works for a while longer."""
     body = {"overlap": seconds_of(overlap, "--overlap")} | ({"ttl": seconds_of(ttl, "--ttl")} if ttl else {})
-    _print(connect("admin", config, url).call("POST", f"/keys/{quote(key, safe='')}/rotate", body), as_json)
+    plane = connect("admin", config, url)
+    _print(plane.call("POST", f"/keys/{quote(_whole_id(plane, key), safe='')}/rotate", body), as_json)
 
 
 @app.command()
 @one_line_errors
-def revoke(
-    key: Annotated[str, typer.Argument(help="the key's id")], url: UrlOption = None, config: ConfigOption = None
-) -> None:
+def revoke(key: KeyArgument, url: UrlOption = None, config: ConfigOption = None) -> None:
     """Ends a key and every key that was minted with it."""
-    revoked = connect("admin", config, url).call("POST", f"/keys/{quote(key, safe='')}/revoke")["revoked"]
+    plane = connect("admin", config, url)
+    key = _whole_id(plane, key)
+    revoked = plane.call("POST", f"/keys/{quote(key, safe='')}/revoke")["revoked"]
     for id in revoked:
         say(f"key {id} is revoked")
     if not revoked:
         say(f"key {key} was revoked before")
+
+
+def _whole_id(plane: PlaneClient, text: str) -> str:
+    """The id of the one minted key that begins with `text`; ids of the settings' keys are their roles."""
+    if len(text) >= ID_LENGTH or text in ROLES:
+        return text
+    return one_that_begins(text, [key["id"] for key in plane.call("GET", "/keys")["keys"]], "keys")
 
 
 def seconds_of(text: str, option: str) -> float:

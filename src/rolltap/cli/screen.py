@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 _TURNS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Characters that turn the direction of writing."""
@@ -34,10 +35,15 @@ def say(text: str, *, err: bool = False, style: str | None = None) -> None:
 
 
 class Screen(Console):
-    """A rich console that prints text as text."""
+    """A rich console that prints text as text, and its lines whole where no terminal shows them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if not self.is_terminal and all(isinstance(each, str | Text) for each in objects):
+            options.setdefault("soft_wrap", True)  # what a file or a pipe takes has no width
+        super().print(*objects, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

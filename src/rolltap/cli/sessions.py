@@ -13,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
+from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors, one_that_begins
 from rolltap.cli.completion import complete_policy, complete_session
 from rolltap.cli.rollouts import tampering_lines
 from rolltap.cli.screen import Screen, say
@@ -21,8 +21,8 @@ from rolltap.errors import ConfigError
 from rolltap.ids import ID_LENGTH
 from rolltap.log_check import LogVerdict
 
-NEWEST, SHOWN = 1000, 8
-"""Sessions that are searched for the beginning of an id, and candidates that are named."""
+NEWEST = 1000
+"""Sessions that are searched for the beginning of an id."""
 
 WIDE_MISMATCH = 0.2
 """Mean |log(trainer / engine)| of a call that is shown as a warning."""
@@ -150,13 +150,7 @@ def whole_id(plane: PlaneClient, text: str) -> str:
     if len(text) >= ID_LENGTH:
         return text
     known = [row["id"] for row in plane.call("GET", f"/sessions?limit={NEWEST}")["sessions"]]
-    candidates = [id for id in known if id.startswith(text)]
-    if not candidates:
-        return text
-    if len(candidates) > 1:
-        more = f" and {len(candidates) - SHOWN} more" if len(candidates) > SHOWN else ""
-        raise ConfigError(f"{text!r} begins several sessions: {', '.join(candidates[:SHOWN])}{more}")
-    return candidates[0]
+    return one_that_begins(text, known, "sessions")
 
 
 def finding_line(finding: dict[str, Any]) -> str:

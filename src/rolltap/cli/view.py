@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import secrets
+import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,9 +81,11 @@ def _show(link: str, browser: bool) -> None:
 
 
 def check_terminal_pages() -> None:
-    """`ConfigError` names the extra where what draws in a terminal is missing."""
+    """`ConfigError` names the extra where what draws in a terminal is missing, or says that there is no terminal."""
     if importlib.util.find_spec("textual") is None:
         raise ConfigError(f"--tui needs textual: {install_line('tui')}")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("--tui needs a terminal; `rolltap sessions list` prints lines, --html writes a file")
 
 
 async def _terminal_of_server(plane: PlaneClient) -> None:

@@ -242,6 +242,20 @@ def test_a_narrow_list_of_keys_has_whole_ids(monkeypatch: pytest.MonkeyPatch) ->
     assert key["id"] in output
 
 
+def test_a_key_is_named_by_what_only_its_id_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
+    whole, *others = "01abc" + "0" * 21, "01abd" + "1" * 21, "01abd" + "2" * 21
+    revoked = {"revoked": [whole]}
+    keys = {"keys": [{"id": id} for id in (whole, *others)]}
+    with stub_plane({"GET /keys": keys, f"POST /keys/{whole}/revoke": revoked}) as plane:
+        result = CliRunner().invoke(app, ["keys", "revoke", "01abc", "--url", plane.url])
+        assert result.output == f"key {whole} is revoked\n"
+        assert f"'01abd' begins several keys: {', '.join(others)}" in said(
+            "keys", "revoke", "01abd", "--url", plane.url
+        )
+        assert all(name == "GET /keys" or whole in name for name, _ in plane.requests), "nothing else was revoked"
+
+
 def test_a_tag_without_a_value_is_refused() -> None:
     assert "--tag: want NAME=VALUE, not 'nightly'" in said("sessions", "open", "--tag", "nightly")
 

@@ -17,6 +17,27 @@ HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b1m \u202ereversed\u2066 \r\b\x7
 OBEYED = set("\x1b\x07\x9b\u202e\u2066\r\b\x7f")
 
 
+LONG = "one line of many words " * 20
+
+
+def written(thing: Any, **options: Any) -> str:
+    """What a screen of 80 columns makes of `thing`."""
+    file = io.StringIO()
+    Screen(file=file, width=80, **options).print(thing)
+    return file.getvalue()
+
+
+def test_lines_are_whole_where_no_terminal_shows_them() -> None:
+    assert written(LONG) == written(Text(LONG, "red")) == LONG + "\n"
+    assert all(len(line) <= 80 for line in written(LONG, force_terminal=True).splitlines())
+
+
+def test_a_table_keeps_its_width() -> None:
+    wide = Table("text")
+    wide.add_row(LONG)
+    assert all(len(line) <= 80 for line in written(wide).splitlines())
+
+
 def printed(thing: Any, **options: Any) -> str:
     file = io.StringIO()
     Screen(file=file, width=200, **options).print(thing)

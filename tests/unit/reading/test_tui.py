@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,15 @@ async def test_a_break_is_found_by_its_key(reading: ReadHouse) -> None:
         await pilot.pause()
         table = pilot.app.screen.query_one(DataTable)
         assert str(table.get_row_at(table.cursor_row)[3]).endswith("◀ break")
+
+
+def test_without_a_terminal_it_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "rolltap.db").touch()
+    command = [sys.executable, "-m", "rolltap", "view", "--tui", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("rolltap: --tui needs a terminal")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
