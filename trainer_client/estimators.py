@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rolltap.contract.leases import EVEN, LEAST_SIZE
+
 Numbers = NDArray[Any]
 EPSILON = 1e-6
 """Added to a standard deviation before it divides, as verl does."""
-EVEN = 1e-9
-"""Values that differ by less than this share of their size are equal: their difference is rounding."""
 
 
 def keyed(*columns: Iterable[Hashable]) -> NDArray[np.int64]:
@@ -34,7 +34,7 @@ def mean(values: Numbers, keys: NDArray[np.int64]) -> Numbers:
 def centre(values: Numbers, keys: NDArray[np.int64]) -> Numbers:
     """What is left of the key's mean: [1, 0, 0, 1] of one key → [.5, -.5, -.5, .5]. Equal values give exactly 0."""
     average = mean(values, keys)
-    return np.where(np.abs(values - average) <= EVEN * np.maximum(np.abs(average), EPSILON), 0.0, values - average)
+    return np.where(np.abs(values - average) <= EVEN * np.maximum(np.abs(average), LEAST_SIZE), 0.0, values - average)
 
 
 def spread(values: Numbers, keys: NDArray[np.int64], ddof: int = 1) -> Numbers:

@@ -11,6 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from rolltap.contract.admin import EACH_CALL, WILDCARDS, GroupRule
+from rolltap.contract.leases import even
 from rolltap.types import RolloutStatus, Scoring
 
 
@@ -101,4 +102,4 @@ def usable_rewards(members: Sequence[Member], left_out: Sequence[str]) -> list[f
 
 def zero_variance(rewards: Sequence[float]) -> bool:
     """Whether there are at least two rewards and all are equal: nothing to learn from."""
-    return len(rewards) > 1 and len(set(rewards)) == 1
+    return len(rewards) > 1 and even(rewards)

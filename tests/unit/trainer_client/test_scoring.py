@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.leases import LeasedGroup, even
 from rolltap.errors import AlignmentError
+from rolltap.ledger.rules import zero_variance
+from rolltap.trainer_client import estimators
 from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.scoring import Normalise, Overlong, check, informative
 from rolltap.types import Scoring, Segment
@@ -71,6 +74,22 @@ def test_groups_whose_rewards_are_equal_are_not_informative() -> None:
     assert not informative(random_group("g", [1.0, 1.0]))
     records = [record("g", 0, [TEN], 1.0), record("g", 1, [TEN], 0.0, Scoring.UNSCORABLE)]
     assert not informative(group("g", records))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "equal"),
+    [
+        ([], True), ([0.7], True), ([0.3, 0.1 + 0.2], True), ([1e-300, 0.0], True), ([-0.3, -0.1 - 0.2], True),
+        ([0.3, 0.3000001], False), ([1e-3, 0.0], False), ([1e300, -1e300], False), ([math.nan, math.nan], False),
+    ],
+)  # fmt: skip
+def test_ledger_leases_and_recipes_agree_on_equal_rewards(rewards: list[float], equal: bool) -> None:
+    assert even(rewards) is equal
+    assert zero_variance(rewards) is (equal and len(rewards) > 1)
+    if not any(map(math.isnan, rewards)):
+        assert informative(random_group("g", rewards)) is not equal
+        centred = estimators.centre(np.array(rewards), np.zeros(len(rewards), np.int64))
+        assert centred.any() is np.bool_(not equal)
 
 
 def drawn_from(*ids: int) -> Segment:
