@@ -14,7 +14,10 @@ SHOWN = 30
 
 @dataclass(frozen=True, slots=True)
 class RolloutLane:
-    """A rollout's turns. `parts_at` is the first one whose text differs from another lane's; `more` are not shown."""
+    """A rollout's turns. `parts_at` is the first one whose text differs between two lanes, -1 if none does.
+
+    `more` are not shown.
+    """
 
     detail: RolloutDetail
     turns: Sequence[ShownTurn]
@@ -24,11 +27,9 @@ class RolloutLane:
 
 def lanes_of(group: GroupDetail, turns: Sequence[Sequence[ShownTurn]]) -> list[RolloutLane]:
     """The lanes in the group's order. The first turns' requests are the task, which all have in common."""
-    sides = [members for members in turns if members]
-    depth = 0
-    while sides and all(depth < len(members) for members in sides) and len({_said(m[depth]) for m in sides}) == 1:
-        depth += 1
-    parts_at = depth if len(sides) > 1 else -1
+    longest = max(map(len, turns), default=0)
+    different = (at for at in range(longest) if len({_said(lane[at]) for lane in turns if at < len(lane)}) > 1)
+    parts_at = next(different, -1)
     return [
         RolloutLane(detail, members[:SHOWN], parts_at, max(0, len(members) - SHOWN))
         for detail, members in zip(group.rollouts, turns, strict=True)
