@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rolltap.call_order import call_order
 from rolltap.contract.leases import LeasedGroup, RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client.scoring import baseline, trained_segments
@@ -313,23 +314,26 @@ def check_credit(credit: Credit, step: Step) -> None:
 
 
 def _turns(record: RolloutRecord, segments: Sequence[Segment], rollout: int, first_row: int) -> Iterator[StepTurn]:
-    """The record's trained calls in the order in which they were made; ids of calls sort by time."""
+    """The record's trained calls in the order in which they were made (`call_order`)."""
     rewards = _by_scope(record, "call", "span")
+    order = {call_id: place for place, call_id in enumerate(call_order(record.trajectory))}
     spans = [
-        (span.call_id, row, number)
+        (order[span.call_id], row, number)
         for row, segment in enumerate(segments)
         for number, span in enumerate(segment.turns)
         if segment.loss_mask[span.start : span.end].any()
     ]
-    calls = sorted({(span.call_id, span.agent) for segment in segments for span in segment.turns})
+    agents = {span.call_id: span.agent for segment in segments for span in segment.turns}
     indices: dict[str, int] = {}
     seen: dict[str, int] = {}
-    for call_id, agent in calls:
+    for call_id in sorted(agents, key=order.__getitem__):
+        agent = agents[call_id]
         indices[call_id] = seen.get(agent, 0)
         seen[agent] = indices[call_id] + 1
-    for call_id, row, number in sorted(spans):
+    for _, row, number in sorted(spans):
         segment = segments[row]
         span = segment.turns[number]
+        call_id = span.call_id
         before = segment.turns[number - 1].end if number else 0
         yield StepTurn(
             rollout,

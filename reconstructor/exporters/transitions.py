@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rolltap.call_order import call_order
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, texts_behind, trained_spans
 from rolltap.types import NO_VERSION, Call, CallSpan, Int32, Segment
 
@@ -53,7 +54,8 @@ class Transitions:
             steps = [(turn, segment) for segment in item.rows for turn in trained_spans(segment)]
             if not steps:
                 yield Skipped("no tokens that may be trained")
-            steps.sort(key=lambda step: step[0].call_id)
+            order = {call_id: place for place, call_id in enumerate(call_order(item.trajectory))}
+            steps.sort(key=lambda step: order[step[0].call_id])
             for agent in dict.fromkeys(turn.agent for turn, _ in steps):
                 yield from self._episode(item, [step for step in steps if step[0].agent == agent])
 
