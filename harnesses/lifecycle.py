@@ -257,9 +257,18 @@ class RolloutRunner:
             await asyncio.wait(self._leftovers, timeout=SETTLE_S)
 
     async def _open(self, state: RolloutState) -> OpenedSession:
+        """Begins an attempt. Where this is cancelled it still learns the attempt's number: only that can be ended."""
         limits = state.assignment.limits
         ttl = limits.agent_s + KEY_MARGIN_S
-        return await self._client.start_rollout(state.claim, ttl=ttl, runner=self._name, turns=limits.turns)
+        start = self._client.start_rollout(state.claim, ttl=ttl, runner=self._name, turns=limits.turns)
+        starting = asyncio.ensure_future(start)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with suppress(RolltapError, TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    state.attempt = (await starting).attempt
+            raise
 
     async def _run_agent(self, assignment: Assignment, session: OpenedSession, workspace: Workspace) -> Exit:
         endpoint = workspace.endpoint(session.endpoint)

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -25,7 +26,7 @@ from rolltap.harnesses.base import (
     Source,
     Verdict,
 )
-from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
@@ -304,6 +305,32 @@ async def test_cancelling_ends_every_rollout_as_cancelled(server: Stub, tmp_path
             await work
     assert [body["status"] for body in server.finished.values()] == ["cancelled"] * 3
     assert not workspaces_in(tmp_path)
+
+
+class SlowToStart(AdminClient):
+    """A client that learns late that its rollouts have begun."""
+
+    began: asyncio.Event
+    released: asyncio.Event
+
+    async def start_rollout(self, *args: Any, **options: Any) -> OpenedSession:
+        session = await super().start_rollout(*args, **options)
+        self.began.set()
+        await self.released.wait()
+        return session
+
+
+async def test_a_rollout_that_is_cancelled_as_it_begins_is_ended_by_its_attempt(server: Stub, tmp_path: Path) -> None:
+    job = assignment(Shell("sleep 60"), ProcessRuntime(tmp_path), SessionCompleted())
+    async with SlowToStart(server.url, "admin") as client:
+        client.began, client.released = asyncio.Event(), asyncio.Event()
+        work = asyncio.create_task(run_groups(client, [job], policy="p", n=1))
+        await client.began.wait()
+        work.cancel()
+        asyncio.get_running_loop().call_soon(client.released.set)
+        with pytest.raises(asyncio.CancelledError):
+            await work
+    assert [(body["status"], body["attempt"]) for body in server.finished.values()] == [("cancelled", 1)]
 
 
 async def test_a_rollout_that_is_ended_elsewhere_is_left_alone(server: Stub, tmp_path: Path) -> None:
