@@ -11,6 +11,7 @@ import secrets
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -328,6 +329,8 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
             _check_relayed(name, policy)
     _check_tenants(settings)
     for name, engine in settings.engines.items():
+        if any("@" in urlsplit(url.strip()).netloc for url in engine.url.split(",")):  # it would be in logs and records
+            raise ConfigError(f"settings: engines.{name}.url: leave out what is before the @; a key goes into api_key")
         if engine.dialects and engine.kind != "passthrough":
             raise ConfigError(f"settings: engines.{name}.dialects: only kind passthrough takes this; leave it out")
     return settings
