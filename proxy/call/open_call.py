@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rolltap.proxy.continuation.forest import CallNode
+from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, SampleChunk, SampleRequest

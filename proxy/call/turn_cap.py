@@ -9,7 +9,7 @@ refused as if the session were closed. Conversations begun anew count together: 
 from __future__ import annotations
 
 from rolltap.errors import InvalidRequest, SessionClosed
-from rolltap.proxy.continuation.forest import CallNode
+from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.proxy.sessions.tags import TURNS
 from rolltap.types import Session

@@ -6,7 +6,7 @@ Harnesses re-serialise what they echo. Two messages are the same when they diffe
 * tool-call ids and item ids (they are handles, compared where they are found);
 * an assistant's text: white space at its edges; empty against absent; one string against parts;
 * another's text: one string of lines against one part a line;
-* thinking that the client dropped, or whose edges it trimmed (`reasoning_agrees`);
+* thinking that the client dropped, or whose edges it trimmed (`thought_digest`);
 * `developer` against `system`;
 * text that the policy declares as volatile (`policies.NAME.ignore`), but for an assistant's.
 
@@ -109,9 +109,10 @@ def chain(seed: bytes, digests: Iterable[bytes]) -> list[bytes]:
     return out
 
 
-def reasoning_agrees(echoed: str, recorded: str) -> bool:
-    """Whether thinking that a client sent back is the recorded one: dropped, trimmed or equal."""
-    return not echoed.strip() or echoed.strip() == recorded.strip()
+def thought_digest(message: Message) -> bytes:
+    """16 bytes of what the message thinks but for white space at its edges; nothing where it shows no thinking."""
+    thought = message.reasoning.strip()
+    return blake2b(thought.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest() if thought else b""
 
 
 class DigestCache:
@@ -125,7 +126,7 @@ class DigestCache:
         self, ignored: Mapping[str, Sequence[re.Pattern[str]]] | None = None, space: CacheSpace = SHARED
     ) -> None:
         self._ignored = ignored or {}
-        self._entries: Kept[int | tuple[int, str], tuple[Message, bytes]] = Kept(
+        self._entries: Kept[int | tuple[int, str], tuple[Message, tuple[bytes, bytes]]] = Kept(
             lambda entry: message_bytes(entry[0]), space
         )
         self.outlines: Kept[int, tuple[str, ChatRequest, Any, str, int]] = Kept(
@@ -140,14 +141,19 @@ class DigestCache:
         return number
 
     def digest(self, message: Message, policy: str = "") -> bytes:
+        """The digest of what the message means."""
+        return self.digests(message, policy)[0]
+
+    def digests(self, message: Message, policy: str = "") -> tuple[bytes, bytes]:
+        """The digest of what the message means, and that of its thinking."""
         ignored = self._ignored.get(policy, ())
         key = (id(message), policy) if ignored else id(message)
         entry = self._entries.peek(key)
         if entry is not None:
             return entry[1]
-        digest = message_digest(message, ignored)
-        self._entries.put(key, (message, digest))
-        return digest
+        digests = message_digest(message, ignored), thought_digest(message)
+        self._entries.put(key, (message, digests))
+        return digests
 
 
 def frame_bytes(request: ChatRequest) -> int:

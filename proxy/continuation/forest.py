@@ -17,180 +17,45 @@ from dataclasses import dataclass, replace
 from operator import is_
 
 import msgspec
-import numpy as np
 
 from rolltap.calllog.base import CallRow
-from rolltap.proxy.cache_space import message_bytes
+from rolltap.proxy.continuation.call_node import CallNode, Lineage, Thought, same_context
 from rolltap.proxy.continuation.canonical import (
     DIGEST_BYTES,
     DigestCache,
     chain,
     extend_chain,
     frame_bytes,
-    reasoning_agrees,
     tools_digest,
 )
 from rolltap.proxy.conversation.chat import ChatRequest, Message
-from rolltap.types import Break, BreakReason, Int32, Outcome
-
-CALL_BYTES = 1200
-"""Of every call beside its ids, digests and reply: the objects that hold them, and their places."""
-
-LINK_BYTES = 380
-"""Of every message that a call adds: its digest, and two places in the index."""
-
-ITEM_BYTES = 80
-"""Of every item of a request: its digest."""
+from rolltap.types import Int32, Outcome
 
 OUTLINES = 8
 """Requests whose digests are kept: one for each conversation that a session has under way at a time, or nearly."""
 
 
-class Lineage(msgspec.Struct, frozen=True):
-    """What the log keeps so that a forest can be rebuilt without parsing requests again.
-
-    A request is its frame (policy, tools, leading system text, effort) and its conversation (the other messages).
-    `base` is how many of the conversation's messages are the parent's (its reply included), `links` the concatenated
-    chain digests of the others. `thinking` is whether the call was to think: the prompt's end depends on it.
-    """
-
-    base: int
-    links: bytes
-    tools: bytes
-    system: bytes
-    thinking: bool = True
-
-
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A request as digests: `links[i]` covers the conversation's messages `[0, i]`; `lead` counts system messages."""
+    """A request as digests: `links[i]` covers the conversation's messages `[0, i]`; `lead` counts system messages.
+
+    `thoughts` are those that the conversation still shows.
+    """
 
     tools: bytes
     system: bytes
     lead: int
     links: tuple[bytes, ...]
+    thoughts: tuple[Thought, ...] = ()
 
     @property
     def frame(self) -> bytes:
         return self.tools + self.system
 
-
-class CallNode:
-    """A recorded call as continuation sees it.
-
-    Its prompt is kept whole until a call continues it, then as the ids that are not its parent's: a chain of n calls
-    holds every token once.
-    """
-
-    __slots__ = (
-        "_prompt", "break_", "call_id", "context_digest", "holds_thinking", "items", "lineage", "outcome", "output_ids",
-        "parent", "prompt_length", "recorded", "reply", "shared", "weighed",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        call_id: str,
-        parent: CallNode | None,
-        lineage: Lineage,
-        prompt_ids: Int32,
-        shared: int = 0,
-        break_: Break | None = None,
-    ) -> None:
-        self.call_id = call_id
-        self.parent = parent
-        self.lineage = lineage
-        self.prompt_length = len(prompt_ids)
-        self._prompt = prompt_ids  # all of it, or what follows `shared`
-        self.shared = shared
-        self.break_ = break_
-        self.output_ids: Int32 = np.empty(0, np.int32)
-        self.reply: Message | None = None
-        self.outcome: Outcome | None = None  # None: in flight
-        self.recorded = False  # its intent is durable: only then may the record of another call rest on it
-        self.holds_thinking = False  # whether what was thought, here or before, stands in the prompt and reply
-        self.context_digest = b""
-        self.items: tuple[bytes, ...] = ()  # the request's raw items; dropped when a child takes over
-        self.weighed = 0  # its part of its forest's size
-
-    @property
-    def length(self) -> int:
-        """Messages of the request's conversation."""
-        return self.lineage.base + len(self.lineage.links) // DIGEST_BYTES
-
-    @property
-    def frame(self) -> bytes:
-        return self.lineage.tools + self.lineage.system
-
-    @property
-    def continuable(self) -> bool:
-        return self.outcome is Outcome.COMPLETED and self.reply is not None
-
-    @property
-    def prompt_ids(self) -> Int32:
-        """The prompt, [P]; put together from the calls before it where a child has taken over.
-
-        A thread may read it while a child takes over: each call's own part is looked at once.
-        """
-        pieces: list[Int32] = []
-        node, missing = self, self.prompt_length
-        while len(own := node._prompt) < node.prompt_length:
-            if missing > node.shared:
-                pieces.append(own[: missing - node.shared])
-                missing = node.shared
-            assert node.parent is not None
-            node = node.parent
-            if missing > node.prompt_length:
-                pieces.append(node.output_ids[: missing - node.prompt_length])
-                missing = node.prompt_length
-        if not pieces:
-            return own
-        return np.concatenate([own[:missing], *reversed(pieces)])
-
-    @prompt_ids.setter
-    def prompt_ids(self, ids: Int32) -> None:
-        """What an upstream that renders by itself says it saw."""
-        self._prompt, self.prompt_length = ids, len(ids)
-
-    @property
-    def context_length(self) -> int:
-        """Ids of prompt and output together."""
-        return self.prompt_length + len(self.output_ids)
-
-    @property
-    def held(self) -> int:
-        """Token ids that this node holds in memory."""
-        return len(self._prompt) + len(self.output_ids)
-
-    @property
-    def size(self) -> int:
-        """About how many bytes this node takes in memory, with its places in the forest."""
-        links = LINK_BYTES * (len(self.lineage.links) // DIGEST_BYTES) + ITEM_BYTES * len(self.items)
-        reply = message_bytes(self.reply) if self.reply is not None else 0
-        return CALL_BYTES + 4 * self.held + links + reply
-
-    def complete(self, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
-        """Only a call whose intent is on record ends."""
-        self.recorded = True
-        self.output_ids, self.reply, self.outcome = output_ids, reply, outcome
-        dropped = self.break_ is not None and self.break_.reason is BreakReason.THINKING_DROPPED
-        inherited = self.parent is not None and self.parent.holds_thinking and not dropped
-        self.holds_thinking = inherited or (reply is not None and bool(reply.reasoning))
-
-    def context_ids(self) -> Int32:
-        """Prompt and output, [P + T]."""
-        return np.concatenate([self.prompt_ids, self.output_ids])
-
-    def request_digest(self) -> bytes:
-        """The chain digest after the request's last message."""
-        if self.lineage.links:
-            return self.lineage.links[-DIGEST_BYTES:]
-        return self.parent.context_digest if self.parent is not None else b""
-
-    def hand_over(self) -> None:
-        """A child continues this call and holds what both have: this one keeps only what is its own."""
-        self.items = ()
-        if self.parent is not None and self.shared and len(self._prompt) == self.prompt_length:
-            self._prompt = self._prompt[self.shared :].copy()
+    def lineage(self, base: int, *, thinking: bool = True) -> Lineage:
+        """What the log keeps of a call whose parent has the first `base` messages of the conversation."""
+        own = tuple(thought for thought in self.thoughts if thought[0] >= base)
+        return Lineage(base, b"".join(self.links[base:]), self.tools, self.system, thinking, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,48 +114,51 @@ class Forest:
         lead = 0
         while lead < len(request.messages) and request.messages[lead].role in ("system", "developer"):
             lead += 1
-        digests = [self._digests.digest(message, policy) for message in request.messages]
-        system = b"".join(digests[:lead])
+        digests = [self._digests.digests(message, policy) for message in request.messages]
+        system = b"".join(digest for digest, _ in digests[:lead])
         return Outline(
             tools=tools_digest(policy, request.tools),
             system=extend_chain(b"system" + effort.encode(), system),
             lead=lead,
-            links=tuple(chain(b"", digests[lead:])),
+            links=tuple(chain(b"", (digest for digest, _ in digests[lead:]))),
+            thoughts=_thoughts(digests[lead:], 0),
         )
 
     def _longer(self, policy: str, former: ChatRequest, outline: Outline, request: ChatRequest) -> Outline:
         """The outline of a request that begins with the messages and has the frame of a `former` one."""
-        new = [self._digests.digest(message, policy) for message in request.messages[len(former.messages) :]]
-        return replace(outline, links=outline.links + tuple(chain(outline.links[-1], new)))
+        new = [self._digests.digests(message, policy) for message in request.messages[len(former.messages) :]]
+        links = chain(outline.links[-1], (digest for digest, _ in new))
+        thoughts = _thoughts(new, len(outline.links))
+        return replace(outline, links=outline.links + tuple(links), thoughts=outline.thoughts + thoughts)
 
-    def find(self, outline: Outline, request: ChatRequest, named: Sequence[str]) -> Match:
+    def find(self, outline: Outline, named: Sequence[str]) -> Match:
         """The match for a request; `named` are the calls that its handles name."""
         node, proven, elsewhere = None, 0, None
+        thoughts = list(outline.thoughts)
         for count in range(len(outline.links), 0, -1):
             link = outline.links[count - 1]
-            echoed = request.messages[outline.lead + count - 1]
-            context, rivals = self._context(link + outline.frame, echoed, named)
+            while thoughts and thoughts[-1][0] >= count:
+                thoughts.pop()
+            context, rivals = self._context(link + outline.frame, thoughts, named)
             if context is not None:
                 return Match(context, count, node or context, proven or count, rivals, elsewhere)
-            if node is None and (holder := self._prefixes.get(link + outline.frame)) is not None:
-                node, proven = holder, count
+            if node is None:
+                holder = self._prefixes.get(link + outline.frame)
+                if holder is not None and holder.has_thoughts(thoughts):
+                    node, proven = holder, count
             elsewhere = elsewhere or self._prefixes.get(link)
         return Match(None, 0, node, proven, 0, elsewhere)
 
-    def _context(self, key: bytes, echoed: Message, named: Sequence[str]) -> tuple[CallNode | None, int]:
+    def _context(self, key: bytes, thoughts: Sequence[Thought], named: Sequence[str]) -> tuple[CallNode | None, int]:
         """The call with this context: by handle, else the latest; and how many others have different tokens."""
-        candidates = [
-            node
-            for node in self._contexts.get(key, ())
-            if node.reply is not None and reasoning_agrees(echoed.reasoning, node.reply.reasoning)
-        ]
+        candidates = [node for node in self._contexts.get(key, ()) if node.has_thoughts(thoughts)]
         if not candidates:
             return None, 0
         by_handle = [node for node in candidates if node.call_id in named]
         if by_handle:
             return by_handle[-1], 0
         last = candidates[-1]
-        return last, sum(1 for node in candidates[:-1] if not _same_context(node, last))
+        return last, sum(1 for node in candidates[:-1] if not same_context(node, last))
 
     def add(self, node: CallNode) -> None:
         """Takes a call in flight into the forest."""
@@ -370,6 +238,11 @@ def _prefix_keys(node: CallNode) -> Iterator[bytes]:
         yield link
 
 
+def _thoughts(digests: Sequence[tuple[bytes, bytes]], first: int) -> tuple[Thought, ...]:
+    """The thoughts of messages by their digests; the conversation's `first` one is their first."""
+    return tuple((place, thought) for place, (_, thought) in enumerate(digests, first) if thought)
+
+
 def _begins_with(request: ChatRequest, known: ChatRequest) -> bool:
     """Whether `request` is `known` and perhaps more messages, which has more than system messages.
 
@@ -384,7 +257,3 @@ def _begins_with(request: ChatRequest, known: ChatRequest) -> bool:
         and all(map(is_, request.tools, known.tools))  # schemas may be equal in Python and not in JSON: 1 and true
         and request.messages[:count] == known.messages
     )
-
-
-def _same_context(a: CallNode, b: CallNode) -> bool:
-    return a.context_length == b.context_length and np.array_equal(a.context_ids(), b.context_ids())

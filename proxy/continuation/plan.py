@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rolltap.proxy.continuation.forest import CallNode, Forest, Lineage, Match, Outline
+from rolltap.proxy.continuation.call_node import CallNode, Lineage
+from rolltap.proxy.continuation.forest import Forest, Match, Outline
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text
@@ -105,19 +106,19 @@ class Lineages:
     def _place(self, forest: Forest, request: ChatRequest, effort: str = "") -> RequestPlace:
         """What of the request is on record."""
         outline = forest.outline(self.policy, request, effort)
-        match = forest.find(outline, request, self.handles.last_named(request))
+        match = forest.find(outline, self.handles.last_named(request))
         twin = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
         if twin is None or match.proven == match.covered:
             return RequestPlace(outline, match, None)
-        continued = twin.parent if twin.lineage.base else None
-        return RequestPlace(outline, match, twin if continued is match.context else None)
+        continued, base = twin.parent if twin.lineage.base else None, twin.lineage.base
+        is_same = continued is match.context and twin.lineage.thoughts == outline.lineage(base).thoughts
+        return RequestPlace(outline, match, twin if is_same else None)
 
     def _again(
         self, twin: CallNode, call_id: str, forest: Forest, request: ChatRequest, place: RequestPlace
     ) -> PromptPlan:
         """The same request once more is a sibling: the same prompt, the same parent, a new sample."""
-        base, outline = twin.lineage.base, place.outline
-        lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system, twin.lineage.thinking)
+        lineage = place.outline.lineage(twin.lineage.base, thinking=twin.lineage.thinking)
         break_ = replace(twin.break_, call_id=call_id) if twin.break_ is not None else None
         items, quotes = _shared_items(request, twin.parent), _quoted_replies(forest, request, place)
         return PromptPlan(twin.prompt_ids, twin.parent, twin.shared, break_, lineage, items, quotes)
@@ -145,8 +146,7 @@ class Lineages:
         break_ = None
         if reason is not None:
             break_ = Break(reason, call_id, nearest.call_id if nearest else None, shared, outline.lead + match.proven)
-        base = match.covered if match.context is not None else 0
-        lineage = Lineage(base, b"".join(outline.links[base:]), outline.tools, outline.system)
+        lineage = outline.lineage(match.covered if match.context is not None else 0)
         return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes)
 
     def _echoed(self, forest: Forest, request: ChatRequest) -> CallNode | None:
@@ -196,7 +196,7 @@ class Continuation(Lineages):
         """`plan`, which leaves it to the caller where the work is done: any thread may do it."""
         place, renderer = self._place(forest, request, effort), self._at_effort[effort]
         outline, match, twin = place
-        if twin is not None and twin.lineage.thinking == thinking:
+        if twin is not None and twin.lineage.thinking == thinking and _is_unnamed(twin) == bool(match.rivals):
             return self._again(twin, call_id, forest, request, place)
         node, covered = match.context, outline.lead + match.covered
         ids, reason = None, self._against(match, request.messages[covered:])
@@ -249,6 +249,11 @@ class Continuation(Lineages):
         if self.history == "keep" or not self._drops_thinking:
             return False
         return node.holds_thinking and any(message.role == "user" for message in new)
+
+
+def _is_unnamed(node: CallNode) -> bool:
+    """Whether the call was asked for without saying which of several calls it goes on from."""
+    return node.break_ is not None and node.break_.reason is BreakReason.AMBIGUOUS_PARENT
 
 
 def drops_thinking(renderer: TokenRenderer) -> bool:

@@ -127,7 +127,7 @@ class Capture:
                 continue
             bound = live.session.policy
             outline = live.forest.outline(bound, chat, self._policies[bound].source.effort(chat))
-            match = live.forest.find(outline, chat, [])
+            match = live.forest.find(outline, [])
             if match.context is not None and (best is None or match.covered > best[0]):
                 best = (match.covered, live)
         return best[1] if best else None

@@ -9,8 +9,9 @@ import pytest
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
+from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.continuation.forest import CallNode, Forest
+from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest, reasoning_agrees
+from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest, thought_digest
 from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.conversation.partial_json import whole_members
 
@@ -70,7 +70,9 @@ def test_arguments_nested_too_deep_for_python_are_text() -> None:
         assert canonical_arguments(f" {deep} ") == deep
 
 
-def test_thinking_may_be_dropped_or_trimmed_but_not_changed() -> None:
-    assert reasoning_agrees("", "why")
-    assert reasoning_agrees(" why\n", "why")
-    assert not reasoning_agrees("how", "why")
+def test_thinking_may_be_trimmed_but_not_changed() -> None:
+    def digest(thought: str) -> bytes:
+        return thought_digest(Message("assistant", (Reasoning(thought), Text("so"))))
+
+    assert digest(" why\n") == digest("why") != digest("how")
+    assert digest(" \n") == b""

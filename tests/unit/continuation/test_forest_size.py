@@ -11,8 +11,9 @@ import pytest
 
 from rolltap.ids import new_id
 from rolltap.proxy.cache_space import CacheSpace
+from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES, DigestCache
-from rolltap.proxy.continuation.forest import CallNode, Forest, Lineage
+from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.conversation.chat import Message, Text
 from rolltap.types import Int32, Outcome
 

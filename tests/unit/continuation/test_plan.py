@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.continuation.forest import CallNode, Forest
+from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import drops_thinking
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rolltap.proxy.continuation.forest import CallNode
+from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.rendering import TokenRenderer
 from rolltap.proxy.conversation.chat import Message, Text, ToolCall
 

@@ -15,8 +15,8 @@ from rolltap.calllog.base import CallRow
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.errors import SessionClosed, StoreUnavailable
 from rolltap.ids import new_id
+from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES
-from rolltap.proxy.continuation.forest import CallNode, Lineage
 from rolltap.proxy.sessions.session_cache import TRUST_S, LiveSession, SessionCache, key_hash
 from rolltap.types import Session
 
