@@ -152,6 +152,25 @@ def bench_proxy(report: dict[str, Any]) -> str:
     )
 
 
+def trainers(report: dict[str, Any]) -> str:
+    """Each trainer beside ours: what it learned, and what its steps cost."""
+    names = {"ours": "`rolltap train`", "trl-grpo": "TRL `GRPOTrainer`", "trl-async": "TRL `AsyncGRPOTrainer`"}
+    own = next(one["cpu_ms_per_1000"] for one in report["rows"] if one["trainer"] == "ours")
+    rows = "\n".join(
+        f"| {names[one['trainer']]} | {share(one['before'], report['held_out'] * one['runs'])} | {share(one['after'], report['held_out'] * one['runs'])} "
+        f"| {one['steps']} | {one['seconds']:.0f} | {one['trained_tokens']:,} | {one['cpu_ms_per_1000']:.0f} | {one['cpu_ms_per_1000'] / own:.2f} |"
+        for one in report["rows"]
+    )
+    return (
+        "| trainer | before (95% interval) | after | steps | seconds | trained tokens | CPU ms per 1,000 | over ours |\n|---|---|---|---|---|---|---|---|\n"
+        f"{rows}\n\n"
+        f"The demo's tasks and its 0.8 M-parameter model, {report['groups']} groups of {report['rollouts']} rollouts a step, {report['held_out']} "
+        f"held-out tasks at temperature {report['temperature']:g}, the same clip bounds, optimiser and learning rate, one thread. Processor time is "
+        "the trainer process's in its steps (lease, loss, gradient, push), a median over steps; seconds are mostly the agents'. "
+        f"({report['cores']} cores, TRL {report['trl']}, Python {report['python']}, {report['time']}.)"
+    )
+
+
 def bench_viewer(report: dict[str, Any]) -> str:
     rows = "\n".join(
         f"| {name} | {1e3 * page['median_s']:,.0f} | {1e3 * page['worst_s']:,.0f} | {page['kilobytes']:,.0f} |"
@@ -206,6 +225,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bench_proxy": ("bench_proxy", bench_proxy),
     "bench_viewer": ("bench_viewer", bench_viewer),
     "bench_scale": ("bench_scale", bench_scale),
+    "trainers": ("trainers", trainers),
     "rollouts": ("rollouts", rollouts),
     "ray_kill": ("ray_kill", ray_kill),
 }
@@ -213,7 +233,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 
 
 def main() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for name, (source, table) in TABLES.items():
         path = ROOT / "reports" / f"{source}.json"
         if not path.exists():

@@ -63,6 +63,14 @@ def whiten(values: Numbers, ddof: int = 1) -> Numbers:
     return normalise(values, np.zeros(len(values), np.int64), ddof)
 
 
+def whiten_rows(rows: Sequence[Numbers], masks: Sequence[NDArray[np.bool_]]) -> list[Numbers]:
+    """The masked values of all rows as one key, and 0 elsewhere: [1, 9], [2, 3] without the 9 → [-1, 0], [0, 1]."""
+    flat, inside = np.concatenate([np.zeros(0), *rows]), np.concatenate([np.zeros(0, bool), *masks])
+    whitened = np.zeros(len(flat))
+    whitened[inside] = whiten(flat[inside])
+    return np.split(whitened, np.cumsum([len(row) for row in rows], dtype=int))[:-1]
+
+
 def discounted(rewards: Numbers, gamma: float = 1.0) -> Numbers:
     """Returns-to-go of one sequence: [0, 0, 1] with gamma .9 → [.81, .9, 1]."""
     sums = np.zeros(len(rewards))

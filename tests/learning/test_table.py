@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .families import FAMILIES, Scores
+from .steps import TRAINERS
 from .table import Shuffle, cells
+from .trainers import row
 
 
 def test_the_control_pays_what_others_earned() -> None:
@@ -37,7 +39,7 @@ def test_every_cell_has_its_control() -> None:
 
 
 def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
-    learning = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "learning_table.py"))["learning"]
+    learning = _script("learning_table.py")["learning"]
 
     def cell(method: str, shuffled: bool, after: float) -> dict[str, Any]:
         common = {"family": "files", "seed": 0, "steps": 2, "before": 0.2, "curve": [0.2, 0.3]}
@@ -59,3 +61,22 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     assert "No lead over the control is shown for `ppo` on `files`." in text
     assert "5 of 96 cells are measured" in text
     assert "spear" not in text  # without its control it is no result
+
+
+def test_a_trainer_costs_what_its_median_step_does() -> None:
+    """A step that waited for a page of memory, or compiled something, is no measure of the others."""
+    rows = []
+    for name in TRAINERS:
+        cpu_s = 2.0 if name == "ours" else 3.0
+        steps = [{"trained_tokens": 1000, "cpu_s": seconds} for seconds in (cpu_s, 40.0, cpu_s)]
+        rows.append(row([{"trainer": name, "seed": 0, "before": 0.25, "after": 0.5, "seconds": 60.0, "steps": steps}]))
+    assert [one["cpu_ms_per_1000"] for one in rows] == [2000.0, 3000.0, 3000.0]
+    common = {"held_out": 64, "groups": 8, "rollouts": 8, "temperature": 0.5}
+    machine = {"trl": "1.16.0", "cores": 2, "python": "3", "time": "now"}
+    text = _script("tables.py")["trainers"]({"rows": rows, **common, **machine})
+    assert "| `rolltap train` | 0.25 (0.16 to 0.37) | 0.50 (0.38 to 0.62) | 3 | 60 | 3,000 | 2000 | 1.00 |" in text
+    assert text.count("| 3000 | 1.50 |") == len(TRAINERS) - 1
+
+
+def _script(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(Path(__file__).parents[2] / "scripts" / name))

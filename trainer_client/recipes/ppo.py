@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rolltap.trainer_client.critic import value_loss, with_targets
-from rolltap.trainer_client.estimators import gae, whiten
+from rolltap.trainer_client.estimators import gae, whiten_rows
 from rolltap.trainer_client.recipe import Recipe, ValueHead
 from rolltap.trainer_client.step import POLICY, Credit, Step
 
@@ -50,12 +50,8 @@ class PPO(Recipe):
                 advantages[turn.row][turn.places] = advantage
                 targets[turn.row][turn.places] = advantage + before[turn.row][turn.places]
         masks = [row.segment.loss_mask for row in step.rows]
-        flat = whiten(np.concatenate([np.zeros(0), *(own[mask] for own, mask in zip(advantages, masks, strict=True))]))
-        starts = np.cumsum([0, *(mask.sum() for mask in masks)])
-        for own, mask, start in zip(advantages, masks, starts[:-1], strict=True):
-            own[mask] = flat[start : start + mask.sum()]
-        shares = tuple(mask.astype(np.float32) for mask in masks)
-        return with_targets(Credit(tuple(advantages)), "value", before, tuple(targets), shares)
+        credit = Credit(tuple(whiten_rows(advantages, masks)))
+        return with_targets(credit, "value", before, tuple(targets), tuple(mask.astype(np.float32) for mask in masks))
 
     def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
         terms = policy_loss(predicted, batch)

@@ -59,6 +59,9 @@ def test_arithmetic_that_recipes_share() -> None:
     assert estimators.normalise(rewards, one) == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-4)
     assert estimators.against_others(rewards, one) == pytest.approx([0.6667, -0.6667, -0.6667, 0.6667], abs=1e-4)
     assert estimators.whiten(np.array([1.0, 2.0, 3.0])) == pytest.approx([-1, 0, 1], abs=1e-5)
+    rows, masks = [np.array([1.0, 9.0]), np.array([2.0, 3.0])], [np.array([True, False]), np.array([True, True])]
+    assert np.concatenate(estimators.whiten_rows(rows, masks)) == pytest.approx([-1, 0, 0, 1], abs=1e-5)
+    assert estimators.whiten_rows([], []) == []
     assert estimators.discounted(np.array([0.0, 0.0, 1.0]), 0.9) == pytest.approx([0.81, 0.9, 1])
     assert estimators.keyed([0, 0, 1, 0], "aaba").tolist() == [0, 0, 1, 0]
     found = estimators.gae(np.array([0.0, 0.0, 1.0]), np.array([0.2, 0.5, 0.6]), 1.0, 0.95)
