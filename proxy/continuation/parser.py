@@ -128,7 +128,7 @@ class ReplyParser:
             elif token == markers.tool_close and self._channel == "tool":
                 events += self._open("text") + self._settle(*self._whole())
                 self._settled = len(self._ids)
-            elif token in self._renderer.tokenizer.added_ids and self._channel != "tool":
+            elif token in self._renderer.tokenizer.special_ids and self._channel != "tool":
                 events += self._open("opaque")
             else:
                 self._run.append(token)
@@ -140,7 +140,7 @@ class ReplyParser:
 
     def _plain(self, ids: Sequence[int]) -> bool:
         """Whether no id opens or closes anything, so that all of them belong to the open channel."""
-        return self._renderer.tokenizer.added_ids.isdisjoint(ids) and self._stop_ids.isdisjoint(ids)
+        return self._renderer.tokenizer.special_ids.isdisjoint(ids) and self._stop_ids.isdisjoint(ids)
 
     def finish(self, finish: Literal["stop", "length", "abort"]) -> tuple[list[ReplyEvent], Choice]:
         """The last events and the whole reply."""

@@ -144,6 +144,7 @@ class FamilyRenderer:
         self.family = family
         self._by_thinking = self._made("")
         self.stop_token_ids = tuple(self._by_thinking[True].get_stop_token_ids())
+        self._guard = self._find_guard()
         tool_open = tokenizer.convert_tokens_to_ids("<tool_call>")
         self._known_specs: LRUCache[int, tuple[Sequence[Tool], list[Any] | None]] = LRUCache(KNOWN_TOOLS)
         self.markers = Markers(
@@ -241,6 +242,18 @@ class FamilyRenderer:
         except ConfigError:
             return None
 
+    def _find_guard(self) -> Guard:
+        """What keeps special tokens out of text: the tokenizer's guard, or nothing where the family's own encoder takes
+        every text for text (Harmony's does) and would leave the guard's marks in it."""
+
+        def specials(text: str) -> list[int]:
+            rows: Any = [{"role": "user", "content": text}]
+            ids = self._by_thinking[True].render_ids(rows, add_generation_prompt=True)
+            return [token for token in ids if token in self.tokenizer.special_ids]
+
+        literal, nothing = self.tokenizer.token(self.stop_token_ids[0]), "question"
+        return str if specials(literal) == specials(nothing) else self.tokenizer.guard
+
     def _reads_hermes(self) -> bool:
         """Whether the family's parser takes a Hermes block for the call that it is."""
         block = '<tool_call>\n{"name": "look", "arguments": {"name": "x"}}\n</tool_call>'
@@ -252,12 +265,12 @@ class FamilyRenderer:
         entry = self._known_specs.get(id(tools))
         if entry is not None:
             return entry[1]
-        specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
+        specs = [template_tool(tool, self._guard) for tool in tools] or None
         self._known_specs[id(tools)] = tools, specs  # holding the tools keeps their id theirs
         return specs
 
     def _row(self, message: Message) -> Any:
-        return template_row(message, self.tokenizer.guard)
+        return template_row(message, self._guard)
 
 
 def template_row(message: Message, guard: Guard) -> dict[str, Any]:
@@ -272,12 +285,12 @@ def template_row(message: Message, guard: Guard) -> dict[str, Any]:
         row["reasoning_content"] = guard(message.reasoning)
     if message.tool_calls:
         row["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": guard(call.name), "arguments": args}}
+            {"id": guard(call.id), "type": "function", "function": {"name": guard(call.name), "arguments": args}}
             for call in message.tool_calls
             for args in [_guarded(_arguments(call.arguments), guard)]
         ]
     if message.role == "tool":
-        row["tool_call_id"] = message.tool_call_id or ""
+        row["tool_call_id"] = guard(message.tool_call_id or "")
         if message.name:
             row["name"] = guard(message.name)
     return row

@@ -1,7 +1,8 @@
 """A Hugging Face `tokenizer.json` without transformers, and text that can't smuggle in special tokens.
 
 `guard` marks every special-token literal of a text that a person or a tool wrote; `encode` turns what is marked into
-the tokens of ordinary text, so a user who types `<|im_end|>` ends no turn.
+the tokens of ordinary text, so a user who types `<|im_end|>` ends no turn. The beginning of a literal at the end of a
+text is marked too: a template may write the rest of it behind the text (`<parameter=` and `>` around a name).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import threading
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
@@ -24,6 +26,9 @@ from rolltap.model_folders import download_hint
 
 GUARD = "\ufdd0"
 """A Unicode non-character: it may not occur in interchanged text; one that does is doubled by `guard`."""
+
+BLANKS = " \t\n\r\u2581"
+"""White space, and the character that stands for a space in some vocabularies."""
 
 CACHED_BYTES = 16_000_000
 """Texts that are kept with their ids: a task's system prompt and tools recur in every rollout, a history after every
@@ -60,13 +65,21 @@ class HubTokenizer:
         self._tokenizer = Tokenizer.from_str(text)
         self._cache: LRUCache[str, tuple[array[int], int]] = LRUCache(CACHED_BYTES, getsizeof=lambda entry: entry[1])
         self._cache_lock = threading.Lock()  # long texts are encoded in threads
-        added_tokens = self._tokenizer.get_added_tokens_decoder()
-        self.added_ids = frozenset(added_tokens)
-        added = [token.content for token in added_tokens.values()]
-        self._plain = _without_added_tokens(self._tokenizer)
-        self._special = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or r"(?!)")
-        self._special_starts = tuple({token[0] for token in added if token})
         self.chat_template = self._read_template(root)
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token_id: token for token_id, token in added.items() if not self._is_text(token)}
+        self.special_ids = frozenset(special)
+        """The added tokens that no text holds. Gemma adds line breaks and HTML tags too, which are text."""
+        self._plain = _copy_with(
+            [token for token_id, token in added.items() if token_id not in special], self._tokenizer
+        )
+        literals = sorted((token.content for token in special.values()), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
+        firsts = (f"{re.escape(literal[0])}(?={re.escape(literal[1:])})" for literal in literals if literal)
+        self._starts = re.compile("|".join(firsts) or r"(?!)")  # also of a literal within another one
+        self._special_starts = tuple({literal[0] for literal in literals if literal})
+        self._beginnings = frozenset(literal[:size] for literal in literals for size in range(1, len(literal)))
+        self._longest = max(map(len, literals), default=0)
         self.eos_token_id = self._id_of(self.config.get("eos_token"))
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
 
@@ -90,12 +103,22 @@ class HubTokenizer:
         content = token.get("content") if isinstance(token, dict) else token
         return self._tokenizer.token_to_id(content) if content else None
 
+    def _is_text(self, token: Any) -> bool:
+        """Whether an added token is a word of the vocabulary that says nothing to the model's template."""
+        if token.special or self._tokenizer.model.token_to_id(token.content) is None:
+            return False
+        return not token.content.strip(BLANKS) or token.content not in self.chat_template
+
     def guard(self, text: str) -> str:
-        """`text` with its special-token literals marked as ordinary text."""
+        """`text` with its special-token literals, and the beginning of one at its end, marked as ordinary text."""
         if GUARD not in text and not any(start in text for start in self._special_starts):
             return text
         doubled = text.replace(GUARD, GUARD * 2) if GUARD in text else text
-        return self._special.sub(lambda match: match[0][0] + GUARD + match[0][1:], doubled)
+        end = len(doubled.rstrip())
+        unfinished = (at for at in range(max(0, end - self._longest), end) if doubled[at:end] in self._beginnings)
+        starts = {match.start() for match in self._starts.finditer(doubled)}.union(unfinished)
+        edges = [0, *sorted(at + 1 for at in starts), len(doubled)]
+        return GUARD.join(doubled[begin:end] for begin, end in pairwise(edges))
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
         """Ids of `text`; literals that `guard` marked become ordinary text."""
@@ -141,13 +164,14 @@ class HubTokenizer:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
 
-def _without_added_tokens(tokenizer: Any) -> Any:
-    """A tokenizer over the same model that knows no added tokens: the vocabulary is in memory once."""
-    plain = type(tokenizer)(tokenizer.model)
+def _copy_with(added: list[Any], tokenizer: Any) -> Any:
+    """A tokenizer over the same model with only these `added` tokens: the vocabulary is in memory once."""
+    copy = type(tokenizer)(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(tokenizer, part)) is not None:
-            setattr(plain, part, value)
-    return plain
+            setattr(copy, part, value)
+    copy.add_tokens(added)
+    return copy
 
 
 def _ids(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> list[int]:

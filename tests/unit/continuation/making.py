@@ -15,6 +15,8 @@ from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.conversation.chat import Choice
 
 LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
+GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+GEMMA = ("<start_of_turn>", "<end_of_turn>")
 
 
 def tokenizer_with(folder: Path, template: str, *special: str, **config: str) -> HubTokenizer:

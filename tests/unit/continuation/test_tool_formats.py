@@ -28,9 +28,7 @@ from rolltap.proxy.conversation.chat import (
 from rolltap.types import BreakReason
 
 from .conftest import BASH, World
-from .making import LLAMA, llama_renderer, tokenizer_with, trl_template
-
-GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+from .making import GEMMA, GLM, LLAMA, llama_renderer, tokenizer_with, trl_template
 
 MISTRAL = """{{- bos_token }}{%- for message in messages %}
 {%- if message.role == 'user' %}{{- '[INST] ' + message.content + '[/INST]' }}
@@ -77,7 +75,7 @@ def calls_of(renderer: TemplateRenderer, text: str) -> list[tuple[str, Any]]:
         (lambda: trl_template("llama3_2"), LLAMA, "llama"),
         (lambda: mistral("list"), ("[TOOL_CALLS]", "</s>"), "mistral"),
         (lambda: mistral("args"), ("[TOOL_CALLS]", "[ARGS]", "</s>"), "mistral"),
-        (lambda: trl_template("gemma3"), ("<start_of_turn>", "<end_of_turn>"), "none"),
+        (lambda: trl_template("gemma3"), GEMMA, "none"),
     ],
 )
 def test_the_format_is_what_the_template_writes(
