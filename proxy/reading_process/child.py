@@ -186,8 +186,8 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes: the parent decides
     os.nice(NICENESS)
-    settings = Settings.model_validate_json(sys.stdin.buffer.readline())
-    uvloop.run(answer_questions(settings, int(sys.argv[1])))
+    if told := sys.stdin.buffer.readline():  # nothing: the parent was killed before it could say what to read
+        uvloop.run(answer_questions(Settings.model_validate_json(told), int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -247,3 +247,10 @@ def _lives(process: int) -> bool:
     with suppress(OSError):
         return " Z " not in Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
     return False
+
+
+def test_one_whose_parent_died_at_once_ends_without_a_word() -> None:
+    """Killed between the start of the process and its settings, which come by standard input."""
+    command = [sys.executable, "-m", "rolltap.proxy.reading_process.child", "0"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == (b"", b"")
