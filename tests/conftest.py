@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import pwd
 import random
@@ -182,6 +183,15 @@ class RedisServer:
     def remove(self) -> None:
         self.kill()
         shutil.rmtree(self.folder)
+
+
+@pytest.fixture(autouse=True)
+def _level_of_our_events() -> Iterator[None]:
+    """Commands set the level of rolltap's events, the demo's to errors alone: the next test is not to inherit it."""
+    ours = logging.getLogger("rolltap")
+    level = ours.level
+    yield
+    ours.setLevel(level)
 
 
 @pytest.fixture(scope="session")
