@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.wait import WebDriverWait
 
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.contract.annotations import AnnotateLease, CallAnnotation
@@ -28,71 +21,20 @@ from rolltap.ledger.leases import LeaseKey
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.types import RolloutStatus, Task
 
-from ..conftest import program
 from ..harnesses.house import House, house
+from .browser import Browser, chromium
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
-AXE = (files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1280,850")
 HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'></script>\u202e\x1b[31m{{7*7}}"
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 
 
-@dataclass
-class Browser:
-    """A browser that was let in. Its methods block."""
-
-    driver: webdriver.Chrome
-    admin: str = ""
-
-    def open(self, path: str) -> None:
-        self.driver.get(self.admin + path)
-
-    def all(self, selector: str) -> list[WebElement]:
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
-
-    def one(self, selector: str) -> WebElement:
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
-
-    def wait(self, selector: str) -> WebElement:
-        WebDriverWait(self.driver, 40).until(lambda _: self.all(selector))
-        return self.one(selector)
-
-    def press(self, *keys: str) -> None:
-        self.one("body").send_keys(*keys)
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def leave(self) -> None:
-        """Ends the last page, which asks for news of a server that is gone, and forgets what it said."""
-        self.driver.get("about:blank")
-        self.driver.get_log("browser")  # type: ignore[no-untyped-call]
-
-    def problems(self) -> list[str]:
-        """What the console says, and what accessibility checks find."""
-        said = [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
-        self.run(AXE)
-        found = self.driver.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
-        said += [f"{each['id']}: {node['html'][:200]}" for each in found["violations"] for node in each["nodes"]]
-        if self.run("return window.broken"):
-            said.append("recorded text was run")
-        return said
-
-
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    options = Options()
-    options.binary_location = program("chromium")
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(program("chromedriver")))
-    driver.set_script_timeout(90)
-    yield Browser(driver)
-    driver.quit()
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -101,8 +43,8 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
         yield home
 
 
-async def visit(chromium: Browser, home: House) -> Browser:
-    browser = Browser(chromium.driver, home.urls["admin"])
+async def visit(driver: webdriver.Chrome, home: House) -> Browser:
+    browser = Browser(driver, home.urls["admin"])
     await asyncio.to_thread(browser.leave)
     await asyncio.to_thread(browser.open, f"/view/open?token={home.app.view_access.new_link()}")
     await asyncio.to_thread(browser.wait, "h1")
@@ -163,37 +105,36 @@ def flow(browser: Browser) -> None:
     browser.wait("tr[data-href]")
     browser.press("j", Keys.ENTER)
     browser.wait("[data-turn]")
-    assert len(browser.all("[data-turn]")) == 3
-    assert "How many files?" in browser.one("#turns").text
+    assert browser.count("[data-turn]") == 3
+    assert "How many files?" in browser.text("#turns")
     browser.press("t")
     browser.wait("#flow .tok.s")
-    browser.run("arguments[0].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))", browser.one(".tok.s"))
-    tip = browser.one("#tip").text
+    browser.hover(".tok.s")
+    tip = browser.text("#tip")
     assert "log-prob" in tip
     assert "trained" in tip
-    assert len(browser.all("#tip tr")) == 3
+    assert browser.count("#tip tr") == 3
     browser.press("m")
-    assert browser.one("[data-mode=mask]").get_attribute("aria-pressed") == "true"
+    assert browser.attributes("[data-mode=mask]", "aria-pressed") == ["true"]
     browser.press("n")
     browser.wait("#tokens")
-    folded = len(browser.all(".tok"))
-    browser.one("#unfold").click()
-    WebDriverWait(browser.driver, 40).until(lambda _: len(browser.all(".tok")) > folded)
-    assert len(browser.all(".tok.s.tr")) > 5, "the parent's sampled tokens are shown as sampled and trained"
+    folded = browser.count(".tok")
+    browser.click("#unfold")
+    browser.until(lambda: browser.count(".tok") > folded)
+    assert browser.count(".tok.s.tr") > 5, "the parent's sampled tokens are shown as sampled and trained"
     browser.press("n")
     browser.wait("#break .out.first, #break .in.first")
-    assert browser.one("h1:not(.mono)").text == "Call 3"
+    assert browser.text("h1:not(.mono)") == "Call 3"
     browser.press("u")
     browser.wait("tr[data-href]")
-    search = browser.one("input[type=search]")
-    search.send_keys("files", Keys.ENTER)
-    WebDriverWait(browser.driver, 40).until(lambda _: "found" in browser.one(".title").text)
+    browser.write("input[type=search]", "files", Keys.ENTER)
+    browser.until(lambda: "found" in browser.text(".title"))
 
 
-async def test_from_the_list_to_a_token_and_its_break(chromium: Browser, home: House):
+async def test_from_the_list_to_a_token_and_its_break(driver: webdriver.Chrome, home: House):
     session = await home.client.open_session(policy="tiny", tags={"harness": "codex"})
     await talk(home.urls["agent"], session.endpoint.key)
-    browser = await visit(chromium, home)
+    browser = await visit(driver, home)
     await asyncio.to_thread(flow, browser)
     assert await asyncio.to_thread(browser.problems) == []
 
@@ -202,75 +143,90 @@ def annotated_flow(browser: Browser, call_id: str) -> None:
     """A trainer's log-probs lie over the tokens: masked ones blank, clipped ones marked, the ratio in colour."""
     browser.open(f"/view/calls/{call_id}")
     browser.wait("#flow .tok.s")
-    browser.one("[data-mode=trainer]").click()
-    assert "no value" in browser.one("#legend").text
-    sampled = browser.all("#flow .tok.s")
-    looks = [(token.get_attribute("class") or "").split() for token in sampled]
+    browser.click("[data-mode=trainer]")
+    assert "no value" in browser.text("#legend")
+    looks = [(names or "").split() for names in browser.attributes("#flow .tok.s", "class")]
     assert not any(name.startswith("q") for name in looks[0]), "the token without a value is blank"
     assert all("q1" in look for look in looks[1:]), "less likely"
     assert [("cl" in look) for look in looks[1:]] == [False] * (len(looks) - 2) + [True]
-    browser.run("arguments[0].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))", sampled[-1])
-    tip = browser.one("#tip").text
-    for said in ("trainer", "0.607 trainer / engine", "clipped"):
-        assert said in tip
+    browser.hover("#flow .tok.s", len(looks) - 1)
+    tip = browser.text("#tip")
+    for words in ("trainer", "0.607 trainer / engine", "clipped"):
+        assert words in tip
 
 
 def label_flow(browser: Browser, session_id: str) -> None:
     """A label by keys, then a score that is none, then the selection."""
     browser.open(f"/view/sessions/{session_id}")
-    WebDriverWait(browser.driver, 40).until(lambda _: browser.one("form[data-note]").is_displayed())
+    browser.until(lambda: browser.seen("form[data-note]"))
     browser.press("l")
-    browser.driver.switch_to.active_element.send_keys(HOSTILE[:30], Keys.ENTER)
-    WebDriverWait(browser.driver, 40).until(lambda _: browser.all(".title .chip.accent"))
-    assert HOSTILE[:30] in browser.one(".title .chip.accent").text
-    form = browser.wait("form[data-note]")
-    WebDriverWait(browser.driver, 40).until(lambda _: form.is_displayed())
-    form.find_element(By.CSS_SELECTOR, "option[value=score]").click()
-    form.find_element(By.NAME, "name").send_keys("taste")
-    form.find_element(By.NAME, "value").send_keys("high", Keys.ENTER)
-    WebDriverWait(browser.driver, 40).until(lambda _: "a score is a number" in browser.one("form [role=status]").text)
-    browser.driver.get_log("browser")  # type: ignore[no-untyped-call]  # which tells of the 400
+    browser.press(HOSTILE[:30], Keys.ENTER)
+    browser.until(lambda: HOSTILE[:30] in browser.text(".title .chip.accent"))
+    browser.until(lambda: browser.seen("form[data-note]"))
+    browser.click("form[data-note] option[value=score]")
+    browser.write("form[data-note] [name=name]", "taste")
+    browser.write("form[data-note] [name=value]", "high", Keys.ENTER)
+    browser.until(lambda: "a score is a number" in browser.text("form [role=status]"))
+    browser.console()  # which tells of the 400
     browser.open("/view/?where=harness%3Dcodex")
-    browser.wait("#export summary").click()
-    assert "--where harness=codex" in browser.one("#export code").text
+    browser.click("#export summary")
+    assert "--where harness=codex" in browser.text("#export code")
 
 
-async def test_a_page_follows_its_session(chromium: Browser, home: House):
-    session = await home.client.open_session(policy="tiny")
-    browser = await visit(chromium, home)
-    await asyncio.to_thread(browser.open, f"/view/sessions/{session.session_id}")
-    await talk(home.urls["agent"], session.endpoint.key)
-    await asyncio.to_thread(browser.wait, "#turns #call-3")
-    numbers = [turn.get_attribute("id") for turn in browser.all("[data-turn]")]
-    assert numbers == ["call-1", "call-2", "call-3"]
-    assert len(browser.all(".outline a")) == 3
-    assert browser.one("#outline summary").text in ("", "3 calls")  # hidden on wide screens
-    assert not browser.all("#turns .empty")
-    await home.client.close_session(session.session_id)
-    wait = WebDriverWait(browser.driver, 40)
-    await asyncio.to_thread(wait.until, lambda _: not browser.all("[data-news]"))
-    assert len(browser.all("[data-turn]")) == 3
+async def test_a_list_that_follows_the_record_keeps_a_readers_place(driver: webdriver.Chrome, home: House):
+    await talk(home.urls["agent"], (await home.open()).endpoint.key)
+    browser = await visit(driver, home)
+    await asyncio.to_thread(browser.wait, "tr[data-href]")
+    browser.press("j")
+    browser.run(
+        "window.row = document.querySelector('tr[data-href]'); row.querySelector('a').focus();"
+        "window.cells = [...row.children]; document.querySelector('#export').open = true"
+    )
+    await talk(home.urls["agent"], (await home.open()).endpoint.key)
+    await asyncio.to_thread(browser.until, lambda: browser.count("tr[data-href]") == 2)
+    await asyncio.to_thread(browser.until, lambda: browser.texts("tr[data-href] td:nth-child(7)") == ["3", "3"])
+    assert browser.run("return row.isConnected && [...row.children].every((cell, at) => cell === cells[at])")
+    assert browser.run("return row.contains(document.activeElement)"), "the focus stays on its row"
+    assert browser.run("return row === document.querySelectorAll('tr[data-href]')[1]"), "the new one stands above"
+    assert browser.count("tr[data-current]") == 1
+    assert browser.run("return 'current' in row.dataset"), "the row that j went to"
     assert await asyncio.to_thread(browser.problems) == []
 
 
-async def test_a_trainers_numbers_and_a_readers_labels(chromium: Browser, home: House):
+async def test_a_page_follows_its_session(driver: webdriver.Chrome, home: House):
+    session = await home.open()
+    browser = await visit(driver, home)
+    await asyncio.to_thread(browser.open, f"/view/sessions/{session.session_id}")
+    await talk(home.urls["agent"], session.endpoint.key)
+    await asyncio.to_thread(browser.wait, "#turns #call-3")
+    assert browser.attributes("[data-turn]", "id") == ["call-1", "call-2", "call-3"]
+    assert browser.count(".outline a") == 3
+    assert browser.text("#outline summary") in ("", "3 calls")  # hidden on wide screens
+    assert browser.count("#turns .empty") == 0
+    await home.client.close_session(session.session_id)
+    await asyncio.to_thread(browser.until, lambda: not browser.count("[data-news]"))
+    assert browser.count("[data-turn]") == 3
+    assert await asyncio.to_thread(browser.problems) == []
+
+
+async def test_a_trainers_numbers_and_a_readers_labels(driver: webdriver.Chrome, home: House):
     _, session_id = await a_group(home)
     await annotate(home, session_id)
     calls = (await home.reader.session(session_id)).calls
     tagged = await home.client.open_session(policy="tiny", tags={"harness": "codex"})
     await talk(home.urls["agent"], tagged.endpoint.key)
-    browser = await visit(chromium, home)
+    browser = await visit(driver, home)
     await asyncio.to_thread(annotated_flow, browser, calls[1].id)
     assert await asyncio.to_thread(browser.problems) == []
     await asyncio.to_thread(label_flow, browser, session_id)
     assert await asyncio.to_thread(browser.problems) == []
 
 
-async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(chromium: Browser, home: House):
+async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver: webdriver.Chrome, home: House):
     group_id, session_id = await a_group(home)
     await annotate(home, session_id)
     calls = (await home.reader.session(session_id)).calls
-    browser = await visit(chromium, home)
+    browser = await visit(driver, home)
     paths = ["/", "/groups", f"/groups/{group_id}", "/runs", "/runs/tiny", f"/sessions/{session_id}"]
     paths += [f"/sessions/{session_id}/timeline", "/runs/tiny/compare?first=0&second=0&task=count"]
     paths += [f"/calls/{calls[-1].id}"]
@@ -281,32 +237,27 @@ async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(chromi
         return [f"{path}: {problem}" for problem in browser.problems()]
 
     for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        browser.prefer(scheme)
         for path in paths if scheme == "light" else (paths[0], paths[4], *paths[-4:]):
             assert await asyncio.to_thread(look, path) == [], scheme
-    phone = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-    try:
+    with browser.phone():
         for path in paths:
             await asyncio.to_thread(browser.open, f"/view{path}")
             assert browser.run("return document.documentElement.scrollWidth") <= 390, path
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-async def test_one_file_works_without_a_server(chromium: Browser, home: House, tmp_path: Path):
+async def test_one_file_works_without_a_server(driver: webdriver.Chrome, home: House, tmp_path: Path):
     group_id, session_id = await a_group(home)
     for what in (group_id, session_id):
         page = tmp_path / f"{what}.html"
         page.write_text(await one_file(home.reader, what), encoding="utf-8")
-        browser = Browser(chromium.driver, page.as_uri())
+        browser = Browser(driver, page.as_uri())
 
         def look(browser: Browser = browser) -> None:
             browser.open("")
-            browser.wait("a[href^='#tokens-']").click()
+            browser.click("a[href^='#tokens-']")
             browser.wait("#flow .tok")
-            browser.one("#unfold").click()
+            browser.click("#unfold")
 
         await asyncio.to_thread(look)
         assert await asyncio.to_thread(browser.problems) == []

@@ -83,7 +83,7 @@ offerNotes().catch(() => {});
 // Parts of the page that follow the record. A session's page asks for its news only, and adds the calls that came.
 const EVERY_MS = 3000;
 async function follow() {
-  if (document.hidden || document.activeElement?.matches("input, select") || getSelection().toString()) return;
+  if (document.hidden || getSelection().toString()) return;
   const turns = $("#turns");
   const address = turns ? newsAddress() : location.href;
   const reply = address && await fetch(address);
@@ -93,18 +93,39 @@ async function follow() {
   const atEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 40;
   for (const part of $$("[data-live]")) {
     const fresh = $(`[data-live="${part.dataset.live}"]`, page);
-    if (fresh && fresh.innerHTML !== part.innerHTML) {
-      const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-      const current = $("tr.current", part)?.dataset.href;
-      part.replaceChildren(...fresh.childNodes);
-      if (focused) $(`a[href="${CSS.escape(focused)}"]`, part)?.focus();
-      if (current) $(`tr[data-href="${CSS.escape(current)}"]`, part)?.classList.add("current");
-    }
+    if (fresh) patch(part, fresh);
   }
   if (!turns) return;
   addTurns(turns, $("#turns", page));
   markTurnInView();
   if (atEnd) scrollTo(0, document.documentElement.scrollHeight);
+}
+
+// Makes `old` equal to `fresh` where they differ: focus, hover and opened details stay on what did not change.
+const READERS = new Set(["open", "aria-current", "data-current"]); // attributes that the reader's acts set
+const keyOf = (node) => node.dataset?.href;
+
+function patch(old, fresh) {
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !READERS.has(name)) old.removeAttribute(name);
+  const kept = new Set([...fresh.children].map(keyOf));
+  for (const child of [...old.children]) if (!kept.has(keyOf(child))) child.remove();
+  const mates = new Map([...old.children].map((child) => [keyOf(child), child]));
+  const focused = old.contains(document.activeElement) ? document.activeElement : null;
+  let at = old.firstChild;
+  for (const wanted of [...fresh.childNodes]) {
+    const alike = at && !keyOf(at) && at.nodeName === wanted.nodeName ? at : null;
+    const mate = keyOf(wanted) ? mates.get(keyOf(wanted)) : alike;
+    if (mate) patch(mate, wanted);
+    if (mate !== at || !mate) old.insertBefore(mate ?? wanted, at);
+    else at = at.nextSibling;
+  }
+  while (at) { const next = at.nextSibling; at.remove(); at = next; }
+  if (focused !== document.activeElement) focused?.focus({ preventScroll: true });
 }
 
 // The turns from the first that was still open when it came; none where the session is over.
@@ -188,10 +209,10 @@ document.addEventListener("click", (event) => {
 function step(by) {
   const rows = $$("tr[data-href]");
   if (rows.length) {
-    const at = rows.findIndex((row) => row.classList.contains("current"));
+    const at = rows.findIndex((row) => "current" in row.dataset);
     const next = rows[Math.min(rows.length - 1, Math.max(0, at + by))];
-    rows[at]?.classList.remove("current");
-    next.classList.add("current");
+    delete rows[at]?.dataset.current;
+    next.dataset.current = "";
     next.scrollIntoView({ block: "nearest" });
     return;
   }
@@ -228,7 +249,7 @@ document.addEventListener("keydown", (event) => {
     l: () => { const place = $("form[data-note]:not([hidden]) input[name=name]"); if (place) { event.preventDefault(); place.focus(); } },
     "/": () => $("input[type=search]")?.focus(),
     "?": () => keys?.showModal(),
-    Enter: () => { const row = $("tr.current"); if (row && document.activeElement === document.body) location.href = row.dataset.href; },
+    Enter: () => { const row = $("tr[data-current]"); if (row && document.activeElement === document.body) location.href = row.dataset.href; },
   }[event.key];
   if (!act) return;
   if (event.key === "/" || event.key === "?") event.preventDefault();
