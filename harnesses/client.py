@@ -132,10 +132,6 @@ class AdminClient(AsyncHttpClient):
         """Queues `work.n` rollouts of each task, for nodes to run; the same `work.id` again changes nothing."""
         return await self._post("/tasks", work if work.id else replace(work, id=new_id()))
 
-    async def cancel_submission(self, submission_id: str) -> dict[str, Any]:
-        """Nothing more of it is started, and what is under way is cancelled."""
-        return await self._post(f"/tasks/{submission_id}/cancel")
-
     async def submission_groups(self, submission_id: str) -> list[dict[str, Any]]:
         """Its groups with their rollouts and rewards, in the order they were opened."""
         groups: list[dict[str, Any]] = []

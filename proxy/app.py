@@ -31,7 +31,7 @@ from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies, Policy
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
-from rolltap.proxy.call.versions import OwnVersions, SharedVersions
+from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
@@ -241,7 +241,7 @@ def _build(
     responses = ResponseStore(call_log, handles, policies)
     passthrough = Vendors(vendors, unnamed=is_loopback(settings.listen.host_of("agent")))
     admission = Admission(live, capture, policies, responses, keyring, passthrough)
-    versions = OwnVersions() if alone else SharedVersions(policies, ledger.policies.list)
+    versions = LocalVersions() if alone else LedgerVersions(policies, ledger.policies.list)
     path = CallPath(admission, live, recorder, handles, versions, settings.limits)
     tampering_counter = TamperingCounter(call_log, ledger.tampering.append)
     services = Services(

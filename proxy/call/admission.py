@@ -1,9 +1,12 @@
-"""Who a request of the agent plane is from, and which policy answers it.
+"""Resolves the key of an agent-plane request to a session and a policy.
 
-A session's key names the session. A project's key opens sessions by itself, by the conversation. A key that is not
-rolltap's is the user's own: its request goes to the vendor of its protocol, under the session that a URL prefix names,
-else under that of its conversation. Where a vendor's settings hold a key, that one is used, and a key of rolltap's says
-who may. A key of rolltap's never reaches a vendor, and a vendor's key never the store, not even as a hash.
+* A session key identifies its session.
+* A project key opens sessions automatically, one per conversation.
+* Any other key is a vendor key of the user. The request goes to the vendor of its protocol. Its session is the one in
+  the URL prefix, or else the session of its conversation.
+
+If the settings hold a key for a vendor, rolltap sends that key, and the client authenticates with a rolltap key.
+rolltap keys are never sent to a vendor. Vendor keys are never stored, not even as a hash.
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
 from rolltap.tenants import DEFAULT_TENANT, act_for
 
 OUR_PREFIX = "rt-"
-"""Every key that rolltap makes begins with this."""
+"""Prefix of every key that rolltap issues."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VendorRoute:
-    """A request that goes to `policy`'s vendor. `session` None: it follows from the conversation."""
+    """A request to forward to `policy`'s vendor. If `session` is None, the conversation decides the session."""
 
     policy: str
     vendor: PassthroughSource
@@ -45,9 +48,9 @@ class VendorRoute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vendors:
-    """The passthrough policies' sources, by policy.
+    """The passthrough sources by policy.
 
-    `unnamed`: a vendor's key may come without a session's URL prefix, which is for this machine's own users only.
+    `unnamed` allows a vendor key without a session's URL prefix. Only users of this machine may do that.
     """
 
     sources: Mapping[str, PassthroughSource]
@@ -55,7 +58,7 @@ class Vendors:
 
 
 class Admission:
-    """Admits requests."""
+    """Finds the session, the parsed request and the policy of a model call, or refuses it."""
 
     def __init__(
         self,
@@ -76,7 +79,10 @@ class Admission:
         self._bodies = BodyReader()
 
     async def admit(self, arrival: Arrival) -> None:
-        """Fills in session, request and policy. A `RequestError` that comes with a session is that session's."""
+        """Sets session, request and policy of `arrival`.
+
+        After an error, `has_session` tells if the session is known.
+        """
         relay = await self.relay(arrival.dialect, arrival.wire)
         if relay is not None:
             arrival.account = self._keyring.accounts.of(relay.project)
@@ -101,7 +107,7 @@ class Admission:
             raise self._vendors[arrival.policy.name].refusal()
 
     async def enter(self, dialect: Dialect, wire: WireRequest) -> BodySender:
-        """Whose a request is by its head, which has no body yet. No key: an error."""
+        """Identifies the sender from the request's headers, before the body is read. Raises without a valid key."""
         relay = await self.relay(dialect, wire)
         admitted = relay.session if relay is not None else await self.session(dialect, wire)
         if isinstance(admitted, str):
@@ -109,29 +115,29 @@ class Admission:
         return BodySender(admitted, self._keyring.accounts.of(relay.project) if relay is not None else None)
 
     async def session(self, dialect: Dialect, wire: WireRequest) -> LiveSession | str:
-        """The session of the request's key; for a project's key its `project`: sessions follow from the calls."""
+        """The session of the request's key. For a project key: the project's id, as the calls decide the session."""
         key = dialect.key(wire)
         project = await self._project(key)
         return project if project is not None else await self._sessions.enter(key, wire.path_params.get("session"))
 
-    async def maker(self, reply: str, project: str) -> LiveSession | None:
-        """The project's captured session that made the reply which a handle names; None if there is none."""
-        return await self._capture.maker(self._responses.call_of(reply), project)
+    async def session_of_reply(self, reply: str, project: str) -> LiveSession | None:
+        """The project's captured session that produced the reply with this handle; None if there is none."""
+        return await self._capture.session_of_call(self._responses.call_of(reply), project)
 
     async def _project(self, key: str | None) -> str | None:
-        """The project of a project's key, "" for that of the settings; None for any other key."""
+        """The project id of a project key; "" for the project key in the settings; None for other keys."""
         caller = await self._keyring.project(key)
         if caller is not None:
             act_for(caller.tenant)
         return None if caller is None else "" if caller.is_root else caller.id
 
     async def _captured(self, request: ChatRequest, project: str) -> LiveSession:
-        """The session of a call under a project's key: of the reply that it names, else of its conversation."""
-        maker = await self._capture.maker(self._responses.named(request), project)
-        return maker or await self._capture.session(request, project, named=self._responses.last_named(request))
+        """The session of a call with a project key: that of the reply it refers to, or else of its conversation."""
+        session = await self._capture.session_of_call(self._responses.named(request), project)
+        return session or await self._capture.session(request, project, named=self._responses.last_named(request))
 
     async def relay(self, dialect: Dialect, wire: WireRequest) -> VendorRoute | None:
-        """The vendor that the request goes to; None if it is not one for a vendor."""
+        """The route to a vendor, or None if the request is not for a vendor."""
         key = dialect.key(wire) if self._vendors and dialect.reply_reader is not None else None
         if key is None:
             return None
@@ -139,7 +145,7 @@ class Admission:
         named = wire.path_params.get("session")
         if self._is_ours(key):
             return await self._under_our_key(key, named, protocol)
-        if named is not None:  # the session's own key: its id is no secret
+        if named is not None:  # the URL prefix must hold the session's key here: its id is not secret
             session = await self._sessions.enter(named, None)
             return self._to(session.session.policy, protocol, session, keyed=False)
         if not self._unnamed:
@@ -148,12 +154,15 @@ class Admission:
         return self._first(protocol, keyed=False)
 
     async def _under_our_key(self, key: str, named: str | None, protocol: str) -> VendorRoute | None:
-        """Under a project's key vendors are reached where nothing else is served."""
+        """The route for a request with a rolltap key.
+
+        A project key reaches a vendor only if all policies are vendors.
+        """
         if (project := await self._project(key)) is not None:
-            own = [policy for policy in self._vendors if policy in self._policies]
-            if not own or len(own) < len(self._policies.names):
+            vendor_policies = [policy for policy in self._vendors if policy in self._policies]
+            if not vendor_policies or len(vendor_policies) < len(self._policies.names):
                 return None
-            policy, relay = own[0], self._first(protocol, keyed=True)
+            policy, relay = vendor_policies[0], self._first(protocol, keyed=True)
             relay = None if relay is None else replace(relay, project=project)
         else:
             session = await self._sessions.enter(key, named)
@@ -178,19 +187,19 @@ class Admission:
 
 
 def protocol_of(dialect: str, headers: Mapping[str, str]) -> str:
-    """The protocol that a request speaks: the list of models is one path in three."""
+    """The protocol of a request. Its headers decide, as three protocols list their models at the same path."""
     if "anthropic-version" in headers or "x-api-key" in headers:
         return "anthropic"
     return "gemini" if "x-goog-api-key" in headers else dialect
 
 
 def parse_request(dialect: Dialect, wire: WireRequest) -> ChatRequest:
-    """A request that an engine of ours is to answer."""
+    """Parses a request for an engine. Raises `RequestError` for anything the dialect does not know."""
     return dialect.parse(wire)
 
 
 def read_request(dialect: Dialect, wire: WireRequest) -> ChatRequest:
-    """A vendor's request as far as it can be read: the vendor may take what the dialect does not know."""
+    """Parses a vendor's request. One that the dialect cannot parse becomes text, as the vendor may accept it."""
     try:
         return dialect.parse(wire)
     except RequestError:

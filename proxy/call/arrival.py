@@ -1,4 +1,4 @@
-"""A model call that has arrived: who makes it, what it asks, and of which policy."""
+"""A model call on its way through admission: its sender, its request and its policy."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Arrival:
-    """A request on its way through admission, which fills in the fields without a value.
+    """A model call. Admission sets the fields that have no default.
 
-    `body_hash` tells a client's retry from another request. `account` is that of a minted project's key.
+    `body_hash` identifies a client's retry. `account` counts the usage of a minted project key.
     """
 
     dialect: Dialect
     wire: WireRequest
     at: float = field(default_factory=time.perf_counter)
-    has_session: bool = False  # from here on a refusal can be recorded
+    has_session: bool = False  # `session` is set, so a refusal can be recorded
     account: KeyAccount | None = None
-    is_counted: bool = False  # its bytes are taken of the budgets
+    is_counted: bool = False  # the body's bytes are counted in the budgets
     body_hash: str = field(init=False)
     session: LiveSession = field(init=False)
     request: ChatRequest = field(init=False)

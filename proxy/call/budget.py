@@ -1,11 +1,11 @@
-"""What a session, and a project's key with all its sessions, may use: calls, tokens, bytes, and calls a minute.
+"""Budgets of a session, and of a project key over all its sessions: calls, tokens, bytes, and calls a minute.
 
-The bytes of a body count once it has come, also where its request is refused for something else.
+A body's bytes count once it has arrived, even if the request is refused for another reason.
 
-A session that has used its budget, or whose key has, is told so politely (400, in the dialect's own shape: harnesses
-end on it, with what they have), `POLITE` times; after that it is refused as if it were closed. One that is only too
-fast is asked to wait (429). A session's calls and tokens are counted from the record, so they outlast this process; its
-bytes and the rate are the process's own. A key's are counted in `rolltap.proxy.sessions.key_accounts`.
+When the budget of a session or its key is used up, its next `POLITE` calls are answered with 400 in the dialect's
+shape: harnesses stop on it and keep their results. Later calls are refused as if the session were closed. A session
+that is only too fast gets 429. A session's calls and tokens are counted from the record, so they survive a restart; its
+bytes and its rate are counted per process. `rolltap.proxy.sessions.key_accounts` counts a key's usage.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BodySender:
-    """Who sends a body: a session, or None where the body has to say which; the account of a minted project's key."""
+    """The sender of a body: its session, or None if only the body can tell; the account of a minted project key."""
 
     session: LiveSession | None
     account: KeyAccount | None
 
     def check_bytes(self, limits: LimitSettings) -> None:
-        """`SessionClosed` where a budget of bytes is used up, and by so much that polite answers had their bodies."""
+        """Raises `SessionClosed` if the bytes exceed a budget by more than the polite answers' bodies can explain."""
         polite = POLITE * limits.body_mb
         live, account = self.session, self.account
         if live is not None and limits.session_mb and live.received_bytes > (limits.session_mb + polite) * 1_000_000:
@@ -42,7 +42,7 @@ class BodySender:
             raise SessionClosed(f"{USED}: this key has {account.budget.mb:g} MB of requests")
 
     def count(self, body_bytes: int) -> None:
-        """Counts a body that came."""
+        """Counts the bytes of a body that arrived."""
         if self.session is not None:
             self.session.received_bytes += body_bytes
         if self.account is not None:
@@ -50,14 +50,14 @@ class BodySender:
 
 
 def count_body(arrival: Arrival) -> None:
-    """Counts the arrival's body, once, for the session and the account that are known of it by now."""
+    """Counts the arrival's body once, for its session and its account as far as they are known."""
     if not arrival.is_counted:
         arrival.is_counted = True
         BodySender(arrival.session if arrival.has_session else None, arrival.account).count(len(arrival.wire.body))
 
 
 def charge(live: LiveSession, limits: LimitSettings, calls: int = 1) -> None:
-    """Takes the calls of a request into account; raises where the session or its key has no budget for them."""
+    """Charges a request's calls to the session and its key. Raises if one of them has no budget left."""
     if used := _used_up(live, limits):
         _end(live, f"this session has {used}")
     account = live.account
@@ -78,7 +78,7 @@ def _end(live: LiveSession, why: str) -> NoReturn:
 
 
 def _used_up(live: LiveSession, limits: LimitSettings) -> str:
-    """The budget that is used up, in words; empty if none is."""
+    """The used-up budget as text; empty if none is used up."""
     nodes = live.forest.nodes
     if limits.session_calls and len(nodes) >= limits.session_calls:
         return counted(limits.session_calls, "call")
@@ -92,7 +92,10 @@ def _used_up(live: LiveSession, limits: LimitSettings) -> str:
 
 
 def _take_turns(*rates: tuple[str, LiveSession | KeyAccount, int]) -> None:
-    """A request's turn of each rate, or of none: buckets that hold a minute's calls and fill as the minute goes."""
+    """Takes one call from every rate's token bucket, or from none.
+
+    A bucket holds a minute's calls and refills steadily.
+    """
     now, turns = time.monotonic(), []
     for name, holder, per_minute in rates:
         if not per_minute:

@@ -1,4 +1,4 @@
-"""What a source publishes of a reply: events in the proxy's own form, or a vendor's bytes as they came."""
+"""The events that a source publishes for a reply: in the proxy's own form, or a vendor's unchanged bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rolltap.proxy.conversation.chat import ReplyEvent
 
 @dataclass(frozen=True, slots=True)
 class RelayedHead:
-    """Status and headers of a vendor's reply. The head of one that is `streamed` does not wait for its first bytes."""
+    """Status and headers of a vendor's reply. A `streamed` reply's head is sent before its first bytes arrive."""
 
     status: int
     headers: Mapping[str, str]

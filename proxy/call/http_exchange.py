@@ -1,4 +1,4 @@
-"""One HTTP exchange over ASGI: the body in within its limits, the reply out, and the client's departure noticed."""
+"""One HTTP exchange over ASGI: reads the body within limits, writes the reply, and detects that the client hung up."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rolltap.errors import BodyTooLarge, RequestError
 from rolltap.proxy.dialects.base import WireReply
 
 if TYPE_CHECKING:
-    from rolltap.proxy.call.body_reader import HeldRoom
+    from rolltap.proxy.call.body_reader import BodyReservation
 
 WATCH_AFTER_S = 0.1
 
 DISCARDED_BYTES = 1 << 20
 DISCARDED_S = 1.0
-"""How much of a refused body is thrown away, and for how long."""
+"""How many bytes of a refused body are read and discarded, and for how many seconds."""
 
 
 class ClientGone(Exception):
-    """The client hung up before its reply was whole."""
+    """The client hung up before its reply was complete."""
 
 
 class BrokenReply(Exception):
-    """Raised through the server to cut the connection: a reply that can't be finished must not look finished."""
+    """Raised through the server to cut the connection, so that an unfinished reply does not look finished."""
 
 
 class RequestTimeout(RequestError):
@@ -36,7 +36,7 @@ class RequestTimeout(RequestError):
 
 
 class HttpExchange:
-    """The connection of one request, as the path of a call sees it."""
+    """One request and its reply."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scope = scope
@@ -44,14 +44,14 @@ class HttpExchange:
         self._send = send
         self._received = False
         self.received_bytes = 0  # of the body
-        self.room: HeldRoom | None = None  # that the body holds until it is read
+        self.room: BodyReservation | None = None  # held until the body is parsed
         self.started = False
         self.gone = False
 
     async def body(self, limit: int, deadline: float) -> bytes:
-        """The whole body of at most `limit` bytes, received within `deadline` seconds.
+        """The whole body: at most `limit` bytes, received within `deadline` seconds.
 
-        One that says itself that it is longer is refused before it comes.
+        A body whose content-length is above the limit is refused before it is read.
         """
         self.check_announced(limit)
         chunks: list[bytes] = []
@@ -73,12 +73,12 @@ class HttpExchange:
             raise RequestTimeout(f"the request did not arrive within {deadline:g} s") from None
 
     def check_announced(self, limit: int) -> None:
-        """Refuses a body that says itself that it is over `limit` bytes."""
+        """Refuses a body whose content-length is over `limit` bytes."""
         if self.announced() > limit:
             raise BodyTooLarge(f"the request body is over {limit} bytes")
 
     def announced(self) -> int:
-        """The body's length as the request's head says it, which the server has checked; -1: it comes in chunks."""
+        """The content-length, which the server has checked; -1 for a chunked body."""
         for name, value in self.scope["headers"]:
             if name == b"content-length":
                 return int(value)
@@ -87,20 +87,20 @@ class HttpExchange:
         return 0
 
     def release_room(self) -> None:
-        """The body is read, or will not be."""
+        """Releases the body's reservation: the body is parsed, or will not be."""
         if self.room is not None:
             self.room.release()
 
     async def reply(self, reply: WireReply) -> None:
-        """A whole answer."""
+        """Sends a complete reply."""
         length = {"content-length": str(len(reply.body))}
         await self.start(reply.status, {**reply.headers, **length})
         await self._send({"type": "http.response.body", "body": reply.body})
 
     async def refuse(self, reply: WireReply) -> None:
-        """A whole answer to a request whose body may not have come: the rest of it is not taken.
+        """Sends a complete reply to a request whose body may not have arrived yet, and closes the connection.
 
-        A little of it is thrown away first, so that its sender gets to read the answer; then the connection ends.
+        A part of the body is read and discarded first: a client that is still sending would not read the reply.
         """
         if self._received or not self.announced():
             await self.reply(reply)
@@ -125,17 +125,17 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": data})
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
-        """The head of an answer whose body follows in pieces."""
+        """Sends the status and headers of a reply whose body follows in pieces."""
         self.started = True
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     def while_connected(self) -> WhileConnected:
-        """Runs its block until the client hangs up, which raises `ClientGone` inside it at once."""
+        """A context manager that raises `ClientGone` in its block as soon as the client hangs up."""
         return WhileConnected(self)
 
-    def look(self) -> None:
-        """Notices a client that has hung up already. One step of `receive` shows it: it would wait for any other."""
+    def poll_disconnect(self) -> None:
+        """Sets `gone` if the client has hung up. Then one step of `receive` returns at once; else it would wait."""
         receiving = self._receive()
         try:
             receiving.send(None)
@@ -145,16 +145,16 @@ class HttpExchange:
             receiving.close()
 
     async def disconnected(self) -> None:
-        """Returns when the client has hung up."""
+        """Waits until the client hangs up."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
 
 
 class WhileConnected:
-    """Cancels the block that it is around when the client hangs up.
+    """Cancels its block when the client hangs up.
 
-    The watch begins after `WATCH_AFTER_S`: a reply that comes at once costs no task for it, only a look at its end.
+    A watcher task starts after `WATCH_AFTER_S`. A faster reply needs no task, only one poll at its end.
     """
 
     __slots__ = ("_http", "_task", "_timer", "_watcher")
@@ -173,8 +173,8 @@ class WhileConnected:
         self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-        elif kind is None:  # after a cancellation it would take the server's stop for a client that left
-            self._http.look()
+        elif kind is None:  # after a cancellation, polling would mistake the server's shutdown for a client that left
+            self._http.poll_disconnect()
         if kind is asyncio.CancelledError and self._http.gone:
             self._task.uncancel()
             raise ClientGone from None

@@ -1,8 +1,8 @@
-"""A request under way: sampled once, read by whoever waits for its reply. The one owner of its events and readers.
+"""A request in flight: it is sampled once, and any number of readers can follow its reply.
 
-It runs as a task of its own, apart from the connection that asked for it. Its events are kept, so a client that retries
-can join a request in flight, or be given the reply of one that ended without reaching it. When the last reader leaves
-before the reply is whole, the request is cancelled, and the engine's with it.
+It runs as its own task, independent of the client's connection. It keeps its events, so a client that retries can join
+a request in flight, or receive the reply of a finished one that did not reach it. When the last reader leaves before
+the reply is complete, the request is cancelled, and with it the engine's request.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from rolltap.proxy.sessions.session_cache import LiveSession
 
 SESSION_KINDS = {"judge": CallKind.JUDGE, "simulator": CallKind.SIMULATOR}
-"""What all calls of a session are for, by its tag `kind`: an evaluator's judge, or a simulated user."""
+"""The kind of all calls of a session, by the session's tag `kind`: an evaluator's judge, or a simulated user."""
 
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
-    """One request, with a call for every choice that it asks for. `events` grow until it is `over`."""
+    """One request, with one call for each choice that it asks for. `events` grows until the request is `over`."""
 
     request: ChatRequest
     session: LiveSession
     policy: Policy
     body_hash: str
     calls: list[OpenCall]
-    handle: str  # names the first call wherever the protocol makes the client echo something
+    handle: str  # identifies the first call; sent wherever the protocol makes the client echo a value
     events: list[CallEvent] = field(default_factory=list)
     error: RolltapError | None = None
     over: bool = False  # recorded, or failed
     readers: int = 0
-    closing: bool = False  # the reply is whole; what is left is to record it
+    closing: bool = False  # sampling has ended; the completions are being recorded
     task: asyncio.Task[None] | None = None
     _waiting: list[asyncio.Future[bool]] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class InFlightRequest:
 
     @property
     def ended(self) -> ReplyEnded:
-        """The reply's terminal event; the first choice's message carries the handle."""
+        """The reply's terminal event. The first choice's message carries the handle."""
         choices = [call.choice for call in self.calls if call.choice is not None]
         if choices and choices[0].index == 0:
             message = msgspec.structs.replace(choices[0].message, handle=self.handle)
@@ -71,7 +71,7 @@ class InFlightRequest:
 
     @property
     def usage(self) -> Usage:
-        """Token counts over all choices. What continues a recorded context counts as cached."""
+        """Token counts over all choices. Prompt tokens shared with the parent count as cached."""
         reported = [call.usage for call in self.calls if call.usage is not None]
         if reported:
             first = reported[0]
@@ -83,7 +83,7 @@ class InFlightRequest:
         return Usage(len(first.prompt), output, first.plan.shared, reasoning)
 
     def intent(self, call: OpenCall, process: str) -> CallIntent:
-        """The fact that is written of a call before its engine is asked."""
+        """The intent row of a call, written before the engine is asked."""
         plan, request, session = call.plan, self.request, self.session.session
         return CallIntent(
             id=call.id,
@@ -108,7 +108,7 @@ class InFlightRequest:
         )
 
     def completion(self, call: OpenCall, outcome: Outcome, problem: str) -> CallCompletion:
-        """The fact that is durable before the reply ends."""
+        """The completion row of a call, durable before the reply's terminal event is sent."""
         sampled, choice = call.sampled, call.choice
         logprobs = np.asarray(sampled.logprobs, np.float32)
         flaw = sampled.flaw(logprobs) or call.flaw
@@ -131,21 +131,21 @@ class InFlightRequest:
         )
 
     def publish(self, events: Sequence[CallEvent]) -> None:
-        """Adds events for the readers."""
+        """Adds events and wakes the readers."""
         if events:
             self.events += events
             self._wake()
 
     def finish(self, error: RolltapError | None) -> None:
-        """Tells the readers that the request is over."""
+        """Marks the request as over and wakes the readers."""
         self.error, self.over = error, True
         self._wake()
 
     async def follow(self, silence_s: float) -> AsyncIterator[Sequence[CallEvent]]:
-        """The events from the first one on, those that have gathered together; raises what ended the request.
+        """Yields all events from the first one, in batches. Raises the error that ended the request, if any.
 
-        Nothing (an empty list) for every `silence_s` seconds without an event: the reader may have to show its client
-        that the reply is still to come.
+        Yields an empty batch after every `silence_s` seconds without an event, so that the reader can send its client a
+        keep-alive.
         """
         position = 0
         while True:
@@ -167,7 +167,7 @@ class InFlightRequest:
         self._waiting.clear()
 
     async def _grows_within(self, seconds: float) -> bool:
-        """Waits for an event or the end. One future and one timer: this is done for every frame of a stream."""
+        """Waits for an event or the end. Uses one future and one timer, as it runs for every frame of a stream."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiting.append(waiter)
@@ -179,9 +179,9 @@ class InFlightRequest:
 
 
 def kind_of(session: Session, trainable: bool, request: ChatRequest) -> CallKind:
-    """What is known of a call's purpose when it is made: by the session's tag, the policy, what the harness states.
+    """The call's kind as far as the session's tag, the policy and the harness's hints tell it when the call is made.
 
-    `MAIN` means that nothing is known; the reconstructor decides from the whole session.
+    `MAIN` means that nothing is known. The reconstructor decides later from the whole session.
     """
     if (kind := SESSION_KINDS.get(session.tags.get("kind", ""))) is not None:
         return kind

@@ -1,4 +1,4 @@
-"""A call on its way from its intent to its completion, and what was sampled of it."""
+"""A call between its intent and its completion, and the tokens sampled for it so far."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rolltap.proxy.metrics.calls import CallCounts
 from rolltap.types import Flaw, Float32, VersionSpan
 
 SENT = ("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
-"""The fields of a `SampleRequest` that are recorded as what was sent."""
+"""The fields of a `SampleRequest` that are recorded in `sampling_sent`."""
 
 
 @dataclass(slots=True, eq=False)
 class SampledTokens:
-    """What an engine has sampled of one call so far: ids and log-probs, [T] each."""
+    """The ids and log-probs, [T] each, that an engine has sampled for one call so far."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -33,7 +33,7 @@ class SampledTokens:
     extras: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
     def take(self, chunk: SampleChunk, end: int) -> None:
-        """Adds a chunk's tokens up to the `end`-th of the whole output: a stop string may end it earlier."""
+        """Adds a chunk's tokens, up to token `end` of the whole output: a stop string may end it inside the chunk."""
         self.first_at = self.first_at or time.perf_counter()
         size = min(len(chunk.token_ids), end - len(self.ids))
         self.ids += chunk.token_ids[:size]
@@ -46,7 +46,7 @@ class SampledTokens:
             self.extras[name] = [array[: len(self.ids)]]
 
     def take_chat(self, chunk: ChatChunk) -> None:
-        """Adds the tokens behind a chat upstream's chunk."""
+        """Adds the tokens of a chat upstream's chunk."""
         self.first_at = self.first_at or time.perf_counter()
         self.ids += chunk.token_ids
         self._add_logprobs(chunk.logprobs, len(chunk.token_ids))
@@ -58,7 +58,7 @@ class SampledTokens:
             self.logprobs += logprobs[:size]
 
     def end_at(self, size: int) -> None:
-        """Keeps the first `size` tokens: a stop string was found only when the reply was whole."""
+        """Keeps the first `size` tokens. Used if a stop string is found only when the reply is complete."""
         if size >= len(self.ids):
             return
         del self.ids[size:], self.logprobs[size:]
@@ -66,20 +66,20 @@ class SampledTokens:
         self.extras = {name: [np.concatenate(arrays)[:size]] for name, arrays in self.extras.items()}
 
     def clear(self) -> None:
-        """Drops the tokens: not all of them came, so what is left of the call is its text."""
+        """Drops the tokens. Used if the upstream did not return all of them: the call keeps only its text."""
         self.ids, self.logprobs, self.missing = [], [], False
 
-    def of_version(self, version: int) -> None:
-        """Marks all tokens as sampled from weights `version`."""
+    def set_version(self, version: int) -> None:
+        """Marks all tokens as sampled from weight version `version`."""
         self.versions = (VersionSpan(version, 0, len(self.ids)),) if self.ids else ()
 
     def aligned(self) -> dict[str, np.ndarray]:
-        """The optional arrays, [T, ...] each; one that the engine did not give for every token is left out."""
+        """The optional arrays, [T, ...] each. An array that does not cover every token is left out."""
         whole = {name: np.concatenate(arrays) for name, arrays in self.extras.items()}
         return {name: array for name, array in whole.items() if len(array) == len(self.ids)}
 
     def flaw(self, logprobs: Float32) -> Flaw | None:
-        """Why these tokens, whose log-probs are `logprobs` [T], can't be trained, if they can't."""
+        """The reason why these tokens, with log-probs `logprobs` [T], cannot be trained; None if they can."""
         if self.missing or len(logprobs) != len(self.ids):
             return Flaw.LOGPROBS_MISSING
         if not np.isfinite(logprobs).all():
@@ -97,48 +97,48 @@ def _until(versions: Sequence[VersionSpan], end: int) -> tuple[VersionSpan, ...]
 
 @dataclass(slots=True, eq=False)
 class OpenCall:
-    """One choice of a request under way. Its source fills in what the engine, upstream or vendor answers."""
+    """One choice of a request in flight. Its source fills in the reply of the engine, upstream or vendor."""
 
     id: str
     index: int  # 0-based among the request's choices
     node: CallNode
     plan: PromptPlan
     sent: SampleRequest | ChatCall
-    prompt: Sequence[int]  # what the engine sees; empty while an upstream has not told
+    prompt: Sequence[int]  # the prompt ids that the engine sees; empty until a chat upstream reports them
     started_at: float = field(default_factory=time.time)
-    version: int | None = None  # of the policy, when the call began; None: not known
-    refused: bool = False  # the store did not take the intent
-    whole: bool = False  # the reply has ended: nothing of it is missing
+    version: int | None = None  # the policy's weight version when the call began; None: not known
+    refused: bool = False  # the store did not accept the intent
+    whole: bool = False  # the reply is complete
     sampled: SampledTokens = field(default_factory=SampledTokens)
     choice: Choice | None = None
-    usage: Usage | None = None  # as the upstream counts
+    usage: Usage | None = None  # token counts that the upstream reports
     reasoning_tokens: int = 0
     flaw: Flaw | None = None
-    problem: str = ""  # why the reply, which its client gets all the same, is no completed call
-    withheld: bytes = b""  # the end of a relayed reply, which waits for the record
+    problem: str = ""  # why the call is an engine error although its client gets the reply
+    withheld: bytes = b""  # the end of a relayed reply, sent after the call is recorded
 
     @property
     def begun(self) -> bool:
-        """Whether the store has the intent."""
+        """Whether the intent is durable."""
         return self.node.recorded
 
-    def see_prompt(self, plan: PromptPlan) -> None:
-        """Takes the plan that holds the prompt which an upstream says it rendered."""
+    def set_plan(self, plan: PromptPlan) -> None:
+        """Replaces the plan by one with the prompt that the upstream reports."""
         self.plan, self.prompt = plan, plan.prompt_ids.tolist()
         self.node.prompt_ids, self.node.shared = plan.prompt_ids, plan.shared
 
     def sampling_sent(self) -> dict[str, Any]:
-        """The sampling that was asked of the engine, as it is recorded."""
+        """The sampling parameters sent to the engine, in their recorded form."""
         if isinstance(self.sent, ChatCall):
             return {"model": self.sent.model, **msgspec.to_builtins(self.sent.sampling)}
         return {name: getattr(self.sent, name) for name in SENT} | dict(self.sent.extra)
 
     def tokens(self) -> int:
-        """Of prompt and output; as the upstream counts where rolltap sees no tokens."""
+        """The number of prompt and output tokens. The upstream's count is used if rolltap sees no tokens."""
         if self.usage is not None and not self.sampled.ids:
             return self.usage.prompt + self.usage.output
         return len(self.prompt) + len(self.sampled.ids)
 
     def counts(self) -> CallCounts:
-        """What the metrics count of the call."""
+        """The call's figures for the metrics."""
         return CallCounts(self.started_at, len(self.prompt), self.plan.shared, len(self.sampled.ids))

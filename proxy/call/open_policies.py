@@ -1,4 +1,4 @@
-"""Puts every policy of the settings on its engine: by tokens, behind a chat upstream, or relaying to a vendor."""
+"""Opens every engine of the settings and gives each policy its source: tokens, chat or passthrough."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rolltap.proxy.call.sources.chat import ChatSource
 from rolltap.proxy.call.sources.passthrough import PassthroughSource
 from rolltap.proxy.call.sources.tokens import TokenSource
 from rolltap.proxy.continuation.handles import Handles
-from rolltap.proxy.continuation.plan import Continuation, Lineages
+from rolltap.proxy.continuation.plan import Continuation, ParentFinder
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
@@ -26,7 +26,7 @@ from rolltap.settings import PolicySettings, Settings
 def open_policies(
     settings: Settings, handles: Handles, http: aiohttp.ClientSession
 ) -> tuple[Policies, dict[str, PassthroughSource]]:
-    """All policies, and the sources of those that relay to a vendor, by policy."""
+    """All policies, and the passthrough sources by policy name."""
     token_engines: dict[str, Engine] = {}
     upstreams: dict[str, ChatEngine] = {}
     vendors: dict[str, PassthroughUpstream] = {}
@@ -42,11 +42,11 @@ def open_policies(
     for name, policy in settings.policies.items():
         if policy.engine in vendors:
             vendor = vendors[policy.engine]
-            relaying[name] = PassthroughSource(name, vendor, Lineages(name, handles))
+            relaying[name] = PassthroughSource(name, vendor, ParentFinder(name, handles))
             policies[name] = Policy(name, policy, vendor, relaying[name])
         elif policy.engine in upstreams:
             upstream = upstreams[policy.engine]
-            policies[name] = Policy(name, policy, upstream, ChatSource(policy, upstream, Lineages(name, handles)))
+            policies[name] = Policy(name, policy, upstream, ChatSource(policy, upstream, ParentFinder(name, handles)))
         else:
             engine = token_engines[policy.engine]
             continuation = _continuation(name, policy, handles)

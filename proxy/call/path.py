@@ -1,15 +1,15 @@
 """The way of a call, from the harness's request to the end of its reply. Read it top to bottom.
 
-    admit        who calls, what, of which policy; the caps                         admission.py
-    place        the parent in the session's forest and the prompt                  sources/ (plan)
-    intent       a fact in the call log, before the engine is asked                 _record_intent
-    run          the source's reply; its events go to whoever reads the request     sources/ (run), in_flight.py
-    completion   a fact in the call log; the forest learns how the call ended       _record_completion
-    release      the reply's terminal bytes, now that the call is durable           reply.py
-    delivery     whether they reached the client; rides along with a later commit
+    admit        find the session, parse the request, choose the policy               admission.py
+    place        find the parent, plan the prompt, check caps and budgets             sources/ (plan), _place
+    intent       write the intent row, before the engine is asked                     _record_intent
+    run          get the source's reply and publish its events to the readers         sources/ (run), in_flight.py
+    completion   write the completion row and update the session's forest             _record_completion
+    release      send the reply's terminal bytes, now that the call is durable        reply.py
+    delivery     record whether they reached the client, with a later commit          recorder.py
 
-Every call that was begun ends in one completion: completed, aborted (its client went away) or engine error. A reply
-that can't be finished is cut off, never closed cleanly: some harnesses take a clean end for an answer.
+Every call with an intent gets exactly one completion: completed, aborted (the client went away) or engine error. A
+reply that cannot be finished is cut off and never closed cleanly, as some harnesses accept a clean end as an answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("rolltap.call")
 
 
 class CallPath:
-    """Serves the agent plane's model calls."""
+    """Serves the model calls of the agent plane."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class CallPath:
         self._limits = limits
 
     async def serve(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
-        """Answers one model call. What is refused before it has a place is recorded as refused."""
+        """Answers one model call. A call that is refused before it is placed is recorded as refused."""
         arrival, flight = Arrival(dialect, wire), None
         try:
             await self._admission.admit(arrival)
@@ -79,15 +79,15 @@ class CallPath:
             raise
 
     async def enter(self, dialect: Dialect, wire: WireRequest) -> BodySender:
-        """Whose a request is of which only the head is there. `SessionClosed` where its bytes are used up."""
+        """Identifies the sender from the request's headers. Raises `SessionClosed` if its byte budget is used up."""
         sender = await self._admission.enter(dialect, wire)
         sender.check_bytes(self._limits)
         return sender
 
     async def refuse(self, dialect: Dialect, wire: WireRequest, error: RequestError, received: int) -> None:
-        """Records a model call of whose body only so many bytes came, where its head says the session.
+        """Counts and records a call refused after `received` bytes of its body, if the headers identify its session.
 
-        No key: an error first.
+        Raises without a valid key.
         """
         sender = await self._admission.enter(dialect, wire)
         sender.count(received)
@@ -95,14 +95,14 @@ class CallPath:
             await self._recorder.refuse(sender.session.session, dialect.name, wire.body, error)
 
     def _joined(self, arrival: Arrival) -> InFlightRequest | None:
-        """The request that an SDK's marked retry repeats: under way, or one whose reply missed its client."""
+        """The in-flight or undelivered request that an SDK's marked retry repeats, if there is one."""
         if not arrival.request.hints.retry:
             return None
         flight = arrival.session.requests.get(arrival.body_hash)
         return flight if flight is not None and flight.error is None else None
 
     async def _place(self, arrival: Arrival) -> InFlightRequest:
-        """Finds the parent, plans the prompt, takes the calls into the forest, and sets them going."""
+        """Finds the parent, plans the prompt, adds the calls to the forest, and starts them."""
         session, request, source = arrival.session, arrival.request, arrival.policy.source
         started = time.perf_counter()
         async with session.planning:
@@ -125,7 +125,7 @@ class CallPath:
         return flight
 
     async def _run(self, flight: InFlightRequest, arrival: Arrival) -> None:
-        """Takes the calls from their intents to their completions. Their record is durable when this returns."""
+        """Runs the calls from their intents to their completions. The completions are durable when it returns."""
         error: RolltapError | None = None
         outcome, problem, client_left = Outcome.COMPLETED, "", False
         try:
@@ -149,7 +149,7 @@ class CallPath:
             await self._record_completions(flight, outcome, problem)
         except StoreError as failure:
             error = error or failure
-        except BaseException:  # this process stops, or a defect: nobody may take the reply for recorded
+        except BaseException:  # shutdown, or a defect: readers must not treat the reply as recorded
             flight.finish(RolltapError("the call could not be recorded"))
             raise
         flight.finish(error)
@@ -157,7 +157,10 @@ class CallPath:
             self._recorder.delivered(flight.call_ids, False)
 
     async def _sample(self, flight: InFlightRequest, arrival: Arrival) -> None:
-        """Runs the source for every choice at once; the first error of one ends all. First all intents are written."""
+        """Runs the source for all choices concurrently. The first error ends all of them.
+
+        A source that knows the prompt gets all intents written first.
+        """
         if flight.policy.source.knows_prompt:
             await all_of([self._record_intent(flight, call) for call in flight.calls])
         if len(flight.calls) == 1:
@@ -186,10 +189,10 @@ class CallPath:
             flight.policy.stated_version = tokens.versions[-1].version
         elif tokens.ids and tokens.versions is None and await self._versions.behind(flight.policy, call.version):
             assert call.version is not None
-            tokens.of_version(call.version)
+            tokens.set_version(call.version)
 
     async def _record_intent(self, flight: InFlightRequest, call: OpenCall) -> None:
-        """Returns when the intent survives the death of this process."""
+        """Writes the intent. It is durable when this returns."""
         try:
             await self._recorder.begin(flight.intent(call, self._recorder.process))
         except Exception:
@@ -198,13 +201,14 @@ class CallPath:
         call.node.recorded = True
 
     async def _record_completions(self, flight: InFlightRequest, outcome: Outcome, problem: str) -> None:
-        """Returns when all of them are durable; raises the first failure once none is under way."""
+        """Writes all completions and waits for all of them; then raises the first failure, if any."""
         await all_of([self._record_completion(flight, call, outcome, problem) for call in flight.calls])
 
     async def _record_completion(self, flight: InFlightRequest, call: OpenCall, outcome: Outcome, problem: str) -> None:
-        """Returns when the completion is durable. What is not on record can't be continued: prompts are deltas.
+        """Writes the completion and tells the forest. A call without an intent leaves the forest: prompts are deltas,
+        so a call that is not on record cannot be continued.
 
-        An intent that was cancelled on its way to the store may be there or not, and is written again: it is the same.
+        A cancelled write of the intent may or may not have reached the store. It is repeated, which is idempotent.
         """
         if outcome is Outcome.COMPLETED and call.problem:
             outcome, problem = Outcome.ENGINE_ERROR, call.problem
@@ -225,7 +229,7 @@ class CallPath:
                 flight.session.account.count(tokens=call.tokens())
 
     async def _answer(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> None:
-        """Sends the reply as it grows; its end only when the call is durable."""
+        """Sends the reply as it grows. Sends its end only after the call is durable."""
         reply = flight.policy.source.reply(flight, arrival, http)
         flight.readers += 1
         try:
@@ -234,7 +238,7 @@ class CallPath:
                     await (reply.send(events) if events else reply.keep_alive())
                     crash_point("reply.part")
         except ClientGone:
-            await self._left(flight)
+            await self._client_left(flight)
             raise
         except RolltapError:
             flight.session.drop(flight)
@@ -245,8 +249,11 @@ class CallPath:
             flight.session.drop(flight)
         self._recorder.delivered(flight.call_ids, not http.gone)
 
-    async def _left(self, flight: InFlightRequest) -> None:
-        """A client went away. The last one cancels the call; a reply that had only to be recorded waits for a retry."""
+    async def _client_left(self, flight: InFlightRequest) -> None:
+        """Removes a reader.
+
+        The last one cancels the request, unless its reply is complete: then it waits for a retry.
+        """
         flight.readers -= 1
         if flight.readers or flight.task is None:
             return
@@ -260,7 +267,7 @@ class CallPath:
 
 
 async def all_of(writes: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Waits for all of the writes, and then raises the first failure: none is left under way."""
+    """Waits for all writes, then raises the first failure, if any. No write is still running afterwards."""
     if len(writes) == 1:
         await writes[0]
         return

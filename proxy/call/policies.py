@@ -1,4 +1,4 @@
-"""The served policies: a name, its settings, its engine, its source of replies, and the version of its weights."""
+"""The served policies: each has a name, settings, an engine, a source of replies, and a weight version."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rolltap.tenants import DEFAULT_TENANT, current_tenant
 from rolltap.types import Session
 
 ANY_MODEL = "*"
-"""An alias that stands for every model name."""
+"""An alias that matches every model name."""
 
 
 @dataclass(slots=True, eq=False)
 class Policy:
-    """A served policy. `version` is that of tokens sampled from now on, where the engine does not say it itself."""
+    """A served policy. `version` is the weight version of new tokens, if the engine does not return it with them."""
 
     name: str
     settings: PolicySettings
@@ -30,16 +30,16 @@ class Policy:
     source: Source
     version: int = 0
     logprobs_mode: str = "unknown"
-    weight_versions: bool = False  # the engine says every token's version
-    states_weights: bool = False  # the engine says which version it serves, when asked
-    stated_version: int | None = None  # that the engine said last
+    weight_versions: bool = False  # the engine returns every token's version
+    states_weights: bool = False  # the engine can be asked which version it serves
+    stated_version: int | None = None  # the last version that the engine returned
     up: bool = False  # the engine answered the last probe
-    lacks_model: bool = False  # the engine did not list the policy's model then, and has served no call since
-    failures: int = 0  # calls in a row that the engine did not answer
-    doubted: asyncio.Event = field(default_factory=asyncio.Event)  # the engine is to be probed
+    lacks_model: bool = False  # the last probe did not list the policy's model, and no call was served since
+    failures: int = 0  # consecutive calls that the engine did not answer
+    doubted: asyncio.Event = field(default_factory=asyncio.Event)  # set: the engine needs a probe
 
     def learn(self, facts: EngineFacts) -> None:
-        """Takes over what the engine said of itself."""
+        """Stores the facts that the engine's probe returned."""
         self.logprobs_mode = facts.logprobs_mode
         self.weight_versions = facts.weight_versions
         self.states_weights = facts.states_weights
@@ -48,27 +48,30 @@ class Policy:
         self.doubted.clear()
 
     def served(self) -> None:
-        """A call had its whole reply."""
+        """Notes that the engine completed a call."""
         self.failures = 0
         self.lacks_model = False
 
     def failed(self, error: RolltapError) -> None:
-        """A call ended in `error`; after `FAILURES` in a row without an answer the engine is probed."""
+        """Notes that a call ended in `error`.
+
+        After `FAILURES` consecutive calls without an answer, asks for a probe.
+        """
         if isinstance(error, (EngineUnavailable, EngineTimeout)):
             self.failures += 1
             if self.failures >= FAILURES:
                 self.doubted.set()
 
     def lose(self) -> None:
-        """A probe had no answer."""
+        """Marks the engine as down: a probe got no answer."""
         self.up = False
         self.doubted.set()
 
 
 class Policies:
-    """The served policies by name, and the model names that lead to them.
+    """The served policies, by name and by the model names that lead to them.
 
-    A task sees those of the tenant that it acts for; only `all` are every tenant's.
+    All lookups see only the policies of the current tenant. `all` holds the policies of every tenant.
     """
 
     def __init__(self, policies: Mapping[str, Policy]) -> None:
@@ -83,14 +86,14 @@ class Policies:
 
     @property
     def tenants(self) -> list[str]:
-        """The tenants that have policies, and the default one."""
+        """The tenants that have policies, and the default tenant."""
         return sorted(self._of_tenant)
 
     def check_tenant(self, tenant: str) -> None:
-        """`InvalidRequest` for a tenant that has no policy: nothing could be done with a key of it."""
+        """Raises `InvalidRequest` for a tenant without policies: its keys would be useless."""
         if tenant not in self._of_tenant:
             known = ", ".join(self.tenants)
-            message = f"no policy of the settings is of tenant {tenant[:80]!r}; known: {known} (policies.NAME.tenant)"
+            message = f"no policy belongs to tenant {tenant[:80]!r}; known: {known} (setting policies.NAME.tenant)"
             raise InvalidRequest(f"tenant: {message}", param="tenant")
 
     def __getitem__(self, name: str) -> Policy:
@@ -110,7 +113,7 @@ class Policies:
         return list(self._own)
 
     def of_session(self, session: Session, model: str) -> Policy:
-        """The policy for a request of `session` that asks for `model`, which may be the name of a role."""
+        """The policy for a request of `session` that asks for `model`: a role, a policy or an alias."""
         if (policy := roles_of(session).get(model)) is not None:
             return self[policy]
         return self.resolve(model, session.policy, captured=CAPTURED in session.tags)
@@ -118,8 +121,8 @@ class Policies:
     def resolve(self, model: str, bound: str, *, captured: bool = False) -> Policy:
         """The policy for a request that asks for `model` in a session bound to policy `bound`.
 
-        A trainable policy is reached only by its own sessions; frozen ones by any. In a captured session every name
-        leads to the bound policy: the harness was not told which models are served.
+        Only a trainable policy's own sessions may call it; any session may call a frozen policy. In a captured session
+        an unknown name leads to the bound policy, as the harness cannot know which models are served.
         """
         reached = [policy for policy in self if policy.name == bound or not policy.settings.trainable]
         if (policy := named(model, reached)) is not None:
@@ -130,14 +133,14 @@ class Policies:
         raise NotFound(f"the model {model!r} is not served here; served: {served}", param="model")
 
     def for_model(self, model: str) -> str:
-        """The policy that a captured session for `model` is bound to: the one of that name or alias, else the first."""
+        """The policy that a captured session for `model` is bound to: that of this name or alias, or else the first."""
         policy = named(model, list(self))
         if policy is None and not self._own:
             raise NotFound("this tenant has no policy", param="model")
         return policy.name if policy is not None else next(iter(self._own))
 
     def served(self, bound: str) -> list[str]:
-        """The model names that a session of policy `bound` may ask for."""
+        """The model names that a session bound to policy `bound` may ask for."""
         own = self[bound]
         frozen = [policy for policy in self if not policy.settings.trainable and policy is not own]
         names = [name for policy in (own, *frozen) for name in (policy.name, *policy.settings.aliases)]
@@ -145,7 +148,7 @@ class Policies:
 
 
 def named(model: str, policies: Sequence[Policy]) -> Policy | None:
-    """The policy that `model` names, or else one that answers to any name; the first of them."""
+    """The first policy with the name or alias `model`, or else the first with the alias `*`."""
     for name in (model, ANY_MODEL):
         for policy in policies:
             if name == policy.name or name in policy.settings.aliases:

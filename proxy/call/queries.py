@@ -1,4 +1,7 @@
-"""What the agent plane answers beside model calls: token counts, the models, recorded replies. Nothing is recorded."""
+"""The agent plane's requests that are not model calls: token counts, models, recorded replies.
+
+They are not recorded.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from rolltap.proxy.sessions.roles import roles_of
 
 
 class Queries:
-    """Answers them, or has the vendor of the request answer them."""
+    """Answers these requests, or forwards them to the vendor of the request."""
 
     def __init__(self, admission: Admission, policies: Policies, responses: ResponseStore) -> None:
         self._admission = admission
@@ -23,7 +26,7 @@ class Queries:
         self._responses = responses
 
     async def count_tokens(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
-        """How many tokens the request's prompt would have; nothing is sampled."""
+        """Counts the tokens of the request's prompt without sampling."""
         if await self._forwarded(dialect, wire, http):
             return
         arrival = Arrival(dialect, wire)
@@ -37,7 +40,7 @@ class Queries:
         await http.reply(WireReply(200, dialect.token_count(count), JSON))
 
     async def models(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
-        """The models that this key may ask for."""
+        """Lists the models that this key may ask for."""
         if await self._forwarded(dialect, wire, http):
             return
         names = self._policies.names
@@ -46,9 +49,9 @@ class Queries:
         await http.reply(WireReply(200, dialect.models(names, wire.path_params.get("model")), JSON))
 
     async def retrieve(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
-        """A recorded reply as it was delivered, for the session that it was made for."""
+        """Returns a recorded reply as it was delivered, to its own session only."""
         relay = await self._admission.relay(dialect, wire)
-        if relay is not None and relay.vendor.engine.keyed:  # the account is many sessions'
+        if relay is not None and relay.vendor.engine.keyed:  # many sessions share the vendor's account
             raise NotFound("what a vendor stores under the settings' key can't be read here")
         if relay is not None:
             await relay.vendor.forward(wire, http)
@@ -58,7 +61,7 @@ class Queries:
         reply = wire.path_params["reply"]
         live = await self._admission.session(dialect, wire)
         if isinstance(live, str):
-            live = await self._admission.maker(reply, live)
+            live = await self._admission.session_of_reply(reply, project=live)
         if live is None:
             raise NotFound(f"no completed reply {reply!r} is on record")
         request, started, ended = await self._responses.reply(dialect, live, reply)

@@ -1,4 +1,4 @@
-"""Writes a call's facts in their order: intent, completion, delivery."""
+"""Writes a call's rows to the call log in order: intent, completion, delivery."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger("rolltap.recorder")
 
 
 SESSIONS_ANNOUNCED = 4096
-"""Sessions of which this process remembers that it has told of their first call."""
+"""Number of sessions for which this process remembers that it logged their first call."""
 
 
 class Recorder:
-    """The one writer of calls in a proxy process."""
+    """The only writer of calls in a proxy process."""
 
     def __init__(self, call_log: CallLog, spans: CallSpans | None = None) -> None:
         self._log = call_log
@@ -40,7 +40,7 @@ class Recorder:
         self._deliveries: set[asyncio.Future[None]] = set()
 
     async def begin(self, intent: CallIntent) -> None:
-        """Returns when the intent survives the death of this process."""
+        """Writes an intent. It is durable when this returns."""
         crash_point("intent")
         if intent.session_id not in self._announced:
             self._announced[intent.session_id] = None
@@ -54,7 +54,7 @@ class Recorder:
         crash_point("intent.written")
 
     async def complete(self, completion: CallCompletion, policy: str, counts: CallCounts) -> None:
-        """Returns when the completion is durable."""
+        """Writes a completion. It is durable when this returns."""
         crash_point("completion")
         outcome: str = "unrecorded"
         started = time.perf_counter()
@@ -71,7 +71,7 @@ class Recorder:
         crash_point("completion.written")
 
     async def refuse(self, session: Session, dialect: str, body: bytes, error: RolltapError) -> None:
-        """Records a request that never reached an engine. The body is kept as far as it can be read as text."""
+        """Records a request that never reached an engine, with up to 64 KB of its body as text."""
         log.info("session %s: a call is refused: %s", session.id, error.message)
         empty = np.empty(0, np.int32)
         intent = CallIntent(

@@ -1,7 +1,7 @@
-"""Writes a reply to one client: as it grows, or whole at its end.
+"""Writes a reply to one client: as a stream while it grows, or complete at its end.
 
-Opening a stream settles its status, so a later failure can only cut it. A reply is therefore opened by its first frame,
-or by a silence long enough that clients would begin to give up.
+Once a stream is open its status is sent, so a later failure can only cut the connection. A stream therefore opens with
+its first frame, or with the first keep-alive.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class ClientReply(Protocol):
     """One reply to one client."""
 
     async def send(self, events: Sequence[CallEvent]) -> None:
-        """Sends what may go out before the call is recorded."""
+        """Sends the events that may leave before the call is recorded."""
         ...
 
     async def keep_alive(self) -> None:
-        """Shows a client that waits in silence that the reply is still to come, where its protocol has a way."""
+        """Sends a keep-alive, if the protocol has one."""
         ...
 
     async def end(self) -> None:
-        """Sends the terminal bytes: the call is durable now."""
+        """Sends the terminal bytes. Called when the call is durable."""
         ...
 
 
@@ -85,12 +85,12 @@ class StreamedReply:
 
 
 def dialect_reply(http: HttpExchange, dialect: Dialect, flight: InFlightRequest) -> ClientReply:
-    """The reply in the form that the client asked for."""
+    """A streamed or a whole reply, as the client asked."""
     return (StreamedReply if flight.request.stream else WholeReply)(http, dialect, flight)
 
 
 def merge_deltas(events: Sequence[CallEvent]) -> Sequence[CallEvent]:
-    """Joins neighbouring deltas of one channel: those that gathered while the client's socket was behind."""
+    """Joins neighbouring deltas of the same channel. Deltas gather while the client reads slowly."""
     if len(events) < 2:
         return events
     merged: list[CallEvent] = []
@@ -109,7 +109,7 @@ def merge_deltas(events: Sequence[CallEvent]) -> Sequence[CallEvent]:
 
 
 def _channel(event: CallEvent) -> tuple[type, int, int] | None:
-    """What a delta adds to; None for other events."""
+    """The channel that a delta belongs to; None for other events."""
     if isinstance(event, TextDelta | ReasoningDelta):
         return type(event), event.index, -1
     return (ToolCallDelta, event.index, event.position) if isinstance(event, ToolCallDelta) else None

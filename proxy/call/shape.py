@@ -1,4 +1,4 @@
-"""What the record keeps of a request beside its tokens, so that the reconstructor can tell later what it was for."""
+"""The request features that the record keeps beside the tokens: the reconstructor classifies calls by them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NOTHING_ASKED = ToolChoice(), None, "", None
 
 
 def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) -> CallShape:
-    """The evidence for classification. `replies` is counted only where the call does not plainly continue another.
+    """The features for classification. `replies` is counted only if the call does not continue another without a break.
 
-    `unapplied` are the fields that its source took and let be.
+    `unapplied`: request fields that the source accepts and ignores.
     """
     must_call = chat.tool_choice.mode in ("required", "named") and "tool_choice" not in unapplied
     forced = must_call or chat.sampling.json_schema is not None
@@ -39,9 +39,9 @@ def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) ->
 
 
 def _asked(chat: ChatRequest) -> str:
-    """What the request asks for that its prompt does not show: requests that differ in it are not each other's retries.
+    """A digest of the request's demands that its prompt does not show. Requests with different ones are no retries.
 
-    Seeds, temperatures and token limits don't count: clients change them from try to try.
+    Seeds, temperatures and token limits don't count, as clients change them between tries.
     """
     demands = chat.tool_choice, chat.sampling.thinking, asked_effort(chat.sampling), chat.sampling.json_schema
     if demands == NOTHING_ASKED:

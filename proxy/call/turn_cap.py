@@ -1,9 +1,9 @@
-"""The cap on a session's turns, as the proxy holds a harness to it that did not stop by itself.
+"""Enforces a session's turn cap for harnesses that do not stop by themselves.
 
-The cap stands in the session's tag `turns`. A call that would be a later turn of its conversation is refused politely
-(400, in the dialect's own shape: harnesses end on it, with what they have); after `POLITE` of those every call is
-refused as if the session were closed. Conversations begun anew count together: the session as a whole has
-`CONVERSATIONS` times the cap, so nobody gets around it by editing histories.
+The session's tag `turns` holds the cap. A call beyond the cap of its conversation is answered with 400 in the dialect's
+shape: harnesses stop on it and keep their results. After `POLITE` such answers every call is refused as if the session
+were closed. The session as a whole may make `CONVERSATIONS` times as many calls, so editing the history to start new
+conversations does not avoid the cap.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ REACHED = "turn cap reached"
 
 
 def cap_of(session: Session) -> int:
-    """0 where there is none."""
+    """The session's turn cap; 0 if it has none."""
     return int(session.tags.get(TURNS, 0))
 
 
 def check_turn(live: LiveSession, parent: CallNode | None) -> None:
-    """Raises where a call that continues `parent` is over the session's cap."""
+    """Raises if a call that continues `parent` exceeds the session's cap."""
     cap = cap_of(live.session)
     if not cap or (_depth(parent) < cap and len(live.forest.nodes) < CONVERSATIONS * cap):
         return
@@ -36,7 +36,7 @@ def check_turn(live: LiveSession, parent: CallNode | None) -> None:
 
 
 def _depth(node: CallNode | None) -> int:
-    """Turns up to and including `node`."""
+    """The number of turns up to and including `node`."""
     count = 0
     while node is not None:
         count, node = count + 1, node.parent

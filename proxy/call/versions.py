@@ -1,12 +1,12 @@
-"""Which weights tokens were sampled from, where the engine does not say it with them.
+"""Determines the weight version of sampled tokens if the engine does not return it with them.
 
-A call's tokens are of one version if the policy had it when the call began and still has it once they are sampled. Only
-the process that pushed weights knows at once; the others ask the ledger, whose version changes while the engines are
-paused. An engine that says versions, though not in this reply (it was cut before its end), must have said this one
-last: else somebody pushes to it behind rolltap's back, and what it sampled from is not known.
+All tokens of a call have version v if the policy's version was v when the call began and is still v after sampling. The
+process that pushed the weights knows the version at once; other processes read the ledger, whose version changes only
+while the engines are paused. If an engine usually returns versions but not in this reply (it was cut off), the last
+version it returned must also be v. Otherwise somebody else pushes weights to the engine, and the version is unknown.
 
-Where an engine can be asked which version it serves, its own word counts, whoever pushes. It is asked after the call,
-and before it where it says no versions with its tokens; else what it said last stands for that.
+If an engine can be asked which version it serves, its answer decides. It is asked after the call. For the version
+before the call, the last version that came with tokens is used; an engine that returns none with tokens is asked then.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from rolltap.proxy.engines.base import StatesWeights
 from rolltap.tenants import acting_for
 
 ReadPolicies = Callable[[], Awaitable[Sequence[PolicyState]]]
-"""The policies as the ledger has them."""
+"""Reads the policies' state from the ledger."""
 
 
 class Versions(Protocol):
-    """Where a policy's version is asked for."""
+    """Finds a policy's weight version."""
 
     async def now(self, policy: Policy) -> int | None:
-        """The version that `policy` has at some moment of this call; None if it can't be told."""
+        """The policy's version at some moment during this await; None if it is unknown."""
         ...
 
     async def at_begin(self, policy: Policy) -> int | None:
-        """The version that a call begins with; None if its engine, which has to say it, did not."""
+        """The version at the start of a call; None if the engine should have stated it and did not."""
         engine = _asked(policy)
         if engine is None:
             return policy.version
         return policy.stated_version if policy.weight_versions else await engine.served_weights()
 
     async def behind(self, policy: Policy, version: int | None) -> bool:
-        """Whether tokens of a call that began at `version` are surely of it, though their engine did not say so."""
+        """Whether all tokens of a call that began at `version` are certainly of that version."""
         if version is None:
             return False
         if (engine := _asked(policy)) is not None:
@@ -52,12 +52,12 @@ class Versions(Protocol):
 
 
 def _asked(policy: Policy) -> StatesWeights | None:
-    """The engine, where it can be asked for its version."""
+    """The engine, if it can be asked for its version; else None."""
     return policy.engine if policy.states_weights and isinstance(policy.engine, StatesWeights) else None
 
 
-class OwnVersions(Versions):
-    """Of a proxy that nobody else pushes beside."""
+class LocalVersions(Versions):
+    """Versions for a deployment with one proxy: no other process updates weights."""
 
     async def now(self, policy: Policy) -> int | None:
         return policy.version
@@ -65,17 +65,17 @@ class OwnVersions(Versions):
 
 @dataclass(slots=True)
 class _Readings:
-    """Of one tenant's policies: how many have begun, and which was done last."""
+    """Ledger reads for one tenant: how many have begun, and the number of the last finished one."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     begun: int = 0
     done: int = 0
 
 
-class SharedVersions(Versions):
-    """Of several proxies on one ledger: one reading of it serves all of a tenant who asked before it began.
+class LedgerVersions(Versions):
+    """Versions for several proxies on one ledger. One read serves all calls of a tenant that asked before it began.
 
-    The ledger also has the row that a policy had as another tenant's, by the same name.
+    Each tenant is read separately: two tenants can have policies of the same name.
     """
 
     def __init__(self, policies: Policies, read: ReadPolicies) -> None:

@@ -1,1 +1,1 @@
-"""Token-in, token-out for harnesses that only speak text: the session's forest, matching, bridging and parsing."""
+"""Makes prompts from recorded tokens for harnesses that send text: the call forest, matching, bridging and parsing."""

@@ -1,4 +1,4 @@
-"""A recorded call as continuation sees it: its place among a session's calls, its prompt, its reply."""
+"""A node of the session's call forest: a call's parent, its prompt ids and its reply."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rolltap.proxy.conversation.chat import Message
 from rolltap.types import Break, BreakReason, Int32, Outcome
 
 CALL_BYTES = 1200
-"""Of every call beside its ids, digests and reply: the objects that hold them, and their places."""
+"""Estimated bytes of a node, without its ids, digests and reply."""
 
 LINK_BYTES = 380
-"""Of every message that a call adds: its digest, and two places in the index."""
+"""Estimated bytes of every message that a call adds: its digest, and two entries in the index."""
 
 ITEM_BYTES = 80
-"""Of every item of a request: its digest."""
+"""Estimated bytes of every request item: its digest."""
 
 Thought = tuple[int, bytes]
-"""What an assistant's message thinks: its place in the conversation, and the digest of the thinking."""
+"""Thinking of an assistant message: the message's position in the conversation, and the digest of the thinking."""
 
 
 class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the log keeps so that a forest can be rebuilt without parsing requests again.
+    """The digests of a call that the log keeps, so that a forest can be rebuilt without parsing requests again.
 
-    A request is its frame (policy, tools, leading system text, effort) and its conversation (the other messages).
-    `base` is how many of the conversation's messages are the parent's (its reply included), `links` the concatenated
-    chain digests of the others. `thinking` is whether the call was to think: the prompt's end depends on it.
-    `thoughts` are those of the other messages: what rolltap did not sample, or not so.
+    A request consists of its frame (policy, tools, leading system text, effort) and its conversation (the other
+    messages). `base` is the number of conversation messages that the parent has (with its reply), `links` the
+    concatenated chain digests of the rest. `thinking`: the call was asked to think, which changes the prompt's end.
+    `thoughts` are those of the messages after `base`.
     """
 
     base: int
@@ -43,10 +43,10 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CallNode:
-    """A recorded call as continuation sees it.
+    """A call in the forest.
 
-    Its prompt is kept whole until a call continues it, then as the ids that are not its parent's: a chain of n calls
-    holds every token once.
+    It keeps its whole prompt until another call continues it. Then it keeps only the ids that its parent does not have,
+    so a chain of calls holds every token once.
     """
 
     __slots__ = (
@@ -67,22 +67,22 @@ class CallNode:
         self.parent = parent
         self.lineage = lineage
         self.prompt_length = len(prompt_ids)
-        self._prompt = prompt_ids  # all of it, or what follows `shared`
+        self._prompt = prompt_ids  # the whole prompt, or the ids after `shared`
         self.shared = shared
         self.break_ = break_
         self.output_ids: Int32 = np.empty(0, np.int32)
         self.reply: Message | None = None
         self.outcome: Outcome | None = None  # None: in flight
-        self.recorded = False  # its intent is durable: only then may the record of another call rest on it
-        self.holds_thinking = False  # whether what was thought, here or before, stands in the prompt and reply
+        self.recorded = False  # its intent is durable, so that it may be another call's parent
+        self.holds_thinking = False  # the prompt or the reply contains thinking
         self.thought = b""  # the digest of the reply's thinking
         self.context_digest = b""
-        self.items: tuple[bytes, ...] = ()  # the request's raw items; dropped when a child takes over
-        self.weighed = 0  # its part of its forest's size
+        self.items: tuple[bytes, ...] = ()  # the request's raw items; dropped when a child continues the call
+        self.weighed = 0  # its part of the forest's size, in bytes
 
     @property
     def length(self) -> int:
-        """Messages of the request's conversation."""
+        """The number of messages in the request's conversation."""
         return self.lineage.base + len(self.lineage.links) // DIGEST_BYTES
 
     @property
@@ -95,9 +95,9 @@ class CallNode:
 
     @property
     def prompt_ids(self) -> Int32:
-        """The prompt, [P]; put together from the calls before it where a child has taken over.
+        """The prompt ids [P], assembled from the ancestors' ids if this node keeps only its own.
 
-        A thread may read it while a child takes over: each call's own part is looked at once.
+        Safe to read in a thread while a child calls `release_prefix`: it reads each node's own part only once.
         """
         pieces: list[Int32] = []
         node, missing = self, self.prompt_length
@@ -116,28 +116,28 @@ class CallNode:
 
     @prompt_ids.setter
     def prompt_ids(self, ids: Int32) -> None:
-        """What an upstream that renders by itself says it saw."""
+        """Sets the prompt ids that a chat upstream reports."""
         self._prompt, self.prompt_length = ids, len(ids)
 
     @property
     def context_length(self) -> int:
-        """Ids of prompt and output together."""
+        """The number of ids in prompt and output."""
         return self.prompt_length + len(self.output_ids)
 
     @property
-    def held(self) -> int:
-        """Token ids that this node holds in memory."""
+    def stored_ids(self) -> int:
+        """The number of token ids that this node itself holds in memory."""
         return len(self._prompt) + len(self.output_ids)
 
     @property
     def size(self) -> int:
-        """About how many bytes this node takes in memory, with its places in the forest."""
+        """The estimated bytes of this node in memory, with its index entries."""
         links = LINK_BYTES * (len(self.lineage.links) // DIGEST_BYTES) + ITEM_BYTES * len(self.items)
         reply = message_bytes(self.reply) if self.reply is not None else 0
-        return CALL_BYTES + 4 * self.held + links + reply
+        return CALL_BYTES + 4 * self.stored_ids + links + reply
 
     def complete(self, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
-        """Only a call whose intent is on record ends."""
+        """Stores how the call ended. Its intent must be durable."""
         self.recorded = True
         self.output_ids, self.reply, self.outcome = output_ids, reply, outcome
         dropped = self.break_ is not None and self.break_.reason is BreakReason.THINKING_DROPPED
@@ -156,9 +156,9 @@ class CallNode:
         return self.parent.context_digest if self.parent is not None else b""
 
     def has_thoughts(self, thoughts: Sequence[Thought]) -> bool:
-        """Whether all of a conversation's `thoughts` are those of this call and the calls that it continues.
+        """Whether all `thoughts` of a conversation equal those of this call and its ancestors.
 
-        The conversation's messages are known to be theirs. What a client dropped is not held against it.
+        The caller has matched the messages themselves. Thinking that the client dropped does not count as a difference.
         """
         node = self
         for place, thought in reversed(thoughts):
@@ -171,13 +171,13 @@ class CallNode:
                 return False
         return True
 
-    def hand_over(self) -> None:
-        """A child continues this call and holds what both have: this one keeps only what is its own."""
+    def release_prefix(self) -> None:
+        """Keeps only the prompt ids after `shared`. Called when a child continues this call."""
         self.items = ()
         if self.parent is not None and self.shared and len(self._prompt) == self.prompt_length:
             self._prompt = self._prompt[self.shared :].copy()
 
 
 def same_context(a: CallNode, b: CallNode) -> bool:
-    """Whether the prompts and outputs of two calls are the same tokens."""
+    """Whether two calls have the same prompt and output tokens."""
     return a.context_length == b.context_length and np.array_equal(a.context_ids(), b.context_ids())

@@ -1,18 +1,18 @@
-"""The canonical form of messages: what must be equal for a resent history to be the recorded one.
+"""Digests of messages in canonical form. A resent history matches the record if the digests are equal.
 
-Harnesses re-serialise what they echo. Two messages are the same when they differ only in
+Harnesses re-serialise the messages that they send back. Two messages are equal if they differ only in
 
-* JSON arguments: key order, spacing, escapes, `1.0` against `1`; a member that was cut off;
-* tool-call ids and item ids (they are handles, compared where they are found);
-* an assistant's text: white space at its edges; empty against absent; one string against parts;
-* another's text: one string of lines against one part a line;
-* thinking that the client dropped, or whose edges it trimmed (`thought_digest`);
-* `developer` against `system`;
-* text that the policy declares as volatile (`policies.NAME.ignore`), but for an assistant's.
+* JSON arguments: key order, spacing, escapes, `1.0` or `1`; a member that was cut off;
+* tool-call ids and item ids (they are handles, which are compared separately);
+* an assistant's text: white space at its edges; empty or absent; one string or parts;
+* other roles' text: one string of lines, or one part a line;
+* thinking that the client dropped or trimmed (`thought_digest`);
+* the role `developer` or `system`;
+* text that the policy declares as volatile (`policies.NAME.ignore`), except in assistant messages.
 
-Everything else that differs is an edit. A conversation is hashed incrementally: the chain digest after message i is
-`H(chain digest before it, digest of message i)`. Tools, leading system text and the effort
-that the prompt says are the frame around it.
+Any other difference is an edit. A conversation is hashed incrementally: the chain digest after message i is
+`H(chain digest before it, digest of message i)`. The tools, the leading system text and the effort level are not in the
+chain; they are the frame.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ DIGEST_BYTES = 16
 
 
 def canonical_arguments(text: str) -> str:
-    """JSON text with sorted keys and no spacing (none at all is an empty object).
+    """JSON text with sorted keys and no spacing. Empty text counts as an empty object.
 
-    An object that was cut off stands for the members that it has whole; other text that is not JSON is stripped.
+    An object that was cut off is reduced to its complete members. Other text that is not JSON is stripped.
     """
     try:
         return _sorted(json.loads(text or "{}"))
@@ -62,7 +62,7 @@ def _integral(value: Any) -> Any:
 
 
 def message_digest(message: Message, ignored: Sequence[re.Pattern[str]] = ()) -> bytes:
-    """16 bytes that are equal for messages that mean the same. Text that `ignored` matches does not count."""
+    """A 16-byte digest that is equal for equal messages. Text that matches `ignored` does not count."""
     hasher = blake2b(digest_size=DIGEST_BYTES)
     assistant = message.role == "assistant"
     role = "system" if message.role == "developer" else message.role
@@ -88,7 +88,7 @@ def _field(hasher: blake2b, text: str) -> None:
 
 
 def tools_digest(policy: str, tools: Sequence[Tool]) -> bytes:
-    """16 bytes of the policy (its tokenizer and template) and the tool schemas in their order."""
+    """A 16-byte digest of the policy's name and the tool schemas in their order."""
     hasher = blake2b(policy.encode(), digest_size=DIGEST_BYTES)
     for tool in tools:
         hasher.update(msgspec.json.encode(tool, order="sorted"))
@@ -96,7 +96,7 @@ def tools_digest(policy: str, tools: Sequence[Tool]) -> bytes:
 
 
 def extend_chain(digest: bytes, message: bytes) -> bytes:
-    """The chain digest after one more message."""
+    """The chain digest after one more message digest."""
     return blake2b(digest + message, digest_size=DIGEST_BYTES).digest()
 
 
@@ -110,16 +110,16 @@ def chain(seed: bytes, digests: Iterable[bytes]) -> list[bytes]:
 
 
 def thought_digest(message: Message) -> bytes:
-    """16 bytes of what the message thinks but for white space at its edges; nothing where it shows no thinking."""
+    """A 16-byte digest of the message's thinking, stripped; empty if the message has none."""
     thought = message.reasoning.strip()
     return blake2b(thought.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest() if thought else b""
 
 
 class DigestCache:
-    """Digests of messages that recur. Dialects hand out one object per distinct history item, so identity is the key.
+    """Caches message digests by object identity, as dialects return one object per distinct history item.
 
-    Holds the messages, so an id can't be reused while it is a key. `ignored` is what does not count in the messages of
-    a policy. `outlines` are for forests to keep what they know of the last requests.
+    The cache holds the messages, so an id cannot be reused while it is a key. `ignored`: volatile text by policy.
+    `outlines` caches the outlines of the last requests for the forests.
     """
 
     def __init__(
@@ -135,17 +135,17 @@ class DigestCache:
         self._numbers = count()
 
     def keep_outline(self, entry: tuple[str, ChatRequest, Any, str, int]) -> int:
-        """Keeps policy, request, outline, effort and `frame_bytes`; the number under which they are found."""
+        """Stores (policy, request, outline, effort, frame_bytes); returns the entry's key in `outlines`."""
         number = next(self._numbers)
         self.outlines.put(number, entry)
         return number
 
     def digest(self, message: Message, policy: str = "") -> bytes:
-        """The digest of what the message means."""
+        """The digest of the message without its thinking."""
         return self.digests(message, policy)[0]
 
     def digests(self, message: Message, policy: str = "") -> tuple[bytes, bytes]:
-        """The digest of what the message means, and that of its thinking."""
+        """The digest of the message without its thinking, and the digest of its thinking."""
         ignored = self._ignored.get(policy, ())
         key = (id(message), policy) if ignored else id(message)
         entry = self._entries.peek(key)
@@ -157,10 +157,10 @@ class DigestCache:
 
 
 def frame_bytes(request: ChatRequest) -> int:
-    """About how much a request's tools and system texts hold."""
+    """The estimated bytes of a request's tools and system texts."""
     return sum(map(json_bytes, request.fixed.values()))
 
 
 def _request_bytes(request: ChatRequest) -> int:
-    """About how much the rest holds, without a look into its long history: items take up to five times their bytes."""
+    """The estimated bytes of the rest, without parsing the history: parsed items take up to five times their bytes."""
     return 5 * (len(request.head) + sum(map(len, request.items))) + ENTRY_BYTES * len(request.messages)

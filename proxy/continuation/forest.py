@@ -1,12 +1,12 @@
 """The forest of a session's calls, and the search for a request's parent in it.
 
-Every call is a node: its request's messages as a chain of digests, its reply as one more. A request continues the
-node whose context (request and reply) is the longest prefix of the request's messages. The chain is indexed at every
-message, so an edited history is recognised at the last message that is still the recorded one.
+Every call is a node with a chain of digests: one for each message of its request, and one for its reply. A request
+continues the node whose context (request and reply) is the longest prefix of the request's messages. The chain is
+indexed at every message, so for an edited history the last unchanged message is found.
 
-A node keeps only the chain digests of the messages it adds, and only its own tokens. Work per request is one hash a
-message for histories not seen before; for one that repeats an earlier request's message objects, as the dialects hand
-them out, one comparison of pointers a message and one hash a new message.
+A node keeps only its own tokens and the chain digests of the messages it adds. A request with an unknown history costs
+one hash per message. If it repeats the message objects of an earlier request, as dialects return them, it costs one
+pointer comparison per old message and one hash per new one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from rolltap.proxy.conversation.chat import ChatRequest, Message
 from rolltap.types import Int32, Outcome
 
 OUTLINES = 8
-"""Requests whose digests are kept: one for each conversation that a session has under way at a time, or nearly."""
+"""Requests whose digests are kept per session: enough for the conversations that a session runs at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A request as digests: `links[i]` covers the conversation's messages `[0, i]`; `lead` counts system messages.
-
-    `thoughts` are those that the conversation still shows.
+    """A request as digests. `links[i]` covers the conversation's messages 0 to i. `lead`: number of leading system
+    messages. `thoughts`: the thinking that the conversation still contains.
     """
 
     tools: bytes
@@ -53,33 +52,33 @@ class Outline:
         return self.tools + self.system
 
     def lineage(self, base: int, *, thinking: bool = True) -> Lineage:
-        """What the log keeps of a call whose parent has the first `base` messages of the conversation."""
+        """The lineage of a call whose parent has the first `base` messages of the conversation."""
         own = tuple(thought for thought in self.thoughts if thought[0] >= base)
         return Lineage(base, b"".join(self.links[base:]), self.tools, self.system, thinking, own)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What of a request is on record, in its own frame.
+    """How much of a request is on record.
 
-    `context` is the call whose request and reply are the longest prefix of the conversation, `covered` how many
-    messages that is. `proven` counts the leading messages that stand in any recorded request (`proven >= covered`),
-    and `node` is a call that holds them. `rivals` counts other calls with the same context but other tokens.
-    `elsewhere` is a call that holds the conversation's beginning under another frame.
+    `context`: the call whose request and reply are the longest prefix of the conversation. `covered`: the number of
+    messages in that prefix. `proven`: the number of leading messages that some recorded request contains
+    (`proven >= covered`); `node`: a call that contains them. `ambiguous`: the number of other calls with the same
+    context but other tokens. `other_frame`: a call that contains the conversation's beginning in another frame.
     """
 
     context: CallNode | None = None
     covered: int = 0
     node: CallNode | None = None
     proven: int = 0
-    rivals: int = 0
-    elsewhere: CallNode | None = None
+    ambiguous: int = 0
+    other_frame: CallNode | None = None
 
 
 class Forest:
-    """One session's calls. Not thread-safe: the gateway holds the session's lock around planning.
+    """One session's calls. Not thread-safe: callers hold the session's `planning` lock.
 
-    `size` is about how many bytes they take in memory.
+    `size` is the estimated bytes of all nodes in memory.
     """
 
     def __init__(self, digests: DigestCache) -> None:
@@ -88,12 +87,12 @@ class Forest:
         self._contexts: dict[bytes, list[CallNode]] = {}
         self._prefixes: dict[bytes, CallNode] = {}
         self.size = 0
-        self._outlined: deque[int] = deque()  # in `digests.outlines`, the latest first
+        self._outlined: deque[int] = deque()  # keys in `digests.outlines`, the latest first
 
     def outline(self, policy: str, request: ChatRequest, effort: str = "") -> Outline:
-        """The request as digests. What repeats an earlier request, object by object, is not hashed again.
+        """The request as digests. Message objects of an earlier request are not hashed again.
 
-        `effort` is the level that its prompt says: it is part of the system text.
+        `effort` is the effort level in the prompt; it counts as part of the system text.
         """
         outlines = self._digests.outlines
         for number in self._outlined:
@@ -125,32 +124,35 @@ class Forest:
         )
 
     def _longer(self, policy: str, former: ChatRequest, outline: Outline, request: ChatRequest) -> Outline:
-        """The outline of a request that begins with the messages and has the frame of a `former` one."""
+        """The outline of a request that extends the `former` one and has the same frame."""
         new = [self._digests.digests(message, policy) for message in request.messages[len(former.messages) :]]
         links = chain(outline.links[-1], (digest for digest, _ in new))
         thoughts = _thoughts(new, len(outline.links))
         return replace(outline, links=outline.links + tuple(links), thoughts=outline.thoughts + thoughts)
 
     def find(self, outline: Outline, named: Sequence[str]) -> Match:
-        """The match for a request; `named` are the calls that its handles name."""
-        node, proven, elsewhere = None, 0, None
+        """The match for a request. `named` are the call ids in its handles."""
+        node, proven, other_frame = None, 0, None
         thoughts = list(outline.thoughts)
         for count in range(len(outline.links), 0, -1):
             link = outline.links[count - 1]
             while thoughts and thoughts[-1][0] >= count:
                 thoughts.pop()
-            context, rivals = self._context(link + outline.frame, thoughts, named)
+            context, ambiguous = self._context(link + outline.frame, thoughts, named)
             if context is not None:
-                return Match(context, count, node or context, proven or count, rivals, elsewhere)
+                return Match(context, count, node or context, proven or count, ambiguous, other_frame)
             if node is None:
                 holder = self._prefixes.get(link + outline.frame)
                 if holder is not None and holder.has_thoughts(thoughts):
                     node, proven = holder, count
-            elsewhere = elsewhere or self._prefixes.get(link)
-        return Match(None, 0, node, proven, 0, elsewhere)
+            other_frame = other_frame or self._prefixes.get(link)
+        return Match(None, 0, node, proven, 0, other_frame)
 
     def _context(self, key: bytes, thoughts: Sequence[Thought], named: Sequence[str]) -> tuple[CallNode | None, int]:
-        """The call with this context: by handle, else the latest; and how many others have different tokens."""
+        """The call with this context: by handle, or else the latest.
+
+        Also the number of others with different tokens.
+        """
         candidates = [node for node in self._contexts.get(key, ()) if node.has_thoughts(thoughts)]
         if not candidates:
             return None, 0
@@ -161,35 +163,35 @@ class Forest:
         return last, sum(1 for node in candidates[:-1] if not same_context(node, last))
 
     def add(self, node: CallNode) -> None:
-        """Takes a call in flight into the forest."""
+        """Adds a call in flight to the forest."""
         self.nodes[node.call_id] = node
         for key in _prefix_keys(node):
             self._prefixes.setdefault(key, node)
         self._weigh(node)
         if node.parent is not None:
-            node.parent.hand_over()
+            node.parent.release_prefix()
             self._weigh(node.parent)
 
     def remove(self, node: CallNode) -> None:
-        """Takes out a call whose intent is not on record: no later request finds it, but others that begin alike."""
+        """Removes a call whose intent is not on record. Its prefix entries pass to other calls with the same prefix."""
         del self.nodes[node.call_id]
         self.size -= node.weighed
-        lost = {key for key in _prefix_keys(node) if self._prefixes.get(key) is node}
-        for key in lost:
+        removed_keys = {key for key in _prefix_keys(node) if self._prefixes.get(key) is node}
+        for key in removed_keys:
             del self._prefixes[key]
         for other in self.nodes.values():
             for key in _prefix_keys(other):
-                if key in lost:
+                if key in removed_keys:
                     self._prefixes.setdefault(key, other)
 
     def _weigh(self, node: CallNode) -> None:
-        """Counts what a node takes now."""
+        """Updates the forest's size by the node's current size."""
         size = node.size
         self.size += size - node.weighed
         node.weighed = size
 
     def complete(self, node: CallNode, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
-        """Records how the call ended; from now on it can be continued if it completed. A completed one stays so."""
+        """Records how the call ended. A completed call can be continued from now on, and is not changed again."""
         if node.outcome is Outcome.COMPLETED:
             return
         node.complete(output_ids, reply, outcome)
@@ -200,13 +202,13 @@ class Forest:
 
     @property
     def completed(self) -> set[str]:
-        """The calls of which nothing more is to be learnt from the log."""
+        """The ids of completed calls: their rows in the log will not change."""
         return {call_id for call_id, node in self.nodes.items() if node.outcome is Outcome.COMPLETED}
 
     def load(self, rows: Sequence[CallRow]) -> bool:
-        """Takes in recorded calls of another replica or from before a restart, and ends of those known to be in flight.
+        """Loads rows from the log: calls of other replicas or before a restart, and completions of calls in flight.
 
-        True if there was anything new.
+        Returns True if anything was new.
         """
         return sum(map(self._load, rows)) > 0
 
@@ -230,7 +232,7 @@ class Forest:
 
 
 def _prefix_keys(node: CallNode) -> Iterator[bytes]:
-    """Under what each message that a call adds is indexed: in its own frame, and in any."""
+    """The index keys of the messages that a call adds: two for each message, with the frame and without."""
     links, frame = node.lineage.links, node.frame
     for offset in range(0, len(links), DIGEST_BYTES):
         link = links[offset : offset + DIGEST_BYTES]
@@ -239,14 +241,15 @@ def _prefix_keys(node: CallNode) -> Iterator[bytes]:
 
 
 def _thoughts(digests: Sequence[tuple[bytes, bytes]], first: int) -> tuple[Thought, ...]:
-    """The thoughts of messages by their digests; the conversation's `first` one is their first."""
+    """The thoughts in a list of message digests, whose first message is number `first` of the conversation."""
     return tuple((place, thought) for place, (_, thought) in enumerate(digests, first) if thought)
 
 
 def _begins_with(request: ChatRequest, known: ChatRequest) -> bool:
-    """Whether `request` is `known` and perhaps more messages, which has more than system messages.
+    """Whether `request` extends `known`, which must not end with a system message.
 
-    The last message tells most others apart; the objects of a repeated history are the same, and compared as such.
+    Compares the last message first, as it differs in most other requests. Messages of a repeated history are identical
+    objects, so the comparison is fast.
     """
     count = len(known.messages)
     return (

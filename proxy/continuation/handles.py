@@ -1,9 +1,9 @@
-"""Handles: names of calls that the protocol itself makes a client echo.
+"""Handles: call names in fields that the protocol makes a client send back.
 
-A handle is `call_` + the 20-character call id + 2 characters of position + 12 of a keyed hash (60 bits), so it fits
-the 40 characters that OpenAI clients allow. It may stand wherever a client must send something back: a tool-call id,
-an item id, a response id, encrypted content, a thinking signature. A handle that this installation did not make is
-not an error: it is foreign text, ignored and counted.
+A handle is `call_` + the 20-character call id + 2 characters of position + 12 characters of a keyed hash (60 bits). It
+fits the 40 characters that OpenAI clients allow. Any field that a client must send back can hold it: a tool-call id,
+an item id, a response id, encrypted content, a thinking signature. A handle that this installation did not mint is no
+error: it is ignored and counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_POSITION = 32**_POSITION_LENGTH - 1
 
 
 class Handles:
-    """Makes and reads handles under one secret (at least 16 bytes, shared by the replicas of a proxy)."""
+    """Mints and reads handles with one secret (at least 16 bytes, shared by all replicas of a proxy)."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < 16:
@@ -31,14 +31,14 @@ class Handles:
         self.forged = 0
 
     def mint(self, call_id: str, position: int = 0) -> str:
-        """The handle of the `position`-th thing of a call's reply."""
+        """The handle of the part at `position` in a call's reply."""
         if not 0 <= position <= MAX_POSITION:
-            raise ValueError(f"a reply can name {MAX_POSITION + 1} things, not {position}")
+            raise ValueError(f"a handle's position is 0 to {MAX_POSITION}, not {position}")
         body = call_id + ALPHABET[position // 32] + ALPHABET[position % 32]
         return PREFIX + body + self._mac(body)
 
     def read(self, text: str | None) -> str | None:
-        """The call that `text` names, if we made it. Protocol prefixes (`rs_`, `msg_`, `resp_`) may stand before it."""
+        """The call id in a handle that we minted, else None. It may have a protocol prefix (`rs_`, `msg_`, `resp_`)."""
         if not text or PREFIX not in text:
             return None
         handle = text[text.index(PREFIX) :]
@@ -51,7 +51,7 @@ class Handles:
         return body[:ID_LENGTH]
 
     def last_named(self, request: ChatRequest) -> list[str]:
-        """The calls that the handles of the request's last assistant turn name."""
+        """The call ids in the handles of the request's last assistant message."""
         texts: list[str | None] = [request.previous]
         for message in reversed(request.messages):
             if message.role == "assistant":

@@ -1,9 +1,9 @@
-"""Tool calls whose arguments are JSON text, read while they are sampled.
+"""Incremental parser for tool calls with JSON arguments.
 
-A block is a call from where its name has been said and the object of its arguments has begun; before that nothing is
-told, and after it nothing is taken back. The arguments are the text as sampled, as far as it is the beginning of a JSON
-object: to the object's end, to where the reply was cut off, or to the first character that no JSON object can have
-there. Numbers, words and escapes count when they are whole, so that no client sees `12` of a `120` that was cut off.
+A block counts as a call once its name is complete and its arguments object has begun. Before that nothing is emitted;
+what was emitted is never taken back. The arguments are the sampled text as far as it is valid JSON: to the end of the
+object, to where the reply was cut off, or to the first character that is invalid there. Numbers, words and escapes are
+emitted only when complete, so that no client sees `12` of a `120` that was cut off.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ _STRING = re.compile(r'(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')
 _PART_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null|NaN|-?Infinity")
-"""What `json.loads` takes, by which the families' parsers read calls."""
+"""The scalars that `json.loads` accepts; the families' parsers use it."""
 
 HERMES = re.compile(
     r'\s*\{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*'
     r'"(?P<name>(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])+)"'
     r'[ \t\n\r]*,[ \t\n\r]*"arguments"[ \t\n\r]*:[ \t\n\r]*(?=\{)'
 )
-"""What stands before the arguments in a Hermes block, `{"name": NAME, "arguments": {...}}`."""
+"""The text before the arguments in a Hermes block, `{"name": NAME, "arguments": {...}}`."""
 
 MISTRAL = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*(?=\{)")
-"""What stands before them in Mistral's `NAME[ARGS]{...}`."""
+"""The text before the arguments in Mistral's `NAME[ARGS]{...}`."""
 
 Expected = Literal["value", "first value", "key", "first key", "colon", "comma"]
 
 
 class GrowingObject:
-    """A JSON object whose text comes in pieces. `text` is what is surely of it: always a beginning of JSON."""
+    """A JSON object whose text arrives in pieces.
+
+    `text` is its settled part, always a valid prefix of a JSON object.
+    """
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._held = ""
+        self._unsettled = ""
         self._closers: list[str] = []
         self._expected: Expected = "value"
-        self._string: Expected | None = None  # within a string: what is expected after it
-        self.over = False  # the object has ended, or what follows can't be of it
+        self._string: Expected | None = None  # inside a string: the token expected after it
+        self.over = False  # the object has ended, or the text after `text` is not valid JSON
         self.complete = False
 
     @property
@@ -49,19 +52,19 @@ class GrowingObject:
         return "".join(self._parts)
 
     def feed(self, more: str) -> str:
-        """What `more` adds to `text`."""
-        text, at = self._held + more, 0
+        """Takes more text; returns what it adds to `text`."""
+        text, at = self._unsettled + more, 0
         while not self.over and at < len(text):
             end = self._string_end(text, at) if self._string else self._token_end(text, at)
             if end == at:
                 break
             at = end
-        self._held = "" if self.over else text[at:]
+        self._unsettled = "" if self.over else text[at:]
         self._parts.append(text[:at])
         return text[:at]
 
     def _string_end(self, text: str, at: int) -> int:
-        """The end of what of a string is settled."""
+        """The end of the settled part of a string."""
         match = _STRING.match(text, at)
         assert match is not None
         end = match.end()
@@ -75,7 +78,7 @@ class GrowingObject:
         return end
 
     def _token_end(self, text: str, at: int) -> int:
-        """The end of the token at `at`; `at` itself where it can't be told yet, or where the object breaks off."""
+        """The end of the token at `at`. Returns `at` if the token is not complete yet, or is invalid (`over`)."""
         space = _SPACE.match(text, at)
         assert space is not None
         if space.end() > at:
@@ -97,7 +100,7 @@ class GrowingObject:
         return self._value_end(text, at)
 
     def _value_end(self, text: str, at: int) -> int:
-        """The end of the bracket, number or word that begins a value; the outermost value is an object."""
+        """The end of the bracket, number or word that begins a value. The outermost value must be an object."""
         if text[at] == "{":
             self._closers.append("}")
             self._expected = "first key"
@@ -115,7 +118,7 @@ class GrowingObject:
         return at if self.over else word.end()
 
     def _close(self, at: int) -> int:
-        """Takes a closing bracket, which may stand after a value or first of all."""
+        """Takes a closing bracket: after a value, or directly after its opening bracket."""
         if self._expected not in ("comma", "first key", "first value"):
             self.over = True
             return at
@@ -126,7 +129,7 @@ class GrowingObject:
 
 
 class GrowingCall:
-    """A block of a tool call as its text comes. `name` is set once it is a call; `head` is what a call begins with."""
+    """A tool call block whose text arrives in pieces. `head` matches a call's beginning; `name` is set once it does."""
 
     def __init__(self, head: re.Pattern[str]) -> None:
         self._head = head
@@ -140,11 +143,11 @@ class GrowingCall:
 
     @property
     def complete(self) -> bool:
-        """Whether `arguments` are a whole object."""
+        """Whether `arguments` is a complete object."""
         return self._arguments.complete
 
     def feed(self, more: str) -> str:
-        """What `more` adds to `arguments`."""
+        """Takes more text; returns what it adds to `arguments`."""
         if self.name is None:
             self._before += more
             match = self._head.match(self._before)
@@ -156,7 +159,7 @@ class GrowingCall:
 
 
 def read_call(head: re.Pattern[str], block: str) -> GrowingCall:
-    """The call that a whole block's text is, if it is one."""
+    """Parses a complete block. `name` is None if it is not a call."""
     call = GrowingCall(head)
     call.feed(block)
     return call

@@ -1,13 +1,14 @@
-"""Token ids to a stream of reply events.
+"""Converts sampled token ids to a stream of reply events.
 
-Text and reasoning stream as they come, never half a character, and never a character that a later token could turn
-into something else (white space at a channel's edge, the beginning of a stop string). A reply ends at the first stop
-string in its text; thinking and calls may hold it. A tool call whose arguments are JSON text is sent from where they
-begin, as they come (`json_calls`); any other when its block is closed. A family whose grammar has other special tokens
-streams up to the first of them, and a reply that begins as a tool call in plain text is not streamed: the rest comes
-when the reply is whole. So does what follows a call that opens within thinking, since it is a draft if the thinking is
-closed after it. The end of the stream is read by the family's own parser, from all ids at once; the reply that is
-recorded, and sent to who asked for no stream, is made of what was streamed.
+Text and reasoning are streamed as they arrive, but never half a character, and never a character that may still change
+its meaning (white space at a channel's edge, the beginning of a stop string). A reply ends at the first stop string in
+its text; thinking and calls may contain it. A tool call with JSON arguments is streamed from the arguments' beginning
+(`json_calls`); any other call is sent when its block is closed.
+
+Some parts are sent only when the reply is complete: text after a special token that is not in the family's markers; a
+reply that begins like a tool call in plain text; and everything after a call that opens within thinking, as it is only
+a draft if the thinking is closed after it. At the end the family's own parser reads all ids at once. The recorded
+message, which clients without streaming get too, consists of the streamed parts.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ from rolltap.proxy.conversation.chat import (
 )
 
 CONTEXT = 4
-"""Ids before a new one that its text may depend on."""
+"""Number of preceding ids that an id's text may depend on."""
 
 WINDOW = 24
-"""Ids that are decoded again with new ones, before only the last `CONTEXT` of them are."""
+"""Maximum number of old ids that are decoded again with new ones. Then the window shrinks to the last `CONTEXT` ids."""
 
 Channel = Literal["reasoning", "text", "tool", "opaque"]
 
 
 class ReplyParser:
-    """Reads one choice of one reply. `mint(position)` makes the id of the position-th tool call.
+    """Parses one choice of a reply. `mint(position)` makes the id of the tool call at `position`.
 
-    `max_calls`, set before the first id, is how many calls the client takes. With 0 calls are text, as they were
-    sampled; else the reply ends where one more call opens. Where that has no token, the others are not told, and the
-    reply is `unparsable`.
+    `max_calls` is the number of calls that the client accepts; set it before the first id. With 0, calls are sent as
+    text. Otherwise the reply ends where a surplus call opens. If the family has no opening token, surplus calls are
+    not sent and the reply is `unparsable`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class ReplyParser:
     ) -> None:
         self._index = index
         self.max_calls: int | None = None
-        self.over = False  # a stop string was met, or one call too many: no more ids are wanted
+        self.over = False  # a stop string or a surplus call was found: sampling can end
         self._renderer = renderer
         self._prompt = prompt[-64:]
         self._declared = tools
@@ -81,23 +82,23 @@ class ReplyParser:
         if self._beginnings is None:
             self._channel = "opaque"
         self._tool_seen = False
-        self._calls: list[ToolCall] = []  # those that were sent to their end
+        self._calls: list[ToolCall] = []  # completely sent calls
         self._sending: ToolCall | None = None
-        self._arguments: list[str] = []  # what of its arguments was sent
-        self._block: GrowingCall | None = None  # the open block, in a family whose arguments are JSON text
+        self._arguments: list[str] = []  # the sent pieces of its arguments
+        self._block: GrowingCall | None = None  # the open block, in a family with JSON arguments
         self._sent = {"reasoning": "", "text": ""}
-        self._run: list[int] = []  # ids of the open channel since it opened
-        self._read = 0  # ids of `_run` whose text is in `_pending` or sent
-        self._window = 0  # where decoding begins in `_run`
-        self._window_text = ""  # of `_run` from there to `_read`
+        self._run: list[int] = []  # the open channel's ids since it opened
+        self._read = 0  # number of ids of `_run` whose text is in `_pending` or sent
+        self._window = 0  # the index in `_run` where decoding begins
+        self._window_text = ""  # the text of `_run` from `_window` to `_read`
         self._pending = ""
-        self._settled = 0  # ids up to the last block of a call that was closed
+        self._settled = 0  # number of ids up to the end of the last closed call
         self.stopped: str | None = None
         self.reasoning_ids = 0
-        self.unparsable = False  # known at the end: a block of a call could not be read to its end
+        self.unparsable = False  # set by `finish`: a call's block could not be parsed completely
 
     def feed(self, ids: Sequence[int]) -> list[ReplyEvent]:
-        """The events that these ids settle. Once the reply is `over`, no more ids are wanted."""
+        """Takes new ids; returns the events that they complete. Ignores ids once the reply is `over`."""
         if not self._stop and self._channel != "opaque" and self._plain(ids):
             self._ids += ids
             self._run += ids
@@ -120,7 +121,7 @@ class ReplyParser:
             elif token == markers.tool_open and (self._channel != "tool" or markers.tool_close is None):
                 another = self._channel == "tool"
                 events += self._open("opaque" if self._channel == "reasoning" else "tool")
-                if another:  # blocks that nothing closes end where the next one begins
+                if another:  # without a closing token, a block ends where the next one begins
                     events += self._settle(*self._whole())
                 if self.max_calls and len(self._calls) >= self.max_calls:
                     self._ids.pop()
@@ -133,17 +134,17 @@ class ReplyParser:
             else:
                 self._run.append(token)
                 self.reasoning_ids += self._channel == "reasoning"
-                if self._stop:  # the reply ends with the very token that completes a stop string
+                if self._stop:  # check after every token: the reply ends with the token that completes a stop string
                     events += self._drain()
         events += self._drain()
         return events
 
     def _plain(self, ids: Sequence[int]) -> bool:
-        """Whether no id opens or closes anything, so that all of them belong to the open channel."""
+        """Whether no id is special, so that all of them belong to the open channel."""
         return self._renderer.tokenizer.special_ids.isdisjoint(ids) and self._stop_ids.isdisjoint(ids)
 
     def finish(self, finish: Literal["stop", "length", "abort"]) -> tuple[list[ReplyEvent], Choice]:
-        """The last events and the whole reply."""
+        """The last events and the complete choice."""
         parsed, text = self._whole()
         calls = self._calls_of(parsed)
         events = self._end_call(calls)
@@ -160,7 +161,7 @@ class ReplyParser:
         return events, Choice(message=message, finish=reason, stop=self.stopped, index=self._index)
 
     def _whole(self) -> tuple[ParsedReply, str]:
-        """The reply as its family reads it, and its text; the ids and both end at the first stop string in the text."""
+        """The reply as the family's parser reads it, and its text. Cuts ids and text at the first stop string."""
         parsed = self._parse()
         text = self._visible(parsed, self._ids)
         at, stop = self._first_stop(text)
@@ -168,21 +169,21 @@ class ReplyParser:
             return parsed, text
         if self.stopped is None:
             self.stopped, self.over = stop, True
-            met = text[: at + len(stop)]
+            to_stop = text[: at + len(stop)]
             counts = range(self._settled, len(self._ids) + 1)
-            del self._ids[counts[bisect_left(counts, True, key=lambda count: self._shows(met, count))] :]
+            del self._ids[counts[bisect_left(counts, True, key=lambda count: self._shows(to_stop, count))] :]
             parsed = self._parse()
         return parsed, text[:at].rstrip()
 
     def _shows(self, text: str, count: int) -> bool:
-        """Whether the first `count` ids give a reply that begins with `text`."""
+        """Whether the reply of the first `count` ids begins with `text`."""
         return self._visible(self._parse(count), self._ids[:count]).startswith(text)
 
     def _parse(self, count: int | None = None) -> ParsedReply:
-        """The first `count` ids, or all, as the family reads them.
+        """The first `count` ids (default: all) as the family's parser reads them.
 
-        It may meet JSON that Python does not read: nested a thousand deep, or a number of 5,000 digits. Then what was
-        streamed stands; where no call had begun, the whole reply is a block that could not be read.
+        The parser fails on JSON that Python cannot read: nested a thousand deep, or with a number of 5,000 digits. Then
+        the streamed parts are the reply. If no call had begun, the whole reply counts as a block that is unparsable.
         """
         ids = self._ids[:count]
         try:
@@ -198,11 +199,11 @@ class ReplyParser:
 
     @property
     def consumed(self) -> int:
-        """How many ids belong to the reply: all that were fed, or those up to the stop string."""
+        """The number of ids in the reply: all ids fed, or those up to the stop string."""
         return len(self._ids)
 
     def _open(self, channel: Channel) -> list[ReplyEvent]:
-        """Leaves the open channel, with the last of its text that is settled."""
+        """Switches to `channel`; returns the events for the last text of the previous one."""
         events = self._drain(ended=channel == "tool")
         self._tool_seen = self._tool_seen or channel == "tool"
         self._channel, self._run, self._read, self._pending = channel, [], 0, ""
@@ -212,7 +213,7 @@ class ReplyParser:
         return events
 
     def _drain(self, *, ended: bool = False) -> list[ReplyEvent]:
-        """What of the open channel's text can be sent; where the text has `ended`, no stop string can begin in it."""
+        """The events for the open channel's text that can be sent. After it has `ended`, no stop string can begin."""
         if self._channel == "tool":
             return self._drain_call()
         if self.stopped is not None or self._channel == "opaque":
@@ -233,7 +234,7 @@ class ReplyParser:
         settled = fresh.rstrip()
         unsettled = 0
         if self._channel == "text" and self.stopped is None and not ended:
-            unsettled = self._held_back(sent + settled)
+            unsettled = self._possible_stop(sent + settled)
         settled = settled[: len(settled) - unsettled].rstrip() if unsettled else settled
         self._pending = fresh[len(settled) :]
         if not settled:
@@ -242,7 +243,7 @@ class ReplyParser:
         return [self._delta(self._channel, settled)]
 
     def _drain_call(self) -> list[ReplyEvent]:
-        """What of the open block can be sent. The free text of a custom tool comes whole."""
+        """The events for the part of the open block that can be sent. A custom tool's text is sent when complete."""
         if self._block is None or self.max_calls == 0:
             return []
         fresh, self._pending = self._decode_new(), ""
@@ -253,10 +254,10 @@ class ReplyParser:
         return events + self._more(added)
 
     def _decode_new(self) -> str:
-        """Text held back so far and that of the ids not yet read, but for an unfinished character.
+        """The pending text and the text of the new ids, without an unfinished character.
 
-        Ids are decoded behind some that were read, since a token's text may depend on them. Those stay the same for
-        some calls, and their text is known.
+        A token's text may depend on the tokens before it. So new ids are decoded together with a window of old ones,
+        whose text is known.
         """
         tokenizer = self._renderer.tokenizer
         if self._read - self._window > WINDOW:
@@ -276,13 +277,13 @@ class ReplyParser:
         return fresh if self.stopped is None else (before + fresh)[len(before) : at]
 
     def _first_stop(self, text: str) -> tuple[int, str | None]:
-        """Where the first stop string begins, and which it is; None if there is none."""
+        """The index of the first stop string, and the string; (length, None) if there is none."""
         if not self._stop:
             return len(text), None
         return min(((text.index(stop), stop) for stop in self._stop if stop in text), default=(len(text), None))
 
-    def _held_back(self, text: str) -> int:
-        """How many last characters could be the beginning of a stop string."""
+    def _possible_stop(self, text: str) -> int:
+        """The number of characters at the end that may be the beginning of a stop string."""
         if not self._stop:
             return 0
         longest = 0
@@ -294,7 +295,7 @@ class ReplyParser:
         return longest
 
     def _settle(self, parsed: ParsedReply, text: str) -> list[ReplyEvent]:
-        """The end of the call that is being sent, the rest of the text, and the calls that were not sent yet."""
+        """The events that end the call being sent, the rest of the text, and the calls not sent yet."""
         calls = self._calls_of(parsed)
         events = self._end_call(calls) + self._rest("text", text)
         for call in calls[len(self._calls) : self.max_calls]:
@@ -302,7 +303,7 @@ class ReplyParser:
         return events
 
     def _rest(self, channel: str, whole: str) -> list[ReplyEvent]:
-        """What of the channel's `whole` text was not sent."""
+        """The event for the part of the channel's `whole` text that was not sent yet."""
         sent = self._sent[channel]
         if not whole.startswith(sent) or whole == sent:
             return []
@@ -310,7 +311,7 @@ class ReplyParser:
         return [self._delta(channel, whole[len(sent) :])]
 
     def _calls_of(self, parsed: ParsedReply) -> list[ParsedCall]:
-        """The blocks that are calls: those that could be read, and those that had begun to be sent."""
+        """The blocks that are calls: parsed ones, and those whose sending has begun."""
         return [call for call in parsed.tool_calls if self._is_call(call)]
 
     def _is_call(self, call: ParsedCall) -> bool:
@@ -331,7 +332,7 @@ class ReplyParser:
         return [ToolCallDelta(len(self._calls), arguments, self._index)] if arguments else []
 
     def _end_call(self, calls: Sequence[ParsedCall]) -> list[ReplyEvent]:
-        """The rest of the call that is being sent, if one is, and its end; `calls` are those of the reply so far."""
+        """The rest and the end of the call being sent, if any. `calls` are the reply's calls so far."""
         if self._sending is None:
             return []
         position, sent = len(self._calls), "".join(self._arguments)
@@ -344,7 +345,7 @@ class ReplyParser:
         return [*events, ToolCallEnded(position, self._index)]
 
     def _visible(self, parsed: ParsedReply, ids: Sequence[int]) -> str:
-        """The reply's text, with the blocks that are no calls as they were sampled in `ids`."""
+        """The reply's text, followed by the sampled text of blocks that are not calls."""
         broken = [at for at, call in enumerate(parsed.tool_calls) if not self._is_call(call)]
         if not broken:
             return parsed.text
@@ -354,7 +355,7 @@ class ReplyParser:
         return "\n".join([parsed.text, *(blocks[at] for at in broken)]).strip()
 
     def _blocks(self, ids: Sequence[int]) -> list[str]:
-        """The text of each block that a token opens, its marks included; the last one may not be closed."""
+        """The text of each block with an opening token, including its marks. The last one may be unclosed."""
         markers = self._renderer.markers
         starts = [at for at, token in enumerate(ids) if token == markers.tool_open]
         blocks = []
@@ -366,7 +367,7 @@ class ReplyParser:
 
 
 def _custom_input(arguments: str) -> str:
-    """The free text of a custom tool's call, from the `input` argument that the template gave it."""
+    """A custom tool's text: the `input` argument that its template declared. Other arguments are returned unchanged."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""From a request to the exact prompt tokens: find the parent, prove it, bridge, or render and say why.
+"""Plans a request's exact prompt tokens: finds the parent, proves it, and bridges; or renders in full with a `Break`.
 
-`Continuation.plan` never guesses. `shared` is counted on the token arrays, not claimed, and a plan without a `Break`
-begins with every token that its parent's engine saw and sampled.
+`Continuation.plan` never guesses. `shared` is counted by comparing token arrays. The prompt of a plan with a parent and
+without a `Break` begins with all tokens of the parent's prompt and output.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Tex
 from rolltap.types import Break, BreakReason, Int32
 
 SUMMARY_MIN_CHARACTERS = 32
-"""A reply at least this long that reappears in another role is quoted."""
+"""Minimum length of a reply that counts as quoted when it reappears in another role."""
 
 SUMMARY_TAG = re.compile(r"<(?P<tag>summary|state_snapshot)>(?P<text>.*?)</(?P=tag)>", re.DOTALL)
-"""Harnesses that ask for an analysis and a summary keep only what stands in this tag."""
+"""Harnesses that ask for an analysis and a summary keep only the text in this tag."""
 
 QUOTABLE_CALLS = 4
-"""How many of a session's last calls are searched for: a summary is used at once."""
+"""The number of a session's last calls that are searched for quotes: a summary is used at once."""
 
 PROMPT_TAIL = 256
-"""Ids of a parent's prompt that a renderer is shown: enough for its generation prompt, which says what is open."""
+"""Ids at the end of a parent's prompt that a renderer gets: enough for the generation prompt, which opens channels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptPlan:
-    """What to send and what it rests on. `shared` counts the leading tokens that are the parent's context.
+    """A call's prompt, its parent and its break. `shared`: the number of leading tokens equal to the parent's context.
 
-    The parent's intent is on record, as the call is recorded by what it adds to it. A break may name a call whose
-    intent is not.
+    The parent's intent is on record, because the call's record holds only what it adds. The call named in the break
+    need not be on record.
     """
 
     prompt_ids: Int32
@@ -50,44 +50,44 @@ class PromptPlan:
     break_: Break | None
     lineage: Lineage
     items_shared: int
-    quotes: tuple[str, ...] = ()  # recent calls whose reply stands in the request as somebody else's words
+    quotes: tuple[str, ...] = ()  # ids of recent calls whose reply the request quotes
 
     def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> CallNode:
-        """The planned call's place in the forest; `items` are its request's."""
+        """The forest node of the planned call. `items`: the items of its request."""
         node = CallNode(call_id, self.parent, self.lineage, self.prompt_ids, self.shared, self.break_)
         node.items = items
         return node
 
 
 Rendering = Generator[tuple[int, Callable[[], Any]], Any, PromptPlan]
-"""A plan on its way: gives the work that renders or encodes, with its bytes of text, and is sent the result."""
+"""Plans in steps. Yields (bytes of text, function that renders or encodes it) and is sent the function's result."""
 
 
 class RequestPlace(NamedTuple):
-    """Where a request belongs. `twin` is the call that asked the very same of the same parent, if any did."""
+    """A request's place in the forest. `duplicate`: an earlier call with the same request and parent, if any."""
 
     outline: Outline
     match: Match
-    twin: CallNode | None
+    duplicate: CallNode | None
 
 
-class Lineages:
-    """Finds where a policy's calls belong. By itself it serves upstreams that render prompts themselves."""
+class ParentFinder:
+    """Finds the parents of a policy's calls. Upstreams that render prompts themselves need nothing more."""
 
     def __init__(self, policy: str, handles: Handles) -> None:
         self.policy = policy
         self.handles = handles
 
     def observe(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
-        """The place of a call whose prompt is not known yet; `seen` proves it, or says that it can't be."""
+        """The plan of a call whose prompt is not known yet. `with_prompt` completes it."""
         place = self._place(forest, request)
-        nothing = np.empty(0, np.int32)
-        if place.twin is not None:
-            return self.seen(self._again(place.twin, call_id, forest, request, place), nothing)
-        return self._placed(call_id, forest, request, place, nothing, None)
+        empty = np.empty(0, np.int32)
+        if place.duplicate is not None:
+            return self.with_prompt(self._repeat(place.duplicate, call_id, forest, request, place), empty)
+        return self._plan_for(call_id, forest, request, place, empty, None)
 
-    def seen(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
-        """The plan of `observe`, now that the upstream has said which tokens it rendered."""
+    def with_prompt(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
+        """The plan with the prompt ids that the upstream reports. A parent that they prove removes the break."""
         shared = _common_prefix(prompt, plan.parent)
         break_ = plan.break_
         if break_ is not None:
@@ -96,7 +96,7 @@ class Lineages:
         return replace(plan, prompt_ids=prompt, shared=shared, break_=break_)
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
-        """Whether the call that the request goes on from may be one that the forest lacks: another replica's."""
+        """Whether the request may continue a call that the forest does not have: another replica may have made it."""
         if plan.break_ is not None:
             return True
         if plan.parent is None:
@@ -104,26 +104,27 @@ class Lineages:
         return any(call_id not in forest.nodes for call_id in self.handles.last_named(request))
 
     def _place(self, forest: Forest, request: ChatRequest, effort: str = "") -> RequestPlace:
-        """What of the request is on record."""
+        """Searches the forest for the request's parent and for an earlier call with the same request."""
         outline = forest.outline(self.policy, request, effort)
         match = forest.find(outline, self.handles.last_named(request))
-        twin = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
-        if twin is None or match.proven == match.covered:
+        same = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
+        if same is None or match.proven == match.covered:
             return RequestPlace(outline, match, None)
-        continued, base = twin.parent if twin.lineage.base else None, twin.lineage.base
-        is_same = continued is match.context and twin.lineage.thoughts == outline.lineage(base).thoughts
-        return RequestPlace(outline, match, twin if is_same else None)
+        base = same.lineage.base
+        same_parent = (same.parent if base else None) is match.context
+        is_duplicate = same_parent and same.lineage.thoughts == outline.lineage(base).thoughts
+        return RequestPlace(outline, match, same if is_duplicate else None)
 
-    def _again(
-        self, twin: CallNode, call_id: str, forest: Forest, request: ChatRequest, place: RequestPlace
+    def _repeat(
+        self, duplicate: CallNode, call_id: str, forest: Forest, request: ChatRequest, place: RequestPlace
     ) -> PromptPlan:
-        """The same request once more is a sibling: the same prompt, the same parent, a new sample."""
-        lineage = place.outline.lineage(twin.lineage.base, thinking=twin.lineage.thinking)
-        break_ = replace(twin.break_, call_id=call_id) if twin.break_ is not None else None
-        items, quotes = _shared_items(request, twin.parent), _quoted_replies(forest, request, place)
-        return PromptPlan(twin.prompt_ids, twin.parent, twin.shared, break_, lineage, items, quotes)
+        """The plan of a repeated request, which becomes a sibling: the same prompt and parent, a new sample."""
+        lineage = place.outline.lineage(duplicate.lineage.base, thinking=duplicate.lineage.thinking)
+        break_ = replace(duplicate.break_, call_id=call_id) if duplicate.break_ is not None else None
+        items, quotes = _shared_items(request, duplicate.parent), _quoted_replies(forest, request, place)
+        return PromptPlan(duplicate.prompt_ids, duplicate.parent, duplicate.shared, break_, lineage, items, quotes)
 
-    def _placed(
+    def _plan_for(
         self,
         call_id: str,
         forest: Forest,
@@ -132,16 +133,16 @@ class Lineages:
         prompt: Int32,
         reason: BreakReason | None,
     ) -> PromptPlan:
-        """The plan for `prompt`; `reason` says why it is not the plain continuation of `match.context`, if known."""
+        """The plan for `prompt`. `reason`: why it does not continue `match.context`, if the caller knows it."""
         outline, match = place.outline, place.match
-        nearest = match.context or match.node or match.elsewhere or self._echoed(forest, request)
+        nearest = match.context or match.node or match.other_frame or self._last_named(forest, request)
         parent = nearest if nearest is not None and nearest.recorded else None
         shared = _common_prefix(prompt, parent)
         quotes = _quoted_replies(forest, request, place)
         if match.context is None:
             reason = BreakReason.COMPACTION if quotes else self._unmatched(forest, outline, match, nearest)
         elif reason is None and shared < match.context.context_length:
-            # An upstream that renders by itself has not said its prompt yet: there is no template of ours to blame.
+            # A chat upstream has not returned its prompt yet, so no template of ours is the cause.
             reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE if len(prompt) else BreakReason.TOKENS_DIFFER
         break_ = None
         if reason is not None:
@@ -149,27 +150,27 @@ class Lineages:
         lineage = outline.lineage(match.covered if match.context is not None else 0)
         return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes)
 
-    def _echoed(self, forest: Forest, request: ChatRequest) -> CallNode | None:
-        """The call whose reply is the request's last, by its handle: of a history that was edited from the first on."""
+    def _last_named(self, forest: Forest, request: ChatRequest) -> CallNode | None:
+        """The call of the request's last assistant message, by its handles. Used if no message matches the record."""
         return next((node for call_id in self.handles.last_named(request) if (node := forest.nodes.get(call_id))), None)
 
     def _unmatched(
         self, forest: Forest, outline: Outline, match: Match, nearest: CallNode | None
     ) -> BreakReason | None:
-        """Why no recorded reply leads to this request; None where nothing had to be continued."""
+        """Why the request continues no recorded reply; None for the first call of a session."""
         if not forest.nodes:
             return None
         if match.node is not None:
             unfinished = match.proven == match.node.length and not match.node.continuable
             return BreakReason.PARENT_UNFINISHED if unfinished else BreakReason.HISTORY_EDITED
-        if match.elsewhere is not None:
-            same_tools = match.elsewhere.lineage.tools == outline.tools
+        if match.other_frame is not None:
+            same_tools = match.other_frame.lineage.tools == outline.tools
             return BreakReason.SYSTEM_CHANGED if same_tools else BreakReason.TOOLS_CHANGED
         return BreakReason.NEW_CONVERSATION if nearest is None else BreakReason.HISTORY_EDITED
 
 
-class Continuation(Lineages):
-    """Plans prompts for the calls of one policy."""
+class Continuation(ParentFinder):
+    """Plans the prompts for the calls of one policy in token mode."""
 
     def __init__(self, policy: str, renderer: TokenRenderer, handles: Handles, history: HistoryThinking) -> None:
         super().__init__(policy, handles)
@@ -181,7 +182,7 @@ class Continuation(Lineages):
     def plan(
         self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool, effort: str = ""
     ) -> PromptPlan:
-        """The prompt for `request`, whose call will be `call_id`; it says the level `effort`."""
+        """The plan for `request` as call `call_id`, with `effort` as the prompt's effort level."""
         steps, result = self.steps(call_id, forest, request, thinking=thinking, effort=effort), None
         while True:
             try:
@@ -193,13 +194,17 @@ class Continuation(Lineages):
     def steps(
         self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool, effort: str = ""
     ) -> Rendering:
-        """`plan`, which leaves it to the caller where the work is done: any thread may do it."""
+        """`plan` in steps: the caller may run each yielded function in any thread."""
         place, renderer = self._place(forest, request, effort), self._at_effort[effort]
-        outline, match, twin = place
-        if twin is not None and twin.lineage.thinking == thinking and _is_unnamed(twin) == bool(match.rivals):
-            return self._again(twin, call_id, forest, request, place)
+        outline, match, duplicate = place
+        if (
+            duplicate is not None
+            and duplicate.lineage.thinking == thinking
+            and _is_ambiguous(duplicate) == bool(match.ambiguous)
+        ):
+            return self._repeat(duplicate, call_id, forest, request, place)
         node, covered = match.context, outline.lead + match.covered
-        ids, reason = None, self._against(match, request.messages[covered:])
+        ids, reason = None, self._known_break(match, request.messages[covered:])
         if node is not None and reason is None:
             edited = any(message.role == "assistant" for message in request.messages[covered:])
             size = weight(request, 0 if edited else len(node.items))
@@ -208,15 +213,15 @@ class Continuation(Lineages):
             render = partial(renderer.render, request.messages, request.tools, thinking=thinking)
             ids = yield weight(request), render
         prompt = np.asarray(ids, np.int32)
-        if twin is not None and match.context is None:
-            plan = self.seen(self._again(twin, call_id, forest, request, place), prompt)
+        if duplicate is not None and match.context is None:
+            plan = self.with_prompt(self._repeat(duplicate, call_id, forest, request, place), prompt)
         else:
-            plan = self._placed(call_id, forest, request, place, prompt, reason)
+            plan = self._plan_for(call_id, forest, request, place, prompt, reason)
         return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking))
 
-    def _against(self, match: Match, new: Sequence[Message]) -> BreakReason | None:
-        """Why `new` does not go on from the tokens of `match.context`, where that is known beforehand."""
-        if match.rivals:
+    def _known_break(self, match: Match, new: Sequence[Message]) -> BreakReason | None:
+        """Why `new` cannot continue the tokens of `match.context`, if that is known before rendering."""
+        if match.ambiguous:
             return BreakReason.AMBIGUOUS_PARENT
         if match.context is not None and self._follows_template(match.context, new):
             return BreakReason.THINKING_DROPPED
@@ -225,10 +230,9 @@ class Continuation(Lineages):
     def _continue(
         self, renderer: TokenRenderer, node: CallNode, request: ChatRequest, covered: int, *, thinking: bool
     ) -> tuple[Int32 | None, BreakReason | None]:
-        """The parent's tokens and the new messages' ids, or None and the reason.
+        """The parent's tokens and the ids of the new messages; or None and the reason.
 
-        A renderer is given the end of the parent's prompt only, which is all that it may look at: long histories are
-        not copied through lists.
+        A renderer gets only the end of the parent's prompt, so that long histories are not converted to lists.
         """
         new = request.messages[covered:]
         history = node.prompt_ids
@@ -245,19 +249,19 @@ class Continuation(Lineages):
         return np.concatenate([history[: len(history) - len(tail)], np.asarray(ids, np.int32)]), reason
 
     def _follows_template(self, node: CallNode, new: Sequence[Message]) -> bool:
-        """Whether the policy lets the template drop thinking here: at a new user turn, if there is any to drop."""
+        """Whether the policy lets the template drop thinking here: before a new user message, if there is thinking."""
         if self.history == "keep" or not self._drops_thinking:
             return False
         return node.holds_thinking and any(message.role == "user" for message in new)
 
 
-def _is_unnamed(node: CallNode) -> bool:
-    """Whether the call was asked for without saying which of several calls it goes on from."""
+def _is_ambiguous(node: CallNode) -> bool:
+    """Whether several calls could be the parent of this one."""
     return node.break_ is not None and node.break_.reason is BreakReason.AMBIGUOUS_PARENT
 
 
 def drops_thinking(renderer: TokenRenderer) -> bool:
-    """Whether a family leaves out what was thought before a new user turn, when the history still has it."""
+    """Whether the template omits earlier thinking before a new user message."""
     thought = "314159265"
     history = (
         Message("user", (Text("Which?"),)),
@@ -268,23 +272,23 @@ def drops_thinking(renderer: TokenRenderer) -> bool:
 
 
 def weight(request: ChatRequest, first: int = 0) -> int:
-    """Bytes of the request's text from its `first` history item on, or nearly."""
-    beside = sum(map(len, request.fixed.values())) if first == 0 else 0
-    return sum(map(len, request.items[first:])) + beside
+    """The approximate bytes of text from history item `first` on; with `first` 0 also those of system and tools."""
+    fixed = sum(map(len, request.fixed.values())) if first == 0 else 0
+    return sum(map(len, request.items[first:])) + fixed
 
 
 def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -> tuple[str, ...]:
-    """Which of the last replies stand in a request that continues none, as a compaction's summary does.
+    """The recent calls whose reply is quoted in a request that continues no call, as after a compaction.
 
-    They stand there as somebody else's words; or as the agent's own although they were sampled with other tools or
-    another system text, and no call with those began as this request does.
+    A quote is in a message of another role. It may be in an assistant message too if the reply was sampled in another
+    frame, and no call in that frame has the beginning of this request.
     """
     match, frame = place.match, place.outline.frame
     if match.context is not None:
         return ()
     others = [message.text for message in request.messages if message.role != "assistant"]
     own = [message.text for message in request.messages if message.role == "assistant"]
-    same_beginning = match.elsewhere is not None and match.elsewhere.frame != frame
+    same_beginning = match.other_frame is not None and match.other_frame.frame != frame
     quoted = []
     for node in list(forest.nodes.values())[-QUOTABLE_CALLS:]:
         text = node.reply.text if node.reply is not None else ""
@@ -297,7 +301,7 @@ def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -
 
 
 def _common_prefix(prompt: Int32, parent: CallNode | None) -> int:
-    """How many leading ids of `prompt` equal the parent's prompt followed by its output."""
+    """The number of leading ids of `prompt` that equal the parent's prompt and output."""
     if parent is None:
         return 0
     context = parent.context_ids()
@@ -307,8 +311,9 @@ def _common_prefix(prompt: Int32, parent: CallNode | None) -> int:
 
 
 def _shared_items(request: ChatRequest, parent: CallNode | None) -> int:
-    """How many leading history items repeat the parent request's byte for byte."""
-    theirs = parent.items if parent else ()
-    if request.items[: len(theirs)] == theirs:
-        return len(theirs)
-    return next(at for at, (mine, own) in enumerate(zip_longest(request.items, theirs)) if mine != own)
+    """The number of leading history items that equal the parent request's byte for byte."""
+    parent_items = parent.items if parent else ()
+    if request.items[: len(parent_items)] == parent_items:
+        return len(parent_items)
+    pairs = zip_longest(request.items, parent_items)
+    return next(at for at, (item, parent_item) in enumerate(pairs) if item != parent_item)

@@ -1,8 +1,7 @@
-"""Messages to token ids and back, for one model family.
+"""Renders messages to token ids and parses replies, for one model family.
 
-`FamilyRenderer` stands on the `renderers` package. `render` makes a whole prompt; `bridge` makes the next prompt out
-of the tokens that the engine saw and sampled plus the ids of only the new messages, and refuses (None) where that
-can't be proven for the family.
+`FamilyRenderer` uses the `renderers` package. `render` makes a whole prompt. `bridge` makes the next prompt from the
+parent's prompt and output ids and the ids of only the new messages; it returns None if the family does not allow that.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from rolltap.proxy.conversation.chat import Image, Message, Text, Tool
 from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
 KNOWN_TOOLS = 256
-"""Lists of tools whose form for the family is kept."""
+"""Number of tool lists whose rendered form is cached."""
 
 PROBE = (Message("user", (Text("question"),)),)
-"""Rendered to find out what changes a prompt."""
+"""A conversation that is rendered to find out which options change a prompt."""
 
 Guard = Callable[[str], str]
 HistoryThinking = Literal["tool_cycle", "keep"]
@@ -35,9 +34,9 @@ HistoryThinking = Literal["tool_cycle", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool call as sampled. `arguments` is JSON text; `ok` is False where the block could not be read.
+    """A tool call as sampled. `arguments` is JSON text. `ok` is False if the family's parser could not read the block.
 
-    One that has `begun` is a call all the same, with `arguments` as far as they go (`json_calls`): `complete`, or not.
+    A block that has `begun` counts as a call even if it is not `ok`; `arguments` may be incomplete then (`json_calls`).
     """
 
     name: str
@@ -48,7 +47,7 @@ class ParsedCall:
     complete: bool = False
 
     def as_begun(self, head: re.Pattern[str] | None) -> ParsedCall:
-        """The call in its sampled text, where the family's calls begin with `head` and this one does."""
+        """The call with name and arguments from its sampled text, if the text begins with `head`."""
         begun = read_call(head, self.raw) if head is not None else None
         if begun is None or begun.name is None:
             return self
@@ -57,7 +56,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """An assistant turn read from its token ids."""
+    """An assistant message parsed from its token ids."""
 
     text: str
     reasoning: str
@@ -66,10 +65,10 @@ class ParsedReply:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Token ids that separate a family's channels in the sampled stream; None where the family has no such token.
+    """The token ids that separate a family's channels; None if the family has no such token.
 
-    `beginnings` are those of replies that are tool calls in plain text; None where it is not known how they begin.
-    `call_head` is what stands between a call's opening token and its arguments, where these are JSON.
+    `beginnings`: how the text of a reply begins that is a tool call in plain text; None if that is unknown.
+    `call_head` matches the text between a call's opening token and its arguments, if these are JSON.
     """
 
     reasoning_open: int | None
@@ -80,7 +79,7 @@ class Markers:
     call_head: re.Pattern[str] | None = None
 
     def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
-        """Whether the generation prompt itself opened a thinking block."""
+        """Whether the generation prompt opens a thinking block."""
         for token in reversed(prompt[-64:]):
             if token == self.reasoning_open:
                 return True
@@ -90,27 +89,27 @@ class Markers:
 
 
 class TokenRenderer(Protocol):
-    """What continuation and the reply parser ask of a model family."""
+    """Renders and parses for one model family; used by continuation and the reply parser."""
 
     tokenizer: HubTokenizer
     stop_token_ids: tuple[int, ...]
     markers: Markers
     efforts: Efforts
     switches_thinking: bool
-    """Whether a prompt that asks for thinking differs from one that asks for none."""
+    """Whether `thinking` changes the prompt."""
 
     def at_effort(self, level: str) -> TokenRenderer:
-        """A renderer whose prompts say `level`, one of the family's `efforts`."""
+        """A renderer for prompts with effort level `level`, one of the family's `efforts`."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
-        """A whole prompt, the generation prompt included."""
+        """A whole prompt, including the generation prompt."""
         ...
 
     def bridge(
         self, prompt: list[int], output: list[int], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
     ) -> list[int] | None:
-        """The next prompt, beginning with `prompt` and `output`; None where it can't be proven."""
+        """The next prompt, which begins with `prompt` and `output`; None if the family cannot be bridged here."""
         ...
 
     def splice(
@@ -123,9 +122,9 @@ class TokenRenderer(Protocol):
         *,
         thinking: bool,
     ) -> list[int] | None:
-        """Like `bridge` for new messages that hold assistant turns nobody sampled here (edited or foreign ones).
+        """Like `bridge`, if the new messages contain assistant messages that were not sampled here (edited or foreign).
 
-        `messages` is the whole request, of which the first `covered` are in `prompt` and `output`.
+        `messages` is the whole request; its first `covered` messages are in `prompt` and `output`.
         """
         ...
 
@@ -133,7 +132,7 @@ class TokenRenderer(Protocol):
 
 
 class FamilyRenderer:
-    """A family that the `renderers` package knows, by its name there ("qwen3", "glm-4.5", "gpt-oss", ...)."""
+    """A `TokenRenderer` for a family of the `renderers` package ("qwen3", "glm-4.5", "gpt-oss", ...)."""
 
     def __init__(self, family: str, tokenizer: HubTokenizer) -> None:
         try:
@@ -142,7 +141,7 @@ class FamilyRenderer:
             raise ConfigError(f"token mode needs the tokenizer packages: {install_line('tokens')}") from error
         self.tokenizer = tokenizer
         self.family = family
-        self._by_thinking = self._made("")
+        self._by_thinking = self._renderers("")
         self.stop_token_ids = tuple(self._by_thinking[True].get_stop_token_ids())
         self._guard = self._find_guard()
         tool_open = tokenizer.convert_tokens_to_ids("<tool_call>")
@@ -162,7 +161,7 @@ class FamilyRenderer:
 
     def at_effort(self, level: str) -> FamilyRenderer:
         renderer = copy.copy(self)
-        renderer._by_thinking = self._made(level)
+        renderer._by_thinking = self._renderers(level)
         return renderer
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
@@ -171,7 +170,7 @@ class FamilyRenderer:
         try:
             return self._by_thinking[thinking].render_ids(rows, tools=specs, add_generation_prompt=True)
         except (ValueError, KeyError) as error:
-            raise InvalidRequest(f"{self.family} can't render these messages: {error}") from error
+            raise InvalidRequest(f"{self.family} cannot render these messages: {error}") from error
 
     def bridge(
         self, prompt: list[int], output: list[int], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
@@ -185,11 +184,12 @@ class FamilyRenderer:
                 return rendered.token_ids
             if closing is None or not output or output[-1] not in self.stop_token_ids:
                 return None
-            # A turn may end while it thinks, which the package does not bridge. What follows a turn's end is the same.
+            # The package does not bridge a reply that ends while thinking. So close the thinking, bridge, and take
+            # only what follows the reply's end, which is the same.
             closed = [*prompt, closing, output[-1]]
             rendered = family.bridge_to_next_turn(prompt, closed[len(prompt) :], rows, tools=specs)
         except (ValueError, KeyError):
-            return None  # the whole render that follows says what is wrong with them
+            return None  # the full render that follows reports the error
         if rendered is None or rendered.token_ids[: len(closed)] != closed:
             return None
         return [*prompt, *output, *rendered.token_ids[len(closed) :]]
@@ -220,7 +220,7 @@ class FamilyRenderer:
         return [*prompt, *closed, *whole.token_ids[turn_close[-1] + 1 :]]
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
-        if self.markers.beginnings and not tools:  # in plain text nothing but the tools tells a call from an object
+        if self.markers.beginnings and not tools:  # without tools, a plain-text JSON object is no call
             content_ids = [token for token in output if token not in self.stop_token_ids]
             return ParsedReply(self.tokenizer.decode(content_ids).strip(), "", ())
         parsed = self._by_thinking[True].parse_response(
@@ -232,8 +232,8 @@ class FamilyRenderer:
             tool_calls=tuple(parsed_call(call).as_begun(self.markers.call_head) for call in parsed.tool_calls),
         )
 
-    def _made(self, level: str) -> dict[bool, Any]:
-        """The package's renderers, by whether they ask for thinking."""
+    def _renderers(self, level: str) -> dict[bool, Any]:
+        """The package's renderers at effort `level`, by `thinking`."""
         return {on: _make(self.family, self.tokenizer, thinking=on, level=level) for on in (True, False)}
 
     def _probe(self, level: str) -> tuple[int, ...] | None:
@@ -243,30 +243,30 @@ class FamilyRenderer:
             return None
 
     def _find_guard(self) -> Guard:
-        """What keeps special tokens out of text: the tokenizer's guard, or nothing where the family's own encoder takes
-        every text for text (Harmony's does) and would leave the guard's marks in it."""
+        """The function that keeps special tokens out of text: the tokenizer's `guard`. If the family's own encoder
+        encodes every text as text (Harmony's does), it is `str`, as the guard's marks would remain in the text."""
 
         def specials(text: str) -> list[int]:
             rows: Any = [{"role": "user", "content": text}]
             ids = self._by_thinking[True].render_ids(rows, add_generation_prompt=True)
             return [token for token in ids if token in self.tokenizer.special_ids]
 
-        literal, nothing = self.tokenizer.token(self.stop_token_ids[0]), "question"
-        return str if specials(literal) == specials(nothing) else self.tokenizer.guard
+        literal = self.tokenizer.token(self.stop_token_ids[0])
+        return str if specials(literal) == specials("question") else self.tokenizer.guard
 
     def _reads_hermes(self) -> bool:
-        """Whether the family's parser takes a Hermes block for the call that it is."""
+        """Whether the family's parser reads Hermes blocks correctly."""
         block = '<tool_call>\n{"name": "look", "arguments": {"name": "x"}}\n</tool_call>'
         calls = self.parse(self.tokenizer.encode(block), [], ()).tool_calls
         return [(call.name, call.arguments, call.ok) for call in calls] == [("look", '{"name": "x"}', True)]
 
     def _specs(self, tools: Sequence[Tool]) -> list[Any] | None:
-        """The tools as the family renders them. Dialects give the same tools as the same object, so it is the key."""
+        """The tools in the family's form. Dialects return equal tools as the same object, so its id is the key."""
         entry = self._known_specs.get(id(tools))
         if entry is not None:
             return entry[1]
         specs = [template_tool(tool, self._guard) for tool in tools] or None
-        self._known_specs[id(tools)] = tools, specs  # holding the tools keeps their id theirs
+        self._known_specs[id(tools)] = tools, specs  # keeping the tools prevents reuse of their id
         return specs
 
     def _row(self, message: Message) -> Any:
@@ -274,9 +274,9 @@ class FamilyRenderer:
 
 
 def template_row(message: Message, guard: Guard) -> dict[str, Any]:
-    """A message as chat templates want it, with every text guarded against special-token literals."""
+    """A message in the form for chat templates, with all text guarded against special-token literals."""
     if any(isinstance(part, Image) for part in message.parts):
-        raise InvalidRequest("this policy's model takes no images")
+        raise InvalidRequest("this policy's model does not accept images")
     row: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": guard(message.text),
@@ -297,7 +297,7 @@ def template_row(message: Message, guard: Guard) -> dict[str, Any]:
 
 
 def template_tool(tool: Tool, guard: Guard) -> dict[str, Any]:
-    """A tool as chat templates want it. A custom tool's free text becomes one string argument, `input`."""
+    """A tool in the form for chat templates. A custom tool's text becomes one string argument, `input`."""
     parameters = tool.parameters
     if tool.kind == "custom":
         parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -306,26 +306,26 @@ def template_tool(tool: Tool, guard: Guard) -> dict[str, Any]:
 
 
 def parsed_call(call: Any) -> ParsedCall:
-    """A call as the `renderers` package parsed it. One with a name and an object of arguments is usable as it is, also
-    where a value did not have its declared type."""
+    """Converts a call of the `renderers` package. A call with a name and an arguments object is usable, even if a value
+    does not have its declared type."""
     return sampled_call(
         call.name, call.arguments, call.status.value == "ok" or isinstance(call.arguments, dict), call.raw
     )
 
 
 def sampled_call(name: object, arguments: object, ok: bool, raw: str) -> ParsedCall:
-    """A call of what the model wrote as JSON. Without a name that a client can be sent, or with arguments that are text
-    and no JSON, it is none (not `ok`)."""
-    named = name if isinstance(name, str) and _is_encodable(name) else ""
+    """A call from sampled JSON. It is not `ok` without a name that UTF-8 can encode, or if text `arguments` are not
+    JSON."""
+    valid_name = name if isinstance(name, str) and _is_encodable(name) else ""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
     try:
-        return ParsedCall(named, _encodable(text), ok and bool(named), raw)
+        return ParsedCall(valid_name, _encodable(text), ok and bool(valid_name), raw)
     except ValueError:
-        return ParsedCall(named, "", False, raw)
+        return ParsedCall(valid_name, "", False, raw)
 
 
 def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -> Any:
-    """`ConfigError` where the family has no such level."""
+    """A renderer of the package. Raises `ConfigError` if the family has no such effort level."""
     import renderers as package
 
     try:
@@ -346,7 +346,7 @@ def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -
 
 
 def _arguments(text: str) -> Any:
-    """Arguments as templates want them: an object where the text is one, else the text."""
+    """Arguments in the form for templates: a dict if the text is a JSON object, else the text."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -365,8 +365,8 @@ def _guarded(value: Any, guard: Guard) -> Any:
 
 
 def _encodable(text: str) -> str:
-    """JSON text without lone surrogates, which a model can write as escapes and UTF-8 can't carry. `ValueError` for
-    other text."""
+    """JSON text without lone surrogates, which a model can write but UTF-8 cannot encode: they become escapes. Raises
+    `ValueError` if the text is not JSON."""
     value = json.loads(text)
     return text if _is_encodable(text) else json.dumps(value)
 

@@ -1,9 +1,9 @@
-"""Bridging for any Hugging Face chat template: the template-difference method, behind an audit.
+"""Bridging for any Hugging Face chat template by the template-difference method, allowed by an audit.
 
-The next prompt's new part is found without rendering the history: a stand-in conversation is rendered with the new
-messages, and what stands after its last assistant turn is what the template writes for them. That is right only if the
-template writes new messages the same way after any history. The audit shows it, role by role, on histories of several
-shapes; a role that fails is never bridged.
+To find the new part of the next prompt without rendering the history, a short stand-in conversation is rendered with
+the new messages. The text after its last assistant message is the new part. That is correct only if the template
+renders new messages the same after any history. The audit checks this at start for every scenario (roles of the new
+messages, with and without thinking) on several histories. A scenario that fails is never bridged.
 
 Templates come with models, so they run in jinja2's sandbox.
 """
@@ -38,15 +38,15 @@ SCENARIOS: tuple[Scenario, ...] = (
     "tool_after_thinking",
 )
 _SENTINEL = f"sampled turn {secrets.token_hex(16)}"
-"""Marks the last assistant turn of a rendering. Nobody may guess it: in other text it would move that turn's end."""
+"""Marks the last assistant message of a rendering. It is secret: in other text it would move that message's end."""
 
 HISTORIES_MIN = 2
-"""Histories that the template must take for an audit to show anything."""
+"""Minimum number of histories that the template must accept for an audit to be meaningful."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Whether a template may be bridged for a scenario, and if not, why."""
+    """Whether a scenario may be bridged, and the reason if not."""
 
     scenario: Scenario
     admitted: bool
@@ -54,7 +54,7 @@ class AuditResult:
 
 
 class ChatTemplate:
-    """A compiled chat template with the functions that Hugging Face gives it."""
+    """A compiled chat template with the functions that Hugging Face provides."""
 
     def __init__(self, source: str, special: dict[str, Any]) -> None:
         try:
@@ -65,7 +65,7 @@ class ChatTemplate:
             raise ConfigError(f"token mode needs the tokenizer packages: {install_line('tokens')}") from error
 
         class Generation(Extension):
-            """`{% generation %}` marks sampled text for trainers; for rendering it is transparent."""
+            """`{% generation %}` marks sampled text for trainers. It does not change the rendering."""
 
             tags = {"generation"}  # noqa: RUF012
 
@@ -93,9 +93,12 @@ class ChatTemplate:
     def __call__(
         self, rows: list[Any], tools: list[Any] | None, *, prompt: bool, thinking: bool, effort: str = ""
     ) -> str:
-        """The text; `TemplateError` where the template refuses the rows or the effort, or breaks on them."""
+        """The rendered text.
+
+        Raises `TemplateError` if the template refuses the rows or the effort, or fails on them.
+        """
         variables = {**self._special, "add_generation_prompt": prompt, "enable_thinking": thinking}
-        if effort:  # templates ask whether it is defined
+        if effort:  # templates test whether it is defined
             variables["reasoning_effort"] = effort
         try:
             return self._template.render(messages=rows, tools=tools, **variables)
@@ -104,10 +107,10 @@ class ChatTemplate:
 
 
 class TemplateRenderer:
-    """A `TokenRenderer` on a model folder's own chat template.
+    """A `TokenRenderer` for a model folder's chat template.
 
-    `tool_format` names the form in which the model calls tools; empty: the one that the template writes. `effort` is
-    the level that prompts say; empty: none. What may be bridged can depend on it, so each level has its own audit.
+    `tool_format` is the format of the model's tool calls; empty: the format that the template writes. `effort` is the
+    effort level in prompts; empty: none. The audit's result can depend on it, so each level has its own audit.
     """
 
     def __init__(self, tokenizer: HubTokenizer, tool_format: str = "", effort: str = "") -> None:
@@ -126,7 +129,7 @@ class TemplateRenderer:
         self._close = self._turn_close()
         stops = {tokenizer.eos_token_id, self._close}
         self.stop_token_ids = tuple(sorted(stop for stop in stops if stop is not None))
-        self.tool_format = tool_format or self._written_format()
+        self.tool_format = tool_format or self._detect_format()
         self._calls = find_tool_format(self.tool_format)
         self.markers = Markers(
             reasoning_open=tokenizer.convert_tokens_to_ids("<think>"),
@@ -175,20 +178,20 @@ class TemplateRenderer:
         return None if extension is None else self._join(prompt, output, extension)
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
-        """Reads thinking, then calls in the template's format; any other text is text.
+        """Parses thinking, then calls in the template's format. The rest is text.
 
-        A call that was drafted within thinking is thinking; one ends thinking that nothing closes.
+        A call inside closed thinking is part of the thinking. Unclosed thinking ends at the first call.
         """
         ids = [token for token in output if token not in self.stop_token_ids]
         thought, ids = self._thinking(ids, prompt)
         calls: list[ParsedCall] = []
-        if tools or not self._calls.beginnings:  # in plain text nothing but the tools tells a call from an object
+        if tools or not self._calls.beginnings:  # without tools, a plain-text JSON object is no call
             ids, calls = self._calls.read(self.tokenizer, ids)
         begun = tuple(call.as_begun(self._calls.head) for call in calls)
         return ParsedReply(self.tokenizer.decode(ids).strip(), self.tokenizer.decode(thought).strip(), begun)
 
     def _thinking(self, ids: list[int], prompt: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The ids of the thinking that a reply begins with, and those after it."""
+        """The ids of the thinking at a reply's beginning, and the ids after it."""
         markers = self.markers
         blank = len(list(takewhile(lambda token: not self.tokenizer.decode(token).strip(), ids)))
         begins = markers.reasoning_open is not None and ids[blank : blank + 1] == [markers.reasoning_open]
@@ -216,10 +219,10 @@ class TemplateRenderer:
     def _extension(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
     ) -> str | None:
-        """What the template writes for `new` after the history's last turn, which holds the sentinel; None if it can't.
+        """The text that the template writes for `new` after the history's last message, which contains the sentinel.
 
-        What stands before that turn's closing token may be rewritten by the template (thinking, say): the prompt
-        that the engine saw takes its place. Only what follows counts.
+        None if the template does not render it. The template may rewrite the text before that message's closing token
+        (for example thinking), but the recorded tokens replace it. Only the text after the token counts.
         """
         try:
             text = self._text([*history, *new], tools, prompt=True, thinking=thinking)
@@ -236,7 +239,7 @@ class TemplateRenderer:
         return [*prompt, *closed, *self.tokenizer.encode(extension)]  # type: ignore[list-item]
 
     def _turn_close(self) -> int | None:
-        """The special token that the template writes right after an assistant's text."""
+        """The special token that the template writes directly after an assistant's text."""
         rows = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _SENTINEL}]
         try:
             text = self._template(rows, None, prompt=False, thinking=True)
@@ -245,8 +248,8 @@ class TemplateRenderer:
         ids = self.tokenizer.encode(text.rpartition(_SENTINEL)[2]) if _SENTINEL in text else []
         return ids[0] if ids else None
 
-    def _written_format(self) -> str:
-        """The format in which the template writes a turn that is one call."""
+    def _detect_format(self) -> str:
+        """The format in which the template writes a tool call."""
         question, arguments = _user("question"), {"name": "x"}
         call = Message("assistant", (), (ToolCall("aaaaaaaaa", "look", json.dumps(arguments)),))
         try:
@@ -272,9 +275,9 @@ class TemplateRenderer:
         return scenarios
 
     def _audit(self, scenario: Scenario) -> AuditResult:
-        """What the template writes for new messages must be the same after every history.
+        """Checks that the template writes the scenario's new messages the same after every history.
 
-        A history that the template refuses (tool calls, for a model without tools) never comes before them.
+        Histories that the template refuses (tool calls, for a model without tools) are skipped.
         """
         new = _NEW[scenario]
         histories = [history for history in _histories(scenario) if self._takes([*history, *new])]
@@ -283,9 +286,9 @@ class TemplateRenderer:
         stand_in = _stand_in(new, "thinking" in scenario)
         extensions = {self._extension(history, new, _TOOLS, thinking=True) for history in [*histories, stand_in]}
         if None in extensions:
-            return AuditResult(scenario, False, "the template does not write them after a whole turn")
+            return AuditResult(scenario, False, "the template does not render them after a complete assistant message")
         if len(extensions) > 1:
-            return AuditResult(scenario, False, "what the template writes depends on the history")
+            return AuditResult(scenario, False, "the rendering of new messages depends on the history")
         return AuditResult(scenario, True)
 
     def _takes(self, messages: Sequence[Message]) -> bool:
@@ -315,7 +318,7 @@ def _turn(text: str, *ids: str, thought: bool = False) -> Message:
 
 
 def _with_sentinel(turn: Message) -> Message:
-    """The assistant turn with the sentinel in its text and in its last call, so that its end can be found."""
+    """The assistant message with the sentinel in its text and in its last call, so that its end can be found."""
     *calls, last = turn.tool_calls or (None,)
     marked = (*calls, msgspec.structs.replace(last, arguments=json.dumps({"name": _SENTINEL}))) if last else ()
     return msgspec.structs.replace(turn, parts=(*turn.parts, Text(_SENTINEL)), tool_calls=marked)
@@ -357,7 +360,7 @@ def _histories(scenario: Scenario) -> list[list[Message]]:
 
 
 def _stand_in(new: Sequence[Message], thought: bool) -> list[Message]:
-    """The shortest history after which `new` may stand."""
+    """The shortest history that `new` can follow."""
     results = [message for message in new if message.role == "tool"]
     calls = tuple(ToolCall(result.tool_call_id or "aaaaaaaaa", result.name or "look", "{}") for result in results)
     parts: tuple[Part, ...] = (Reasoning("think"),) if thought else ()

@@ -1,8 +1,8 @@
-"""A Hugging Face `tokenizer.json` without transformers, and text that can't smuggle in special tokens.
+"""Loads a Hugging Face `tokenizer.json` without transformers, and keeps text from injecting special tokens.
 
-`guard` marks every special-token literal of a text that a person or a tool wrote; `encode` turns what is marked into
-the tokens of ordinary text, so a user who types `<|im_end|>` ends no turn. The beginning of a literal at the end of a
-text is marked too: a template may write the rest of it behind the text (`<parameter=` and `>` around a name).
+`guard` marks every special-token literal in a text that a person or a tool wrote. `encode` encodes marked literals as
+ordinary text, so a user who types `<|im_end|>` does not end the turn. The beginning of a literal at a text's end is
+marked too, as a template may append the rest of it (`<parameter=` and `>` around a name).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from rolltap.extras import install_line
 from rolltap.model_folders import download_hint
 
 GUARD = "\ufdd0"
-"""A Unicode non-character: it may not occur in interchanged text; one that does is doubled by `guard`."""
+"""A Unicode non-character, which should not occur in text. `guard` doubles one that does."""
 
 BLANKS = " \t\n\r\u2581"
-"""White space, and the character that stands for a space in some vocabularies."""
+"""White space, and the character for a space in some vocabularies."""
 
 CACHED_BYTES = 16_000_000
-"""Texts that are kept with their ids: a task's system prompt and tools recur in every rollout, a history after every
-break. Threads share them, so they have a bound of their own."""
+"""Limit of the cache of encoded texts. System prompts and tools recur in every rollout, and a history after every
+break. Threads share this cache, so it is not part of the common cache limit."""
 
 CACHED_BYTES_EACH = 400
-"""Of every text that is kept, beside its characters and ids."""
+"""Estimated bytes of a cache entry, without its characters and ids."""
 
 
 class HubTokenizer:
     """The tokenizer of a model folder (`tokenizer.json`, `tokenizer_config.json`).
 
-    Has the surface that `renderers` asks of a tokenizer. `hash` identifies vocabulary, merges and chat template:
+    It has the methods that the `renderers` package calls. `hash` identifies vocabulary, merges and chat template;
     engine, proxy and trainer compare it at start.
     """
 
@@ -59,7 +59,7 @@ class HubTokenizer:
             self.config: dict[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(
-                f"tokenizer folder {str(folder)!r} can't be read: {error}{download_hint(folder)}"
+                f"cannot read the tokenizer folder {str(folder)!r}: {error}{download_hint(folder)}"
             ) from error
         self.name_or_path = str(folder)
         self._tokenizer = Tokenizer.from_str(text)
@@ -69,14 +69,14 @@ class HubTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token_id: token for token_id, token in added.items() if not self._is_text(token)}
         self.special_ids = frozenset(special)
-        """The added tokens that no text holds. Gemma adds line breaks and HTML tags too, which are text."""
+        """The added tokens that are not text. Gemma also adds line breaks and HTML tags, which are text."""
         self._plain = _copy_with(
             [token for token_id, token in added.items() if token_id not in special], self._tokenizer
         )
         literals = sorted((token.content for token in special.values()), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
         firsts = (f"{re.escape(literal[0])}(?={re.escape(literal[1:])})" for literal in literals if literal)
-        self._starts = re.compile("|".join(firsts) or r"(?!)")  # also of a literal within another one
+        self._starts = re.compile("|".join(firsts) or r"(?!)")  # finds a literal inside another one too
         self._special_starts = tuple({literal[0] for literal in literals if literal})
         self._beginnings = frozenset(literal[:size] for literal in literals for size in range(1, len(literal)))
         self._longest = max(map(len, literals), default=0)
@@ -85,7 +85,7 @@ class HubTokenizer:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """What a dataset's manifest says of the tokenizer."""
+        """The tokenizer's hashes for a dataset's manifest."""
         template = hashlib.sha256(self.chat_template.encode()).hexdigest()
         return {"hash": self.hash, "template_hash": template}
 
@@ -104,13 +104,13 @@ class HubTokenizer:
         return self._tokenizer.token_to_id(content) if content else None
 
     def _is_text(self, token: Any) -> bool:
-        """Whether an added token is a word of the vocabulary that says nothing to the model's template."""
+        """Whether an added token is ordinary text: in the model's vocabulary and not used by the chat template."""
         if token.special or self._tokenizer.model.token_to_id(token.content) is None:
             return False
         return not token.content.strip(BLANKS) or token.content not in self.chat_template
 
     def guard(self, text: str) -> str:
-        """`text` with its special-token literals, and the beginning of one at its end, marked as ordinary text."""
+        """Marks the special-token literals in `text`, and the beginning of one at its end, as ordinary text."""
         if GUARD not in text and not any(start in text for start in self._special_starts):
             return text
         doubled = text.replace(GUARD, GUARD * 2) if GUARD in text else text
@@ -121,7 +121,7 @@ class HubTokenizer:
         return GUARD.join(doubled[begin:end] for begin, end in pairwise(edges))
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        """Ids of `text`; literals that `guard` marked become ordinary text."""
+        """The ids of `text`. Literals that `guard` marked are encoded as ordinary text."""
         if add_special_tokens:
             return self._encode(text, add_special_tokens=True)
         with self._cache_lock:
@@ -165,7 +165,7 @@ class HubTokenizer:
 
 
 def _copy_with(added: list[Any], tokenizer: Any) -> Any:
-    """A tokenizer over the same model with only these `added` tokens: the vocabulary is in memory once."""
+    """A tokenizer with only these `added` tokens that shares the model, so the vocabulary is in memory once."""
     copy = type(tokenizer)(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(tokenizer, part)) is not None:
@@ -175,5 +175,5 @@ def _copy_with(added: list[Any], tokenizer: Any) -> Any:
 
 
 def _ids(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    """The ids of `text`. Unlike `encode`, this lets other threads run meanwhile, and finds no offsets."""
+    """The ids of `text`. Unlike `encode`, this releases the GIL and computes no offsets."""
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids

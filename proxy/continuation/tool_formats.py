@@ -1,7 +1,7 @@
-"""The forms in which chat templates write tool calls, and which of them a template uses.
+"""The formats in which chat templates write tool calls, and the detection of a template's format.
 
-A format is known by its round trip: a turn with a known call is rendered, and the template's format is the one whose
-parser reads that very call back. Parsers are those of the `renderers` package where it has one.
+Detection renders a message with a known call. The template's format is the one whose parser returns the same call. The
+parsers come from the `renderers` package where it has one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ Read = Callable[[HubTokenizer, list[int]], tuple[list[int], list[ParsedCall]]]
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`read` takes a reply's ids, without thinking and stop tokens, apart into the ids of its text and its calls.
+    """`read` splits a reply's ids (without thinking and stop tokens) into the ids of its text, and its calls.
 
-    `opening` and `closing` are the tokens around calls. A format without them is told by `beginnings`: a reply is a
-    call only if its text begins with one of these. `head` is what stands before a call's arguments, where these are
-    JSON text in a block of their own.
+    `opening` and `closing` are the tokens around calls. Without them, a reply is a call only if its text begins with
+    one of `beginnings`. `head` matches the text before a call's arguments, if these are JSON in their own block.
     """
 
     read: Read
@@ -37,7 +36,7 @@ class ToolFormat:
 
 
 def find_tool_format(name: str) -> ToolFormat:
-    """The format of that name; `ConfigError` lists the known ones."""
+    """The format with this name. Raises `ConfigError`, which lists the known ones."""
     try:
         return TOOL_FORMATS[name]
     except KeyError:
@@ -45,7 +44,7 @@ def find_tool_format(name: str) -> ToolFormat:
 
 
 def format_of(tokenizer: HubTokenizer, turn: list[int], name: str, arguments: Mapping[str, Any]) -> str:
-    """The name of the format in which `turn` is a call of the tool `name`; "none" where none fits."""
+    """The name of the format that parses `turn` as a call of tool `name` with `arguments`; "none" if none does."""
     for known, form in TOOL_FORMATS.items():
         _, calls = form.read(tokenizer, turn)
         if [(call.name, call.ok) for call in calls] == [(name, True)] and json.loads(calls[0].arguments) == arguments:
@@ -64,7 +63,7 @@ def _by_renderers(parser: str) -> Read:
 
 
 def _read_llama(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
-    """Llama 3: the reply is one JSON object, `{"name": ..., "parameters": {...}}`, perhaps after `<|python_tag|>`."""
+    """Llama 3: the reply is a JSON object `{"name": ..., "parameters": {...}}`, optionally after `<|python_tag|>`."""
     from renderers.parsing import parse_llama_3
 
     tag = tokenizer.convert_tokens_to_ids("<|python_tag|>")

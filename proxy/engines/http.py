@@ -236,7 +236,7 @@ class EngineHttp:
         return url
 
     def _failure(self, path: str, response: aiohttp.ClientResponse, text: str) -> RolltapError:
-        return failure(self.name, path, response.status, said(text), response.headers.get("retry-after"))
+        return failure(self.name, path, response.status, error_text(text), response.headers.get("retry-after"))
 
     def _lost(self, error: aiohttp.ClientError) -> EngineUnavailable:
         what = str(error) or type(error).__name__
@@ -264,7 +264,7 @@ def failure(name: str, path: str, status: int, message: str, retry_after: str | 
     return EngineRefused(f"engine {name}: {path} answered {status}: {message}", http_status=status)
 
 
-def said(text: str) -> str:
+def error_text(text: str) -> str:
     """The message of an error body: OpenAI's, FastAPI's or SGLang's shape, else the beginning of the text."""
     try:
         body = msgspec.json.decode(text)

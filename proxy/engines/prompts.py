@@ -1,7 +1,7 @@
-"""Prompts on their way to an engine and back: as JSON, which is made and compared in pieces.
+"""Prompt ids as JSON for engines, encoded incrementally and compared as bytes.
 
-It takes milliseconds to make 100,000 ids Python's integers, and as long to read them again from an engine that says
-what it saw. So a prompt is its parent's JSON and that of its new ids, and what an engine says is compared as it came.
+Converting 100,000 ids to Python integers takes milliseconds, and so does parsing them from an engine that echoes them.
+So a prompt's JSON is its parent's JSON plus that of its new ids, and an echoed prompt is compared as bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rolltap.errors import EngineProtocolError
 from rolltap.proxy.cache_space import SHARED, CacheSpace, Kept
 from rolltap.types import Int32
 
-UNSAID = msgspec.Raw(b"null")
+NOT_ECHOED = msgspec.Raw(b"null")
 
 _read_ids = msgspec.json.Decoder(list[int] | None)
 
@@ -45,13 +45,13 @@ class EncodedPrompt(Sequence[int]):
 
 
 class Prompts:
-    """Makes prompts out of those that they continue, which are kept by their calls for as long as there is room."""
+    """Encodes prompts by extending their parents' JSON, which a bounded cache keeps by call id."""
 
     def __init__(self, space: CacheSpace = SHARED) -> None:
         self.kept: Kept[str, EncodedPrompt] = Kept(lambda prompt: len(prompt.json) + prompt.ids.nbytes, space)
 
     def make(self, call_id: str, ids: Int32, parent: str | None = None) -> EncodedPrompt:
-        """The prompt of a call. Its ids may begin with those of the call `parent`, whose place it takes then."""
+        """The prompt of a call. It replaces that of `parent` in the cache."""
         if not len(ids):
             return EncodedPrompt(ids, _encoded(ids))
         former = self.kept.pop(parent) if parent is not None else None
@@ -66,23 +66,23 @@ class Prompts:
 
 
 def written(value: Any) -> msgspec.Raw:
-    """How msgspec is to write a prompt."""
+    """msgspec's `enc_hook` for prompts."""
     if isinstance(value, EncodedPrompt):
         return msgspec.Raw(value.json)
     raise NotImplementedError(f"{type(value).__name__} is not JSON")
 
 
-def said(json: msgspec.Raw, sent: Sequence[int]) -> Sequence[int] | None:
-    """The prompt that an engine says it saw, if it says so: `sent` itself where it is just that.
+def echoed_ids(json: msgspec.Raw, sent: Sequence[int]) -> Sequence[int] | None:
+    """The prompt ids that an engine echoes, or None if it does not. An equal prompt is returned as `sent` itself.
 
-    `EngineProtocolError` if it is no list of ids.
+    Raises `EngineProtocolError` if the echo is not a list of ids.
     """
     if isinstance(sent, EncodedPrompt) and bytes(json) == sent.json:
         return sent
     try:
         return _read_ids.decode(json)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EngineProtocolError(f"the engine sent a prompt that is no list of ids: {error}") from error
+        raise EngineProtocolError(f"the engine echoed a prompt that is not a list of ids: {error}") from error
 
 
 def _encoded(ids: Int32) -> bytes:

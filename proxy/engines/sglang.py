@@ -36,7 +36,7 @@ from rolltap.proxy.engines.decode import (
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.output import Output
 from rolltap.proxy.engines.probing import smallest_context, try_out
-from rolltap.proxy.engines.prompts import UNSAID, said
+from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
 from rolltap.proxy.engines.receivers import SglangReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
 from rolltap.proxy.engines.scores import scores_of
@@ -71,7 +71,7 @@ class Meta(msgspec.Struct):
 
 class Frame(msgspec.Struct):
     output_ids: list[int] = []
-    prompt_token_ids: msgspec.Raw = UNSAID
+    prompt_token_ids: msgspec.Raw = NOT_ECHOED
     meta_info: Meta | None = None
     error: Problem | None = None
 
@@ -244,7 +244,7 @@ class SglangOutput(Output[Frame]):
             logprobs=logprobs,
             finish=finish,
             versions=_versions(meta, total) if finish else None,
-            prompt_ids=said(frame.prompt_token_ids, self.request.prompt_ids) if first else None,
+            prompt_ids=echoed_ids(frame.prompt_token_ids, self.request.prompt_ids) if first else None,
             extras=extras,
             whole=_routed_experts(meta.routed_experts, len(self.request.prompt_ids), total) if finish else {},
         )

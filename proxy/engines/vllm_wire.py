@@ -30,7 +30,7 @@ from rolltap.proxy.engines.decode import (
     top_k,
 )
 from rolltap.proxy.engines.output import Output
-from rolltap.proxy.engines.prompts import UNSAID, said
+from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
 from rolltap.proxy.engines.scores import scores_of
 
 NO_LOGPROB = -9999.0
@@ -71,7 +71,7 @@ class GenerateChoice(msgspec.Struct):
 class CompletionChoice(msgspec.Struct):
     text: str = ""
     token_ids: list[int] | None = None
-    prompt_token_ids: msgspec.Raw = UNSAID
+    prompt_token_ids: msgspec.Raw = NOT_ECHOED
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     routed_experts: str | None = None
@@ -79,7 +79,7 @@ class CompletionChoice(msgspec.Struct):
 
 class GenerateFrame(msgspec.Struct):
     choices: list[GenerateChoice] = []
-    prompt_token_ids: msgspec.Raw = UNSAID
+    prompt_token_ids: msgspec.Raw = NOT_ECHOED
     usage: Usage | None = None
     error: Problem | None = None
 
@@ -171,7 +171,7 @@ def generate_chunk(choice: GenerateChoice, frame: GenerateFrame, request: Sample
         logprobs=logprobs if ids else [],
         finish=_finish(choice.finish_reason),
         versions=None if choice.weight_versions is None else spans(choice.weight_versions, count),
-        prompt_ids=said(frame.prompt_token_ids, request.prompt_ids),
+        prompt_ids=echoed_ids(frame.prompt_token_ids, request.prompt_ids),
         extras=extras,
         whole=_experts(choice.routed_experts, request, count),
     )
@@ -198,7 +198,7 @@ def completion_chunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
         finish=_finish(choice.finish_reason),
-        prompt_ids=said(choice.prompt_token_ids, request.prompt_ids),
+        prompt_ids=echoed_ids(choice.prompt_token_ids, request.prompt_ids),
         extras=extras,
         whole=_experts(choice.routed_experts, request, count),
     )

@@ -1,13 +1,13 @@
-"""Connections of all planes, before there is a request: how many, how long, and how large a head may be.
+"""Limits on the connections of all planes: their number, their deadlines, and the size of a request's head.
 
-It is uvicorn's protocol with limits: a head has `HEAD_BYTES` and `HEADERS` at most, a request arrives within its
-deadline, and a plane has so many connections at once, of which so many have sent the same key, known or not, in their
-last head. Before its first head a connection counts for its plane only. One sweep a second looks for late ones, so no
-request costs a timer. What is refused here never becomes a request.
+This is uvicorn's protocol with limits. A head (request line and headers) has at most `HEAD_BYTES` bytes and `HEADERS`
+headers. A request must arrive within a deadline. A plane has a maximum number of connections, and of connections with
+the same key (valid or not) in their last head. One sweep a second closes late connections, so a request needs no timer.
+What is refused here never reaches the application.
 
-A connection is a stranger until one of its requests came with a key that is known (`admit`). A stranger that rests is
-closed after `STRANGER_S`, and at once where its plane is full and another connection comes: the longest resting one
-first. So nobody fills a plane without a key.
+A connection is a stranger until one of its requests has a valid key (`admit`). An idle stranger is closed after
+`STRANGER_S`. If its plane is full and a new connection arrives, the stranger that is idle longest is closed at once. So
+nobody can fill a plane without a key.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ HEAD_BYTES = 64 << 10
 HEADERS = 128
 SWEEP_S = 1.0
 STRANGER_S = 5.0
-"""How long a connection rests, before its first request and between requests, whose key nobody knows."""
+"""Seconds that a stranger may be idle, before its first request or between requests."""
 ADMIT = "admit"
-"""In the state of an ASGI scope: what `admit` calls."""
+"""Key in the state of an ASGI scope: the function that `admit` calls."""
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`receipt_s`: a request's head has so long from the connection's start or its own first byte, and so has its body
-    from then on. `hosts`: who may call; None: anyone. `per_key`: connections with one key; None: any number."""
+    """`receipt_s`: seconds for a request's head, from the connection's start or the head's first byte, and again for
+    its body. `hosts`: the allowed hosts; None: all. `per_key`: connections with one key; None: no limit."""
 
     connections: int
     receipt_s: float
@@ -48,7 +48,7 @@ class ConnectionLimits:
 
 
 class _Refused(Exception):
-    """Raised in the parser's callbacks: the request ends here, with the answer in `LimitedProtocol.refusal`."""
+    """Raised in the parser's callbacks to end a request. The answer is in `LimitedProtocol.refusal`."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -56,15 +56,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     limits: ConnectionLimits
     by_key: Counter[int]
-    """The plane's connections, by the hash of each key in their last head."""
+    """The number of the plane's connections, by the hash of each key in their last head."""
     strangers: dict[LimitedProtocol, float]
-    """The plane's resting connections that brought no known key, the longest resting first; since when."""
+    """The plane's idle strangers and the time since when they are idle, longest first."""
     keys: frozenset[int] = frozenset()
     admitted = False
     refusal: tuple[int, str] | None = None
     head_bytes = 0
     late_at = math.inf
-    """When this connection is late on the loop's clock; infinite while it waits for us or rests between requests."""
+    """Loop time when this connection is late; infinite while it waits for our reply or is idle between requests."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -75,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.strangers[self] = self.loop.time()
 
     def _evict(self) -> bool:
-        """Makes room by closing the stranger that rests longest; False where there is none."""
+        """Closes the stranger that is idle longest; False if there is none."""
         for stranger in self.strangers:
             del self.strangers[stranger]
             self.connections.discard(stranger)  # it is gone a moment later
@@ -89,7 +89,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._count_keys(frozenset())
 
     def admit(self) -> None:
-        """A request of this connection came with a known key."""
+        """Marks the connection as no stranger: one of its requests had a valid key."""
         self.admitted = True
         self.strangers.pop(self, None)
 
@@ -158,7 +158,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def close_if_late(self, now: float) -> None:
-        """Closes a connection whose request is late. One that is not read from, because we are busy, is not."""
+        """Closes a connection whose request is late. A connection that we do not read, as we are busy, is not late."""
         if self.head_bytes <= 0 and now >= self.strangers.get(self, math.inf) + STRANGER_S:
             self.transport.close()
             return
@@ -173,18 +173,18 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def limited(limits: ConnectionLimits) -> type[LimitedProtocol]:
-    """The protocol of one plane."""
+    """A protocol class for one plane."""
     return type("PlaneProtocol", (LimitedProtocol,), {"limits": limits, "by_key": Counter(), "strangers": {}})
 
 
 def admit(scope: Any) -> None:
-    """The request of this ASGI scope came with a known key: its connection may rest as long as any."""
+    """Admits the connection of this ASGI scope: its request had a valid key."""
     if (admitted := scope.get("state", {}).get(ADMIT)) is not None:
         admitted()
 
 
 def presented_keys(headers: Sequence[tuple[bytes, bytes]], url: bytes) -> frozenset[int]:
-    """The hash of every key in a head. Which one a protocol takes is its own: a second one hides none."""
+    """The hash of every key in a head. All count, whichever of them the request's protocol uses."""
     keys = [value.split()[-1:] for name, value in headers if name in KEY_HEADERS]
     if b"?" in url:
         query = url.partition(b"?")[2].decode("latin-1")
@@ -193,7 +193,7 @@ def presented_keys(headers: Sequence[tuple[bytes, bytes]], url: bytes) -> frozen
 
 
 async def sweep(servers: Sequence[uvicorn.Server]) -> None:
-    """Closes late connections, for as long as it runs."""
+    """Closes late connections once a second, forever."""
     now = asyncio.get_running_loop().time
     while True:
         await asyncio.sleep(SWEEP_S)

@@ -1,4 +1,4 @@
-"""What the settings must say before a plane listens where others reach it."""
+"""Checks the settings before a plane listens on an address that other machines can reach."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ log = logging.getLogger("rolltap.front")
 
 MIN_KEY = 16
 MIN_KINDS = 8
-"""Characters, and different ones, of a key that nobody guesses. Those that rolltap makes have 43 and more."""
+"""Minimum characters, and minimum different characters, of a key. rolltap's own keys have 43 characters or more."""
 
 
 def check_exposure(settings: Settings) -> None:
-    """Loopback needs nothing; any other address only with keys that somebody chose. Warns of keys that go in clear."""
+    """Raises `ConfigError` for missing or weak keys away from loopback. Warns if TLS is missing."""
     listen, keys = settings.listen, settings.keys
     exposed = {plane: host for plane in get_args(PlaneName) if not is_loopback(host := listen.host_of(plane))}
     if not exposed:
@@ -33,12 +33,12 @@ def check_exposure(settings: Settings) -> None:
                 "`openssl rand -base64 32`"
             )
     if len(set(chosen.values())) < len(chosen):
-        raise ConfigError("two of [keys] are the same: give each role a key of its own")
+        raise ConfigError("two of the [keys] are equal: give each role its own key")
     if not listen.tls_certificate:
         planes = " and ".join(exposed)
         log.warning(
-            "keys and prompts go in clear to the %s plane on %s: set listen.tls_certificate, or put a proxy with TLS "
-            "in front (docs/security.md)",
+            "keys and prompts are sent unencrypted to the %s plane on %s: set listen.tls_certificate, or put a TLS "
+            "proxy in front (docs/security.md)",
             planes,
             host,
         )

@@ -1,8 +1,8 @@
-"""Stands before the trainer and admin planes' applications: no byte of a body is taken from who has no key.
+"""Authenticates requests of the trainer and admin planes before their bodies are read.
 
-FastAPI reads and parses a body before it asks for the key. Here the head decides: who brings a body needs a key that is
-known, the body has a cap and a deadline, and only then does the application see the request, whole. What a key may do
-is the application's to decide, route by route.
+FastAPI reads and parses a body before it checks the key. The gate requires a valid key for every request with a body,
+reads the body within its size limit and deadline, and passes the complete request to the application. The application
+decides, route by route, what a key may do.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rolltap.proxy.metrics.calls import CountedSend, uncounted
 from rolltap.tenants import NOBODY, acting_for
 
 KnowsKey = Callable[[str], Awaitable[bool]]
-"""Whether a key is one of any role."""
+"""Whether a key is valid, in any role."""
 
 
 class Gate:
-    """An ASGI application around a plane's. `body_bytes` and `receipt_s` bound what a keyed request brings."""
+    """An ASGI application that wraps a plane's. `body_bytes` and `receipt_s` limit a body's size and seconds."""
 
     def __init__(
         self, app: Any, knows: KnowsKey, body_bytes: int, receipt_s: float, counted: CountedSend = uncounted
@@ -57,7 +57,7 @@ class Gate:
 
 
 class _Whole:
-    """A `receive` that gives a body which has been read already, then what the connection says."""
+    """An ASGI `receive` that returns a body that was read already, then the connection's messages."""
 
     def __init__(self, body: bytes, receive: Any) -> None:
         self._body: bytes | None = body
@@ -71,7 +71,7 @@ class _Whole:
 
 
 def _key(headers: Any) -> str:
-    """The bearer key of a request; empty if it has none."""
+    """The request's bearer key; empty if it has none."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, key = value.decode("latin-1").partition(" ")

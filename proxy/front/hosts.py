@@ -1,8 +1,8 @@
-"""Who may call a plane that listens on loopback: this machine's own programs, not a web page in its browser.
+"""Host check of a plane on loopback: programs of this machine may call it, web pages in its browser may not.
 
-A page reaches loopback by its own requests, which carry its `Origin`, or under a name of its own that it has made lead
-to 127.0.0.1 (DNS rebinding), which stands in `Host`. Both are refused. Behind a proxy of one's own, name the hosts that
-it passes on in `listen.names`.
+A page can reach loopback directly, which shows in `Origin`, or under a name that it made resolve to 127.0.0.1 (DNS
+rebinding), which shows in `Host`. Both are refused. If you run a reverse proxy, list the hosts that it forwards in
+`listen.names`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rolltap.addresses import is_loopback
 from rolltap.settings import ListenSettings
 
 CONTAINER_NAMES = ("host.docker.internal", "host.containers.internal")
-"""How containers call the machine that they run on."""
+"""Names that containers use for their host machine."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -28,13 +28,13 @@ class Hosts:
 
     @classmethod
     def of(cls, listen: ListenSettings, host: str) -> Hosts | None:
-        """The check for a plane that listens on `host`; None where others are to reach it."""
+        """The check for a plane on `host`; None if `host` is not loopback, as other machines may call it then."""
         if not is_loopback(host):
             return None
         return cls((*listen.names, urlsplit(listen.public_url).hostname or ""))
 
     def refusal(self, headers: Headers) -> str:
-        """Why a request with these headers is refused; empty if it is not."""
+        """The reason to refuse a request with these headers; empty if it is allowed."""
         host, origin, count = b"", None, 0
         for name, value in headers:
             if name == b"host":
@@ -44,9 +44,9 @@ class Hosts:
         if count != 1:
             return "send one Host header"
         if host not in self._seen and not self._learn(host):
-            return f"no plane is called {host[:80].decode('latin-1')!r} here; name it in listen.names"
+            return f"the host name {host[:80].decode('latin-1')!r} is not allowed; add it to listen.names"
         if origin is not None and origin.lower() not in (b"http://" + host.lower(), b"https://" + host.lower()):
-            return f"a page of {origin[:80].decode('latin-1')!r} may not call this plane"
+            return f"a web page of {origin[:80].decode('latin-1')!r} may not call this plane"
         return ""
 
     def _learn(self, host: bytes) -> bool:

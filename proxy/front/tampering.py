@@ -1,7 +1,7 @@
-"""Requests that a session's key has no business with are counted on the session.
+"""Counts requests that attack the proxy with a valid session key, on the session of the key.
 
-The key says whose they are: a junk key is nobody's. A request is refused as it would be without the count, also while
-the store is away. Of one session a process counts `MOST_COUNTED` of each kind: a flood costs no more than its refusals.
+Requests with an unknown key are not counted. Counting does not change the answer, even while the store is unavailable.
+A process counts at most `MOST_COUNTED` requests of each kind per session, so that a flood stays cheap.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from rolltap.tenants import acting_for, tenant_of
 log = logging.getLogger("rolltap.tampering")
 
 SESSIONS = 4096
-"""Sessions whose counts are in memory; beyond, the longest unseen ones begin anew."""
+"""Number of sessions with counts in memory. The least recently counted are dropped and start again at 0."""
 MOST_COUNTED = 100
 AT_ONCE = 4
 SESSION_KEY = re.compile(r"rt-[\w-]{43}")
 ENCODED = re.compile(rb"%(25)?(2e|5c|23|3f|00)|/\.\.?(/|$)", re.IGNORECASE)
-"""Dots, a backslash, `#`, `?` and NUL, encoded once or twice; segments of dots. Clients encode the slash of a model's
-name honestly."""
+"""Dots, backslash, `#`, `?` and NUL, encoded once or twice; dot segments. An encoded slash is no attack: clients encode
+the slash in a model's name."""
 OTHER_PLANES = re.compile(
     r"/(leases|trainers|dead-letters|sessions|tasks|groups|rollouts|rewards|nodes|audit|keys|read)(/|$)"
 )
 
 CountTampering = Callable[[str, TamperingKind, str], Awaitable[None]]
-"""Counts an attempt of the session whose key this is: key, kind, detail."""
+"""Counts an act of tampering: session key, kind, detail."""
 
 
 async def uncounted_acts(key: str, kind: TamperingKind, detail: str) -> None:
-    """Where nothing is counted."""
+    """Counts nothing."""
 
 
 class TamperingCounter:
-    """Finds the session of a key and appends the act to it."""
+    """Finds the session of a key and appends acts of tampering to it."""
 
     def __init__(self, call_log: CallLog, append: Callable[[str, TamperingAct], Awaitable[None]]) -> None:
         self._log = call_log
@@ -76,7 +76,7 @@ class TamperingCounter:
 
 
 def presented_key(headers: Any) -> str:
-    """The key of a request, wherever a dialect would look for it; empty if it has none."""
+    """The request's key in any header that a dialect uses; empty if it has none."""
     for name, value in headers:
         if name == b"authorization":
             return value.decode("latin-1").partition(" ")[2].strip()
@@ -86,7 +86,7 @@ def presented_key(headers: Any) -> str:
 
 
 def suspicion(scope: Any) -> TamperingKind | None:
-    """What the path of a request to the agent plane tells by itself."""
+    """The kind of tampering that a request's path shows, if any."""
     if ENCODED.search(scope.get("raw_path") or b""):
         return TamperingKind.PATH
     path = re.sub(r"^/s/[^/]+", "", scope["path"])

@@ -150,7 +150,7 @@ class AgentPlane:
             http.check_announced(limit)
             with sender.session.slot(self._limits.calls_at_once) if sender.session is not None else nullcontext():
                 size = limit if http.announced() < 0 else http.announced()
-                http.room = await self._room.take(route.dialect.key(head) or "", size, deadline / 2)
+                http.room = await self._room.reserve(route.dialect.key(head) or "", size, deadline / 2)
                 body = await http.body(limit, deadline)
                 http.room.shrink(len(body))
                 return body

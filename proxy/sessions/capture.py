@@ -1,9 +1,9 @@
-"""Capture without configuration: with a project's key, sessions open by themselves.
+"""Capture without configuration: sessions open automatically for calls with a project key.
 
-A call belongs to the session of its conversation: by the harness's own conversation header where there is one, else by
-the handles of its last assistant turn, else by the recent captured session whose recorded calls the request continues,
-else to a new session. Headers and handles are hints of which conversation a call belongs to *within one project*; they
-never lead to another key's sessions.
+A call belongs to the session of its conversation. The first of these that applies decides: the harness's conversation
+header; the handles in the request's last assistant message; a recent captured session whose calls the request
+continues. Otherwise a new session opens. Headers and handles only select a session *within one project*; they never
+lead to sessions of another key.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 RECENT = 64
 CAPTURED = "captured"
-"""The tag of a session that opened by itself; its value is the dialect of the first call."""
+"""Tag of a session that opened automatically. Its value is the dialect of the first call."""
 PROJECT = "project"
-"""The tag that names the minted project key of a captured session. Those of the settings' key have none."""
+"""Tag with the id of a captured session's minted project key. Sessions of the settings' project key do not have it."""
 
 
 class Capture:
-    """The sessions of the projects: each key's are its own. `secret` keeps their conversations' hashes unknown."""
+    """Finds or opens the sessions of project keys. `secret` keeps clients from guessing the hash of a conversation."""
 
     def __init__(
         self,
@@ -58,16 +58,16 @@ class Capture:
     async def session(
         self, chat: ChatRequest, project: str = "", policy: str | None = None, named: Sequence[str] = ()
     ) -> LiveSession:
-        """The session of the request's conversation in the project ("": the settings' own), opened if it is new.
+        """The session of the request's conversation in the project, opened if it is new.
 
-        With `policy` it is one of that policy; else of the one that the first call's model leads to. `named` are the
-        calls that the request's handles name.
+        `project` "" is the settings' project key. Without `policy` the model of the first call decides the policy.
+        `named` are the call ids in the request's handles.
         """
         conversation = chat.hints.conversation
         if conversation:
-            live = await self._named(chat, conversation, project, policy)
+            live = await self._by_header(chat, conversation, project, policy)
         else:
-            live = await self._made(named, project) or self._continued(chat, project, policy)
+            live = await self._by_handles(named, project) or self._by_prefix(chat, project, policy)
         if live is None:
             session = self._new(chat, key_hash(f"{self._secret}\0{secrets.token_hex(16)}"), project, policy)
             await self._log.open_session(session)
@@ -80,8 +80,8 @@ class Capture:
             recent.popitem(last=False)
         return live
 
-    async def maker(self, call_id: str | None, project: str = "") -> LiveSession | None:
-        """The project's captured session that made a call; None if there is none, or if it has ended."""
+    async def session_of_call(self, call_id: str | None, project: str = "") -> LiveSession | None:
+        """The project's captured session that contains a call; None if there is none, or if it has ended."""
         session = await self._log.session_of(call_id) if call_id is not None else None
         if session is None or CAPTURED not in session.tags or not _is_open(session):
             return None
@@ -91,17 +91,17 @@ class Capture:
         live.account = self._accounts.of(project)
         return live
 
-    async def _made(self, call_ids: Sequence[str], project: str) -> LiveSession | None:
-        """The open session that made one of these calls; the store is asked for what no recent session made."""
+    async def _by_handles(self, call_ids: Sequence[str], project: str) -> LiveSession | None:
+        """The open session that contains one of these calls. Looks in the recent sessions, then in the store."""
         for call_id in dict.fromkeys(call_ids):
             recent = (live for live in self._recent[project].values() if call_id in live.forest.nodes)
-            live = next(recent, None) or await self.maker(call_id, project)
+            live = next(recent, None) or await self.session_of_call(call_id, project)
             if live is not None and _is_open(live.session):
                 return live
         return None
 
-    async def _named(self, chat: ChatRequest, conversation: str, project: str, policy: str | None) -> LiveSession:
-        """The session of a conversation that the harness names; a new one where the former has ended."""
+    async def _by_header(self, chat: ChatRequest, conversation: str, project: str, policy: str | None) -> LiveSession:
+        """The session of the conversation in the harness's header; a new one if the previous one has ended."""
         for turn in count():
             identity = (
                 self._secret,
@@ -113,14 +113,14 @@ class Capture:
             )
             hashed = hashlib.sha256("\0".join(identity).encode()).hexdigest()
             session = await self._log.session_by_key(hashed)
-            if session is None:  # a harness's first calls come together, perhaps to several proxies
+            if session is None:  # a harness may send its first calls at once, to several proxies
                 session = await self._log.claim_session(self._new(chat, hashed, project, policy))
             if _is_open(session):
                 return await self._live.adopt(session)
         raise AssertionError("unreachable")
 
-    def _continued(self, chat: ChatRequest, project: str, policy: str | None) -> LiveSession | None:
-        """The recent session that holds the longest beginning of this conversation, if any holds a turn of it."""
+    def _by_prefix(self, chat: ChatRequest, project: str, policy: str | None) -> LiveSession | None:
+        """The recent session with the longest prefix of this conversation, if one contains a reply of it."""
         best: tuple[int, LiveSession] | None = None
         for live in reversed(self._recent[project].values()):
             if not _is_open(live.session) or (policy is not None and live.session.policy != policy):

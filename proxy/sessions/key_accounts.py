@@ -1,9 +1,9 @@
-"""What each project's minted key has used, over all its sessions and all proxies.
+"""The usage of each minted project key, over all its sessions and all proxies.
 
-A call is counted in memory as it begins, its tokens as it ends; every `SAVE_S` seconds what is new is added to the
-store, which answers what all proxies have counted. So a proxy that dies loses the count of about its last second, and
-each proxy of several may let through, beyond a budget, what it admits within that time. Alone, a budget of calls is
-exact. Tokens are known late: calls under way may go over their budget. The rate is each process's own.
+A call is counted in memory when it begins, its tokens when it ends. Every `SAVE_S` seconds the new usage is added to
+the store, which returns the sum over all proxies. So a proxy that crashes loses the counts of about one second, and
+each of several proxies may exceed a budget by what it admits in that time. With one proxy a budget of calls is exact.
+Calls in flight may exceed a budget of tokens, which are known only at a call's end. The rate is limited per process.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ USED = "budget used"
 
 @dataclass(slots=True, eq=False)
 class KeyAccount:
-    """One key's. `stored` is what all proxies had used when this one last saved, `unsaved` its own since."""
+    """One key's usage. `stored`: of all proxies when this one last saved; `unsaved`: of this proxy since then."""
 
     budget: KeyBudget
     stored: KeyUsage
     unsaved: KeyUsage = NOTHING
-    bucket_full_at: float = 0.0  # on the monotonic clock: when the calls of this minute are forgotten
+    bucket_full_at: float = 0.0  # monotonic time when the token bucket for the rate is full again
 
     def count(self, *, calls: int = 0, tokens: int = 0, body_bytes: int = 0) -> None:
         self.unsaved += KeyUsage(calls, tokens, body_bytes)
 
     def used_up(self, calls: int = 1) -> str:
-        """The budget that has no room for so many more calls, in words; empty if each has."""
+        """The budget with no room for `calls` more calls, as text; empty if all have room."""
         budget, used = self.budget, self.stored + self.unsaved
         if budget.calls is not None and used.calls + calls > budget.calls:
             return counted(budget.calls, "call")
@@ -48,7 +48,7 @@ class KeyAccount:
         return ""
 
     def over_bytes(self, more_mb: float) -> bool:
-        """Whether it has sent more than its budget of bytes and `more_mb` MB beyond."""
+        """Whether the key has sent over `more_mb` MB more than its byte budget."""
         mb, used = self.budget.mb, self.stored + self.unsaved
         return mb is not None and used.body_bytes > (mb + more_mb) * 1_000_000
 
@@ -57,13 +57,13 @@ class KeyAccounts:
     """The accounts of the keys that this process has seen."""
 
     def __init__(self, keys: Keys | None = None) -> None:
-        """Without `keys` no key is minted."""
+        """Without `keys` there are no minted keys."""
         self._keys = keys
         self._accounts: dict[str, KeyAccount] = {}
         self._storing = asyncio.Lock()
 
     async def open(self, caller: Caller) -> None:
-        """Looks up what a project's key has used, the first time that it comes."""
+        """Loads a project key's usage when this process first sees the key."""
         if caller.is_root or caller.id in self._accounts or self._keys is None:
             return
         async with self._storing:
@@ -72,17 +72,17 @@ class KeyAccounts:
                 self._accounts[caller.id] = KeyAccount(caller.budget, stored[caller.id])
 
     def of(self, project: str) -> KeyAccount | None:
-        """The account of a minted key; None for that of the settings, which is not counted."""
+        """The account of a minted key; None for the settings' project key, which is not counted."""
         return self._accounts.get(project)
 
     def check_opens(self, project: str) -> None:
-        """`SessionClosed` where the project's key has used its budget, so that it opens no more sessions."""
+        """Raises `SessionClosed` if the project key has used its budget: it may not open more sessions."""
         account = self._accounts.get(project)
         if account is not None and (used := account.used_up()):
             raise SessionClosed(f"{USED}: this key has {used}; ask for another key")
 
     async def save(self) -> None:
-        """Adds what is new to the store. While the store is away it goes on counting."""
+        """Adds the new usage to the store. While the store is unavailable, counting continues in memory."""
         if self._keys is None:
             return
         async with self._storing:
@@ -92,14 +92,14 @@ class KeyAccounts:
             try:
                 stored = await self._keys.add_usage(unsaved)
             except StoreError as error:
-                log.warning("what %d keys have used is not saved yet: %s", len(unsaved), error.message)
+                log.warning("the usage of %d keys is not saved yet: %s", len(unsaved), error.message)
                 return
             for id, usage in unsaved.items():
                 account = self._accounts[id]
                 account.stored, account.unsaved = stored[id], account.unsaved - usage
 
     async def saving(self) -> None:
-        """Saves now and then, for as long as it runs. A save under way ends also when this is cancelled."""
+        """Saves every `SAVE_S` seconds. When cancelled, a running save still finishes."""
         while True:
             await asyncio.sleep(SAVE_S)
             await asyncio.shield(asyncio.ensure_future(self.save()))

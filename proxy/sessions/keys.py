@@ -1,9 +1,9 @@
-"""Who makes a request of any plane, by its key. (Sessions' keys: `rolltap.proxy.sessions.session_cache`.)
+"""Identifies a caller by its key, on every plane. (Session keys: `rolltap.proxy.sessions.session_cache`.)
 
-The settings hold one key of each role; admin keys mint others, of which the store has the hashes. This process keeps
-the minted keys that work in memory and reads them again after `TRUST_S` seconds, so a key that another proxy minted,
-rotated or revoked is known here that soon, and what this one did is known at once. A proxy that is alone on its store
-reads them once. While the store is away the known keys go on working: nobody can revoke one then.
+The settings hold one key of each role. Admin keys mint more, whose hashes are in the store. This process caches the
+valid minted keys for `TRUST_S` seconds. So it sees changes by other proxies after that time, and its own at once. A
+proxy that is alone on its store reads them once. While the store is unavailable, known keys stay valid, as nobody can
+revoke one then.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, TRUST_S
 from rolltap.settings import KeySettings
 
 AGAIN_S = 0.1
-"""An unknown key has the store asked again, but not sooner than so many seconds after the last time."""
+"""Minimum seconds between two reads of the store because of an unknown key."""
 
 Working = dict[str, tuple[Caller, float]]
-"""By the hash of a secret: whose it is, and until when on the monotonic clock."""
+"""Key hash to its caller and the monotonic time when it expires."""
 
 
 class Keyring:
-    """The keys of the settings and the minted ones. `alone`: no other process mints or revokes keys.
+    """The settings' keys and the minted keys. `alone`: no other process mints or revokes keys.
 
-    `accounts` has what the minted projects' keys have used.
+    `accounts` holds the usage of the minted project keys.
     """
 
     def __init__(self, settings: KeySettings, minted: Keys | None = None, *, alone: bool = False) -> None:
@@ -43,7 +43,7 @@ class Keyring:
         self._reading = asyncio.Lock()
 
     def root(self, key: str) -> Caller | None:
-        """The holder of a key of the settings; every one is compared, so the time taken tells nothing."""
+        """The caller with this key of the settings. Compares all of them, so the time leaks nothing."""
         match: Caller | None = None
         for caller, known in self._roots:
             if known and hmac.compare_digest(known, key.encode()):
@@ -51,13 +51,13 @@ class Keyring:
         return match
 
     async def caller(self, key: str) -> Caller | None:
-        """Who holds `key`; None if it is not known, or not any more."""
+        """The caller with this key; None if the key is unknown, expired or revoked."""
         if (root := self.root(key)) is not None:
             return root
         return await self._minted_caller(key_hash(key)) if key.startswith(MINTED) else None
 
     async def works(self, key_id: str) -> bool:
-        """Whether the key of this id goes on."""
+        """Whether the key with this id is still valid."""
         if key_id in ROLES:
             return any(known and caller.id == key_id for caller, known in self._roots)
         now = time.monotonic()
@@ -66,14 +66,14 @@ class Keyring:
         return self._has(key_id)
 
     async def role(self, key_id: str) -> Role | None:
-        """The role of the key of this id; None if it does not go on."""
+        """The role of the key with this id; None if it is no longer valid."""
         if not await self.works(key_id):
             return None
         callers = [*(caller for caller, _ in self._roots), *(caller for caller, _ in self._working.values())]
         return next((caller.role for caller in callers if caller.id == key_id), None)
 
     async def project(self, key: str | None) -> Caller | None:
-        """The project whose key it is, if it is one's; its account is open then."""
+        """The caller, if this is a project key; opens its account."""
         caller = await self.caller(key) if key else None
         if caller is None or caller.role != "project":
             return None
@@ -81,7 +81,7 @@ class Keyring:
         return caller
 
     async def changed(self) -> None:
-        """The minted keys were changed through this process: they are read again."""
+        """Reads the minted keys again, after a change through this process."""
         self._asked_at = self._trusted_until = -math.inf
         await self._read(time.monotonic())
 
@@ -101,7 +101,7 @@ class Keyring:
             return
         async with self._reading:
             if self._asked_at > since:
-                return  # another request has read them meanwhile
+                return  # another request has read them in the meantime
             self._asked_at = asked_at = time.monotonic()
             try:
                 async with asyncio.timeout(ANSWERS_WITHIN_S if self._working else None):
@@ -112,7 +112,7 @@ class Keyring:
                 self._trusted_until = asked_at + TRUST_S
                 return
             if self._asked_at != asked_at:
-                return  # they were changed meanwhile: what was read may be older
+                return  # the keys changed during the read, so its result may be outdated
             self._working = {
                 hashed: (caller, math.inf if left is None else asked_at + left)
                 for hashed, (caller, left) in working.items()

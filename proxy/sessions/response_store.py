@@ -1,4 +1,4 @@
-"""Recorded replies that a client names instead of resending or remembering them, read from the call log."""
+"""Recorded replies that clients refer to by handle instead of resending them, read from the call log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rolltap.types import Finish, Outcome
 
 
 class ResponseStore:
-    """Looks up what a handle names. Only calls of the request's own session are found."""
+    """Looks up handles. Finds only calls of the request's own session."""
 
     def __init__(self, call_log: CallLog, handles: Handles, policies: Policies) -> None:
         self._log = call_log
@@ -23,20 +23,20 @@ class ResponseStore:
         self._policies = policies
 
     def named(self, chat: ChatRequest) -> str | None:
-        """The call whose reply the request names instead of resending it."""
+        """The id of the call whose reply the request refers to instead of resending it."""
         recalled = (message.handle for message in chat.messages if message.recall)
         return self.call_of(chat.previous or next(recalled, None))
 
     def last_named(self, chat: ChatRequest) -> list[str]:
-        """The calls whose replies the request's last assistant turn is, by its handles."""
+        """The ids of the calls that produced the request's last assistant message, by its handles."""
         return self._handles.last_named(chat)
 
     def call_of(self, handle: str | None) -> str | None:
-        """The call that a handle names; None if rolltap did not make it."""
+        """The call id in a handle; None if rolltap did not mint the handle."""
         return self._handles.read(handle)
 
     async def fill(self, dialect: Dialect, live: LiveSession, chat: ChatRequest) -> ChatRequest:
-        """The request with its whole history; `InvalidRequest` if it names an unknown reply."""
+        """The request with its complete history. Raises `InvalidRequest` if it refers to an unknown reply."""
 
         async def find(handle: str) -> RecordedCall | None:
             call_id = self._handles.read(handle)
@@ -52,7 +52,7 @@ class ResponseStore:
     async def reply(
         self, dialect: Dialect, live: LiveSession, handle: str
     ) -> tuple[ChatRequest, ReplyStarted, ReplyEnded]:
-        """A completed call of `dialect` as it was answered; `NotFound` if its client asked for it not to be stored."""
+        """The request and reply of a completed call. Raises `NotFound` if its client asked not to store it."""
         row = await self._row(live, self._handles.read(handle))
         intent, done = (row.intent, row.completion) if row is not None else (None, None)
         if intent is None or done is None or done.outcome is not Outcome.COMPLETED or intent.dialect != dialect.name:
@@ -66,7 +66,7 @@ class ResponseStore:
         return request, started, ReplyEnded((self._choice(intent.policy, done, request),), usage)
 
     async def _row(self, live: LiveSession, call_id: str | None) -> CallRow | None:
-        """The call's row, if the session made it; the other rows that this process knows are not read."""
+        """The call's row if it belongs to the session. Rows that this process knows already are not read."""
         if call_id is None:
             return None
         rows = await self._log.rows(live.session.id, known=live.forest.completed - {call_id})

@@ -1,9 +1,9 @@
-"""Several policies in one rollout, each in a role.
+"""Several policies in one rollout, one for each role.
 
 A role's name is the model that the harness asks for: `{"solver": "tiny", "judge": "frozen"}`. At most one of the
-policies is trainable: the group is that one's, and only its calls carry loss. The roles stand in the session's tag
-`roles`. The main role is the first that plays the session's policy: its calls are the main agent's, another role's
-are recorded under its name (`Call.agent`).
+policies is trainable: the group belongs to it, and only its calls carry loss. The session's tag `roles` holds the
+roles. The main role is the first one with the session's policy: its calls are the main agent's. Other roles' calls are
+recorded under the role's name (`Call.agent`).
 """
 
 from __future__ import annotations
@@ -28,41 +28,44 @@ NAME = re.compile(r"[\w.:/-]{1,128}")
 
 
 def trained_policy(roles: Mapping[str, str], policies: Policies) -> str:
-    """The policy whose the group is: the trainable one, else the first. `InvalidRequest` for what can't be played."""
+    """The policy that the group belongs to: the trainable one, or else the first.
+
+    Raises `InvalidRequest` if invalid.
+    """
     if not 1 <= len(roles) <= MAX_ROLES:
         raise InvalidRequest(f"policy: name 1 to {MAX_ROLES} roles, not {len(roles)}", param="policy")
     for role, policy in roles.items():
         if not NAME.fullmatch(role):
-            raise InvalidRequest(f"policy: {role!r} is no name for a role (letters, digits, . : / - _)", param="policy")
+            raise InvalidRequest(f"policy: invalid role name {role!r}: use letters, digits, . : / - _", param="policy")
         if policy not in policies.names:
             known = ", ".join(policies.names)
             raise InvalidRequest(f"policy: role {role!r}: no policy {policy!r}; served: {known}", param="policy")
     trainable = list(dict.fromkeys(policy for policy in roles.values() if policies[policy].settings.trainable))
     if len(trainable) > 1:
         raise InvalidRequest(
-            f"policy: {' and '.join(trainable)} are both trainable; a rollout trains one, the others must be frozen",
+            f"policy: {' and '.join(trainable)} are trainable; a rollout trains one policy, the others must be frozen",
             param="policy",
         )
     return trainable[0] if trainable else next(iter(roles.values()))
 
 
 def main_role(roles: Mapping[str, str], policy: str) -> str:
-    """The first role that plays `policy`."""
-    return next(role for role, played in roles.items() if played == policy)
+    """The first role with `policy`."""
+    return next(role for role, name in roles.items() if name == policy)
 
 
 def role_tags(roles: Mapping[str, str]) -> dict[str, str]:
-    """The tags of a session in which `roles` play."""
+    """The tags of a session with `roles`."""
     return {TAG: json.dumps(dict(roles))} if roles else {}
 
 
 def roles_of(session: Session) -> dict[str, str]:
-    """Role to policy; empty where one policy plays alone."""
+    """The session's policy by role; empty if the session has only one policy."""
     return json.loads(session.tags[TAG]) if TAG in session.tags else {}
 
 
 def in_role(session: Session, chat: ChatRequest) -> ChatRequest:
-    """`chat` as the call of the role that its model names. A role's calls are never side calls."""
+    """`chat` with the agent and kind of the role that its model names. A role's calls are never side calls."""
     roles = roles_of(session)
     if chat.model not in roles:
         return chat

@@ -1,4 +1,4 @@
-"""Sessions opened and closed on purpose: a key is minted here, shown once, and kept only as its hash."""
+"""Opens and closes sessions for the API. Mints a session's key, which is shown once and stored only as a hash."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KEY_BYTES = 32
 
 
 class SessionService:
-    """`policies` are the names that the tenant of the moment may use; `closed` is told of every session closed here, so
-    that this process refuses its key at once."""
+    """Opens and closes sessions. `policies()` returns the names that the current tenant may use. `closed(session)` is
+    called for every session closed here, so that this process refuses its key at once."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class SessionService:
         ttl: float | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> tuple[Session, str]:
-        """A new session of `policy` (the only one, if there is only one) and its key: 256 random bits."""
+        """A new session and its key (256 random bits). `policy` may be left out if there is only one."""
         name = self._policy(policy)
         if ttl is not None and not 0 < ttl <= self._limits.session_ttl_s:
             raise InvalidRequest(f"ttl is a number of seconds up to {self._limits.session_ttl_s:g}", param="ttl")
@@ -62,7 +62,7 @@ class SessionService:
         return session, key
 
     async def close(self, session_id: str) -> None:
-        """Later calls with the session's key are refused. Closing a closed one changes nothing."""
+        """Closes a session: later calls with its key are refused. Closing it again has no effect."""
         session = await self._log.session(session_id)
         if session is None:
             raise NotFound(f"no session {session_id!r}", param="session_id")

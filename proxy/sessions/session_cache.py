@@ -1,8 +1,8 @@
-"""Sessions in use: who calls, whether they still may, and their forest.
+"""The sessions in use, with their forests; authenticates session keys.
 
-The key is the identity. A session is looked up in the store by the SHA-256 of its key. What was looked up is trusted
-for `TRUST_S` seconds, so a session closed through another replica is refused that soon; a proxy that is alone on its
-store asks once. A session in use does not wait longer than `ANSWERS_WITHIN_S` for a store that is slow.
+The key is the identity: a session is looked up in the store by the SHA-256 of its key. The result is trusted for
+`TRUST_S` seconds, so a session closed by another replica is refused after at most that time. A proxy that is alone on
+its store looks a session up once. A session in use waits at most `ANSWERS_WITHIN_S` for a slow store.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FOREST_BYTES = 1_000_000_000
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class LiveSession:
-    """A session with its forest. `planning` is held from the look at the forest until the call is in it."""
+    """A session with its forest. The `planning` lock is held from the search in the forest until the call is added."""
 
     session: Session
     forest: Forest
@@ -48,15 +48,15 @@ class LiveSession:
     in_flight: int = 0
     refused_turns: int = 0
     received_bytes: int = 0
-    bucket_full_at: float = 0.0  # on the monotonic clock: when the calls of this minute are forgotten
+    bucket_full_at: float = 0.0  # monotonic time when the token bucket for the rate is full again
     requests: dict[str, InFlightRequest] = field(default_factory=dict)  # by the hash of the body
     trusted_until: float = 0.0  # on the monotonic clock
-    account: KeyAccount | None = None  # of the minted project key that its calls come with
-    weighed: int = 0  # its part of what the cache holds
+    account: KeyAccount | None = None  # of its minted project key
+    weighed: int = 0  # its part of the cache's size, in bytes
 
     @contextmanager
     def slot(self, limit: int) -> Iterator[None]:
-        """Counts a call while it lasts; `RateLimited` if the key has too many in flight."""
+        """Counts a call in flight. Raises `RateLimited` if the session has `limit` of them."""
         if self.in_flight >= limit:
             raise RateLimited(f"this key has {counted(limit, 'call')} in flight", retry_after=1)
         self.in_flight += 1
@@ -66,22 +66,22 @@ class LiveSession:
             self.in_flight -= 1
 
     def keep(self, request: InFlightRequest) -> None:
-        """Keeps a request for a retry of it; of those that are over, only the last few."""
+        """Keeps a request for a retry. Of finished requests only the last few are kept."""
         self.requests[request.body_hash] = request
         over = [body_hash for body_hash, other in self.requests.items() if other.over]
         for body_hash in over[:-UNDELIVERED_KEPT]:
             del self.requests[body_hash]
 
     def drop(self, request: InFlightRequest) -> None:
-        """No retry gets this request any more."""
+        """Removes a request: it can no longer be joined by a retry."""
         if self.requests.get(request.body_hash) is request:
             del self.requests[request.body_hash]
 
 
 class SessionCache:
-    """The sessions in use, the longest unused ones let go first (their forests come back from the log).
+    """An LRU cache of sessions. Forests of evicted sessions are loaded again from the log.
 
-    There is one `LiveSession` of a session at a time: one that is let go while somebody holds it is taken up again.
+    There is at most one `LiveSession` object per session: an evicted one that is still referenced is reused.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class SessionCache:
     ) -> None:
         """`alone`: no other process opens sessions, closes them or records their calls.
 
-        At most `capacity` sessions are kept, and as many as have forests of `forest_bytes` together; more while they
-        have calls under way.
+        Limits: `capacity` sessions, and `forest_bytes` bytes for all forests. Sessions with calls in flight are never
+        evicted.
         """
         self._log = log
         self._alone = alone
@@ -106,24 +106,24 @@ class SessionCache:
         self._size = 0
         self._digests = digests or DigestCache()
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
-        self._held: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also let go ones that are in use
-        self._ended: LRUCache[str, Session] = LRUCache(capacity)  # closed here: refused without the store
-        self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key, while one is held
+        self._referenced: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also evicted ones in use
+        self._ended: LRUCache[str, Session] = LRUCache(capacity)  # closed sessions: refused without asking the store
+        self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key hash
 
     async def enter(self, key: str | None, named: str | None) -> LiveSession:
-        """The session of `key`. `named` is the session of a URL prefix, which must be the same one."""
+        """The session of `key`. `named` is the session id in a URL prefix, which must be the same session."""
         if not key:
             raise Unauthenticated("no API key was sent; use the session's key as the API key")
         hashed = key_hash(key)
         if (ended := self._ended.get(hashed)) is not None:
             self._drop(hashed)
             _check(ended, named)
-        live = self._held.get(hashed)
+        live = self._referenced.get(hashed)
         if live is None or live.trusted_until < time.monotonic():
             live = await self._look_up(hashed, live, named)
         _check(live.session, named)
         act_for(tenant_of(live.session.tags))
-        self._keep(live)  # it may have been let go while it was looked up
+        self._touch(live)  # it may have been evicted during the lookup
         return live
 
     async def _look_up(self, hashed: str, known: LiveSession | None, named: str | None) -> LiveSession:
@@ -144,23 +144,23 @@ class SessionCache:
         live = known or await self.adopt(session)
         if live.session.closed_at is None:  # no session opens again
             live.session = session
-        if closed == self._closed:  # else it may be this one that was closed, after it was read
+        if closed == self._closed:  # else this session may have been closed after it was read
             live.trusted_until = math.inf if self._alone else now + TRUST_S
         return live
 
     async def adopt(self, session: Session) -> LiveSession:
         """The session with its forest, loaded from the log if this process has not seen it."""
         async with self._loading.setdefault(session.key_hash, asyncio.Lock()):
-            live = self._held.get(session.key_hash)
+            live = self._referenced.get(session.key_hash)
             if live is None:
                 live = LiveSession(session, Forest(self._digests))
                 live.forest.load(await self._log.rows(session.id))
-                self._held[session.key_hash] = live
-            self._keep(live)
+                self._referenced[session.key_hash] = live
+            self._touch(live)
             return live
 
-    def _keep(self, live: LiveSession) -> None:
-        """This session is the last one used; the longest unused ones make room."""
+    def _touch(self, live: LiveSession) -> None:
+        """Marks a session as the most recently used, and evicts the least recently used if there is no room."""
         hashed = live.session.key_hash
         self._by_hash[hashed] = live
         self._by_hash.move_to_end(hashed)
@@ -183,7 +183,7 @@ class SessionCache:
             live.weighed = 0
 
     async def refresh(self, live: LiveSession) -> bool:
-        """Takes in what other replicas recorded; True if there was anything. It does not wait for a slow store."""
+        """Loads the calls that other replicas recorded; True if there were any. Does not wait for a slow store."""
         if self._alone:
             return False
         try:
@@ -194,22 +194,22 @@ class SessionCache:
         return live.forest.load(rows)
 
     def forget(self, session: Session) -> None:
-        """The session was closed through this process."""
+        """Ends a session that was closed through this process."""
         self._closed += 1
         self._let_end(replace(session, closed_at=session.closed_at or time.time()))
 
     def _let_end(self, session: Session) -> None:
-        """Lets the forest of a closed session go once its calls under way have ended: nobody continues it."""
+        """Refuses the session from now on. Its forest is freed when the calls in flight have ended."""
         self._ended[session.key_hash] = session
         self._drop(session.key_hash)
-        live = self._held.get(session.key_hash)
+        live = self._referenced.get(session.key_hash)
         if live is not None:
             live.session = session
 
 
 def _check(session: Session, named: str | None) -> None:
     if named is not None and named != session.id:
-        raise Unauthenticated(f"the key is not of session {named!r}, which the URL names")
+        raise Unauthenticated(f"the key does not belong to session {named!r} of the URL")
     if session.closed_at is not None:
         raise SessionClosed(f"session {session.id} is closed; open a new one")
     if session.expires_at <= time.time():

@@ -1,4 +1,4 @@
-"""Tags that callers give a session, checked before it opens: some of them decide what every call of it does."""
+"""Checks the tags that callers give to a new session: some of them control every call of the session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rolltap.proxy.sessions.roles import TAG as ROLES
 from rolltap.tenants import TENANT_TAG
 
 TURNS = "turns"
-"""The tag of a cap on turns (`rolltap.proxy.call.turn_cap`)."""
+"""Tag with the turn cap (`rolltap.proxy.call.turn_cap`)."""
 TURN_COUNT = re.compile(r"[0-9]{1,10}")
 MAX_TAGS = 32
 NAME_CHARS = 128
@@ -21,7 +21,7 @@ VALUE_CHARS = 8192
 
 
 def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) -> None:
-    """`InvalidRequest` for tags that a session of `policy` can't have; `policies` are those that are served."""
+    """Raises `InvalidRequest` for tags that a session of `policy` cannot have. `policies`: the served ones."""
     if len(tags) > MAX_TAGS:
         raise InvalidRequest(f"a session has at most {MAX_TAGS} tags", param="tags")
     for name, value in tags.items():
@@ -44,8 +44,9 @@ def _check_roles(text: str, policy: str, policies: Collection[str]) -> None:
         roles = None
     if not isinstance(roles, dict) or not 1 <= len(roles) <= MAX_ROLES:
         raise InvalidRequest(f"{param}: a JSON object of 1 to {MAX_ROLES} roles, each with its policy", param=param)
-    for role, played in roles.items():
-        if not NAME.fullmatch(role) or played not in policies:
-            raise InvalidRequest(f"{param}: role {role[:80]!r}: no such policy, or no such name", param=param)
+    for role, role_policy in roles.items():
+        if not NAME.fullmatch(role) or role_policy not in policies:
+            message = f"{param}: role {role[:80]!r}: invalid role name, or unknown policy"
+            raise InvalidRequest(message, param=param)
     if policy not in roles.values():
-        raise InvalidRequest(f"{param}: nobody plays the session's policy {policy!r}", param=param)
+        raise InvalidRequest(f"{param}: no role has the session's policy {policy!r}", param=param)

@@ -17,7 +17,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
 from rolltap.proxy import access
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.call.versions import SharedVersions
+from rolltap.proxy.call.versions import LedgerVersions
 from rolltap.settings import load_settings
 from rolltap.tenants import acting_for
 
@@ -208,7 +208,7 @@ async def test_a_policy_that_was_another_tenants_goes_on_as_its_own(city: City) 
     await city.sql(former + f"('{OURS}-model', 9, '', 9, 0, 'default') RETURNING 1")
     policy = next(policy for policy in city.app.policies.all if policy.settings.tenant == OURS)
     with acting_for(OURS):
-        assert await SharedVersions(city.app.policies, city.app.ledger.policies.list).now(policy) == 0
+        assert await LedgerVersions(city.app.policies, city.app.ledger.policies.list).now(policy) == 0
     assert policy.version == 0
     metrics = await city.send("admin", "GET /metrics", city.app.settings.keys.admin)
     assert 'rolltap_groups{policy="acme-model",status="leased"} 1.0' in metrics.text

@@ -1,10 +1,10 @@
-"""The seam between the path of a call and where its reply comes from: three sources behind one Protocol.
+"""The Protocol of a source: the place that a call's reply comes from. There are three.
 
-    tokens        an engine's token API: the prompt is planned here, the reply parsed from its ids
-    chat          a chat upstream, which renders its prompts itself and may say which tokens it used
-    passthrough   a vendor: the harness's own bytes go there and the vendor's own bytes come back
+    tokens        an engine's token API: rolltap plans the prompt and parses the reply from its token ids
+    chat          a chat upstream: it renders its prompts itself and may return the tokens it used
+    passthrough   a vendor: the harness's bytes are sent there, and the vendor's bytes are returned unchanged
 
-A source is one file. It writes nothing: the path (`rolltap.proxy.call.path`) records intent and completion.
+A source is one file. It records nothing: the path (`rolltap.proxy.call.path`) writes intent and completion.
 """
 
 from __future__ import annotations
@@ -27,80 +27,83 @@ if TYPE_CHECKING:
     from rolltap.proxy.call.reply import ClientReply
 
 Begin = Callable[[], Awaitable[None]]
-"""Records the call's intent. A source that does not know the prompt beforehand calls it once the upstream has told."""
+"""Records the call's intent. A source without `knows_prompt` calls it when the upstream has returned its prompt ids."""
 
 Publish = Callable[[Sequence[CallEvent]], None]
 
 IDS = 1 << 31
-"""Token ids are less: the record holds them as int32."""
+"""Exclusive upper bound of token ids: the record holds them as int32."""
 
 
 def check_ids(ids: Sequence[int]) -> None:
-    """`EngineProtocolError` where an engine gave a number that is no token's id."""
+    """Raises `EngineProtocolError` for a number that cannot be a token id."""
     if len(ids) and not 0 <= min(ids) <= max(ids) < IDS:
-        raise EngineProtocolError("the engine gave a token id that is none: negative, or 2^31 or more")
+        raise EngineProtocolError("the engine returned an invalid token id: negative, or 2^31 or more")
 
 
 class Source(Protocol):
-    """Where a policy's replies come from."""
+    """The place that a policy's replies come from."""
 
     knows_prompt: bool
-    """The intent is recorded before the source runs. Without it `run` says when."""
+    """The prompt is known before `run`, so the path records the intent first. Otherwise `run` calls `begin`."""
 
     replayable: bool
-    """A client that retries may join a request in flight, or get a reply that missed it."""
+    """A client that retries may join a request in flight, or receive a finished reply that did not reach it."""
 
     def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
-        """The fields of `request`, as `openai_chat` names them, that are taken and change nothing: findings say so."""
+        """The request's fields (by their `openai_chat` names) that are accepted and have no effect.
+
+        Findings list them.
+        """
         ...
 
     def effort(self, request: ChatRequest) -> str:
-        """The level that the prompt of `request` says; "" for that of no level, or where prompts are not made here."""
+        """The effort level in the rendered prompt; "" if it has none, or if the upstream renders the prompt."""
         ...
 
     @property
     def vocabulary(self) -> str:
-        """The hash of the tokenizer that the tokens are of; empty where it is the upstream's own."""
+        """The hash of the policy's tokenizer; empty if only the upstream knows it."""
         ...
 
     def learn(self, facts: EngineFacts) -> None:
-        """Takes over what the engine said of itself."""
+        """Stores the facts that the engine's probe returned."""
         ...
 
     def check(self, request: ChatRequest) -> None:
-        """Refuses, by the field's name, what can't be done here: nothing is ignored in silence."""
+        """Refuses what the source cannot do. The error names the field; nothing is ignored silently."""
         ...
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
-        """Where the call belongs in its session, and the prompt where it is made here."""
+        """The call's place in its session, and its prompt if rolltap renders it."""
         ...
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
-        """Whether the call that the request continues may be one that this process has not seen."""
+        """Whether the request may continue a call that this process has not loaded."""
         ...
 
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
-        """A call for each choice of the request; `ContextOverflow` if the prompt leaves no room."""
+        """One call for each choice of the request. Raises `ContextOverflow` if the prompt leaves no room."""
         ...
 
     async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
-        """Gets the reply: fills in the call and publishes its events. Returns when the reply has ended."""
+        """Gets the reply, stores it in the call and publishes its events. Returns when the reply has ended."""
         ...
 
     async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
-        """How many tokens the prompt would have."""
+        """The number of tokens in the request's prompt."""
         ...
 
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
-        """Sampled tokens as a client that asked for log-probs sees them; None where there are none to show."""
+        """Sampled tokens in the form for a client that asks for log-probs; None if the source has none."""
         ...
 
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: Any) -> ClientReply:
-        """What writes the reply to one client."""
+        """The writer of the reply to one client."""
         ...
 
 
 def refused(request: ChatRequest, field: str, why: str) -> InvalidRequest:
-    """A refusal that names the field, `field` in `openai_chat`, as the request's dialect does."""
+    """An error that names the field in the request's dialect. `field` is its `openai_chat` name."""
     name = known_dialects()[request.dialect].field_names.get(field, field)
     return InvalidRequest(f"{name}: {why}", param=name)

@@ -1,7 +1,7 @@
-"""Capture mode: a chat upstream renders its own prompts, and may say which tokens it used.
+"""Chat mode: a chat upstream renders its own prompts, and may return the tokens it used.
 
-The intent is written when the upstream has told its prompt, at the latest with the end of the reply: what a prompt adds
-to its parent's is known only then.
+The intent is written when the upstream has returned its prompt ids, or else at the end of the reply: an intent holds
+only the prompt tokens that the parent does not have, and they are not known earlier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, refused
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
 from rolltap.proxy.call.sources.image_hosts import foreign_image
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.plan import Lineages, PromptPlan
+from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine, EngineFacts
 from rolltap.settings import PolicySettings
@@ -36,7 +36,7 @@ class ChatSource:
 
     settings: PolicySettings
     engine: ChatEngine
-    lineages: Lineages
+    parents: ParentFinder
     knows_prompt: bool = False
     replayable: bool = True
     vocabulary: str = ""
@@ -47,27 +47,27 @@ class ChatSource:
         if request.sampling.logprobs:
             raise refused(request, "logprobs", "this policy's model is behind a chat API; it gives no log-probs")
         if url := foreign_image(request, self.settings.image_hosts):
-            why = f"the image {url[:80]!r} is of a host that the policy's image_hosts does not name; send a data URL"
+            why = f"the host of the image {url[:80]!r} is not in the policy's image_hosts; send a data URL"
             raise refused(request, "messages", why)
         if request.tool_choice.names and request.tool_choice.mode != "named":
-            raise refused(request, "tool_choice", "this policy can't allow some tools only")
+            raise refused(request, "tool_choice", "this policy cannot restrict the choice to some of the tools")
 
     def effort(self, request: ChatRequest) -> str:
         return ""
 
     def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
         sampling = request.sampling
-        lets_be = {
+        is_ignored = {
             "reasoning_effort": sampling.effort is None and sampling.thinking_budget is not None,
             "thinking": sampling.thinking is False and sampling.effort != "none" and not self.engine.switches_thinking,
         }
-        return tuple(field for field, is_asked in lets_be.items() if is_asked)
+        return tuple(field for field, ignored in is_ignored.items() if ignored)
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
-        return self.lineages.observe(call_id, forest, request)
+        return self.parents.observe(call_id, forest, request)
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
-        return self.lineages.may_lack_parent(plan, forest, request)
+        return self.parents.may_lack_parent(plan, forest, request)
 
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
         return [
@@ -78,7 +78,7 @@ class ChatSource:
 
     async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
         assert isinstance(call.sent, ChatCall)
-        mint = self.lineages.handles.mint
+        mint = self.parents.handles.mint
         parser = ChatReplyParser(arrival.request, lambda position: mint(call.id, position), call.index)
         last = ChatChunk()
 
@@ -87,7 +87,7 @@ class ChatSource:
             last = chunk
             check_ids(chunk.token_ids)
             if chunk.prompt_ids is not None and not call.begun:
-                call.see_prompt(self.lineages.seen(call.plan, np.asarray(chunk.prompt_ids, np.int32)))
+                call.set_plan(self.parents.with_prompt(call.plan, np.asarray(chunk.prompt_ids, np.int32)))
                 await begin()
             call.sampled.take_chat(chunk)
             publish(parser.feed(chunk))
@@ -107,7 +107,7 @@ class ChatSource:
         publish(events)
 
     async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
-        raise InvalidRequest(f"the model {request.model!r} is behind a chat API; its tokens can't be counted here")
+        raise InvalidRequest(f"the model {request.model!r} is behind a chat API; rolltap cannot count its tokens")
 
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
         return None
@@ -116,7 +116,7 @@ class ChatSource:
         return dialect_reply(http, arrival.dialect, flight)
 
     def _call(self, call_id: str, index: int, arrival: Arrival) -> ChatCall:
-        """What is sent: the conversation, and the sampling that the policy or the harness decided."""
+        """The upstream request: the conversation with the harness's sampling, overridden by the policy's pins."""
         request = arrival.request
         pins: dict[str, Any] = {
             name: value for name, value in self.settings.pin.model_dump().items() if value is not None

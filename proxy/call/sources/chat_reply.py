@@ -1,7 +1,7 @@
-"""A chat upstream's reply as reply events: the capture counterpart of the token parser.
+"""Converts a chat upstream's reply to reply events. (`continuation/parser.py` does the same for token ids.)
 
-The upstream names its tool calls; what the client gets are our names, since an echoed one leads back to the call. A
-custom tool was declared to the upstream as a function of one string, so its call is held until that can be read.
+The client gets our tool-call ids instead of the upstream's, so that an echoed id identifies the call. A custom tool was
+declared to the upstream as a function with one string argument, so its call is sent only when the string is complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 
 
 class ChatReplyParser:
-    """One choice as it grows. `mint(position)` makes the id of the position-th tool call."""
+    """Parses one choice. `mint(position)` makes the id of the tool call at `position`."""
 
     def __init__(self, chat: ChatRequest, mint: Callable[[int], str], index: int) -> None:
         self._custom = {tool.name for tool in chat.tools if tool.kind == "custom"}
@@ -55,7 +55,7 @@ class ChatReplyParser:
         return events
 
     def finish(self, reason: str) -> tuple[list[ReplyEvent], Choice]:
-        """The last events and the whole reply."""
+        """The last events and the complete choice."""
         events = self._close_call()
         text = "".join(self._text)
         reasoning = "".join(self._reasoning)
@@ -67,7 +67,7 @@ class ChatReplyParser:
 
     @property
     def unparsable(self) -> bool:
-        """Whether a function's arguments are no JSON object."""
+        """Whether the arguments of some function call are not a JSON object."""
         return any(
             name not in self._custom and not _is_object("".join(texts))
             for name, texts in zip(self._names, self._arguments, strict=True)
@@ -88,7 +88,7 @@ class ChatReplyParser:
         return events
 
     def _close_call(self) -> list[ReplyEvent]:
-        """The end of the last tool call, with its free text if it is a custom one."""
+        """The events that end the last tool call; a custom tool's text comes with them."""
         if not self._names:
             return []
         at = len(self._names) - 1
@@ -108,7 +108,7 @@ class _Input(msgspec.Struct):
 
 
 def _free_text(arguments: str) -> str:
-    """A custom tool's text out of the one argument that the upstream was told of."""
+    """A custom tool's text: the function's one argument. Arguments that do not parse are returned unchanged."""
     try:
         return msgspec.json.decode(arguments, type=_Input).input
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
-"""Passthrough: a harness's own bytes go to its vendor, and the vendor's own bytes come back.
+"""Passthrough: sends the harness's bytes to its vendor and returns the vendor's bytes.
 
-What a vendor says is never changed, its errors included. Reading it is for the record only: what can't be read reaches
-the client all the same. A call has no token ids, so it is never trained (`tokens_missing`).
+A vendor's reply is never changed, including its errors. It is parsed only for the record; a reply that cannot be parsed
+still reaches the client. A call has no token ids, so it is never trained (`tokens_missing`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rolltap.proxy.call.reply import ClientReply
 from rolltap.proxy.call.sources.base import Begin, Publish
 from rolltap.proxy.call.sources.passthrough_reply import RelayedReplyReader
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.plan import Lineages, PromptPlan
+from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.engines.base import ChatCall, EngineFacts
@@ -37,26 +37,29 @@ class PassthroughSource:
 
     name: str
     engine: PassthroughUpstream
-    lineages: Lineages
+    parents: ParentFinder
     knows_prompt: bool = True
-    replayable: bool = False  # the vendor answers every request, retries as well
+    replayable: bool = False  # the vendor answers every request itself, retries too
     vocabulary: str = ""
 
     def refusal(self) -> Unauthenticated:
-        """For a call that came without the key that this vendor's calls are made with, or in another protocol."""
+        """The error for a call with the wrong kind of key, or in a protocol that this vendor does not speak."""
         key = "a key of rolltap's" if self.engine.keyed else "the vendor's own key, not rolltap's"
         spoken = ", ".join(self.engine.dialects)
         return Unauthenticated(f"policy {self.name!r} relays calls to its vendor: send {key}; it speaks {spoken}")
 
     def check_model(self, model: str, allowed: Collection[str]) -> None:
-        """Under the settings' key `allowed` are the models that may be asked for; none given, or `*`: any."""
+        """Refuses a model outside `allowed` if the vendor's key is in the settings.
+
+        Empty, or with `*`: all are allowed.
+        """
         if self.engine.keyed and allowed and model not in allowed and ANY_MODEL not in allowed:
             raise NotFound(f"the model {model[:80]!r} is not served here; served: {', '.join(allowed)}", param="model")
 
     def learn(self, facts: EngineFacts) -> None: ...
 
     def check(self, request: ChatRequest) -> None:
-        """Nothing: what the vendor takes is the vendor's to say."""
+        """Checks nothing: the vendor decides what it accepts."""
 
     def effort(self, request: ChatRequest) -> str:
         return ""
@@ -65,7 +68,7 @@ class PassthroughSource:
         return ()
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
-        return self.lineages.observe(call_id, forest, request)
+        return self.parents.observe(call_id, forest, request)
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
         return False
@@ -100,7 +103,7 @@ class PassthroughSource:
             call.withheld = reader.rest()
 
     async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
-        raise InvalidRequest(f"the model {request.model!r} is a vendor's; its tokens can't be counted here")
+        raise InvalidRequest(f"the model {request.model!r} belongs to a vendor; rolltap cannot count its tokens")
 
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
         return None
@@ -109,7 +112,7 @@ class PassthroughSource:
         return RelayedReply(http, flight)
 
     async def forward(self, wire: WireRequest, http: HttpExchange) -> None:
-        """Passes on a request that makes no model call: models, token counts, stored replies. Nothing is recorded."""
+        """Forwards a request that is not a model call: models, token counts, stored replies. Nothing is recorded."""
         async with http.while_connected(), self.engine.relay(native_request(wire)) as reply:
             await http.start(reply.status, reply.headers)
             async for chunk in reply.chunks:
@@ -118,7 +121,7 @@ class PassthroughSource:
 
 
 class RelayedReply:
-    """A vendor's reply on its way to its client. The head goes out with the first bytes, or with the end."""
+    """Writes a vendor's reply to the client. Sends the head with the first bytes, or at the end."""
 
     def __init__(self, http: HttpExchange, flight: InFlightRequest) -> None:
         self._http = http
@@ -136,7 +139,7 @@ class RelayedReply:
                 await self._http.write(event.data)
 
     async def keep_alive(self) -> None:
-        """Nothing: every byte is the vendor's."""
+        """Sends nothing: every byte comes from the vendor."""
 
     async def end(self) -> None:
         await self._open()
@@ -148,6 +151,6 @@ class RelayedReply:
 
 
 def native_request(wire: WireRequest) -> NativeRequest:
-    """The request as the vendor gets it: its route's path, without the URL prefix that names a session."""
+    """The request for the vendor: its path is the route's, without the URL prefix that names a session."""
     path = vendor_path(wire.route, wire.path_params)
     return NativeRequest(wire.method, path, wire.query, wire.headers, wire.body)

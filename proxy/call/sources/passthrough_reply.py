@@ -1,7 +1,7 @@
-"""What a vendor's reply says, read while its bytes go by.
+"""Parses a vendor's reply while its bytes are relayed.
 
-A reader takes a dialect's bodies and events and gives the assistant's turn, as the dialect will parse it when the
-harness sends it back: that is how the next call finds this one.
+A dialect's reader turns bodies and events into the assistant's message, in the form that the dialect parses when the
+harness sends the message back. The next call finds its parent by it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import msgspec
 from rolltap.errors import EngineProtocolError, InvalidRequest
 from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.dialects.reply_reader import ReplyReader
-from rolltap.proxy.engines.http import said
+from rolltap.proxy.engines.http import error_text
 from rolltap.proxy.engines.sse import SseParser
 
 MAX_BODY = 64 << 20
-"""Bytes of a whole reply that are kept to be read."""
+"""Bytes of a reply that is no stream that are kept for parsing."""
 
 MAX_ERROR_BYTES = 65_536
-"""Bytes of an error's body that are looked at for its message."""
+"""Bytes of an error's body that are searched for its message."""
 
 
 class RelayedReplyReader:
-    """A reply on its way to the client: what it says, and which of its bytes must wait for the record.
+    """Parses a relayed reply and decides which of its bytes must wait until the call is recorded.
 
-    A stream is held back from the event that clients may take for its end, another reply from its last piece.
+    A stream is withheld from the event that clients may accept as its end; any other reply from its last chunk.
     """
 
     def __init__(self, reader: ReplyReader) -> None:
@@ -38,7 +38,7 @@ class RelayedReplyReader:
         self._unreadable = False
 
     def begin(self, status: int, *, streamed: bool) -> None:
-        """Takes the head of the reply. Only a good one is read as a stream."""
+        """Takes the reply's status. Only a reply without error is parsed as a stream."""
         self._status = status
         self._events = SseParser() if streamed and status < 300 else None
 
@@ -47,7 +47,7 @@ class RelayedReplyReader:
         return self._events is not None
 
     def pass_on(self, chunk: bytes) -> bytes:
-        """What may go to the client now that `chunk` has come."""
+        """Takes a chunk; returns the bytes that may go to the client now."""
         self._withheld.append(chunk)
         if self._events is None:
             limit = MAX_BODY if self._status < 300 else MAX_ERROR_BYTES
@@ -58,29 +58,29 @@ class RelayedReplyReader:
         return b"" if self._reader.closing else self.rest()
 
     def rest(self) -> bytes:
-        """What was held back."""
+        """The withheld bytes."""
         withheld, self._withheld = b"".join(self._withheld), []
         return withheld
 
     def end(self) -> None:
-        """The vendor has sent everything."""
+        """Parses a whole reply: the vendor has sent everything."""
         if self._events is None and self._status < 300:
-            self._quietly(self._reader.whole, bytes(self._body))
+            self._try_read(self._reader.whole, bytes(self._body))
 
     @property
     def ended(self) -> bool:
-        """Whether the reply is all there, as far as can be told."""
+        """Whether the reply is complete, as far as it can be parsed."""
         return self._reader.ended or self._unreadable
 
     @property
     def problem(self) -> str:
-        """Why the reply is no completed call; empty if it is one. Words about a refused key are left out."""
+        """Why the call is not completed; empty if it is. The vendor's message about a refused key is left out."""
         if self._status in (401, 403):
             return f"the vendor answered {self._status}"
         if self._status and not 200 <= self._status < 300:
-            return f"the vendor answered {self._status}: {said(self._body.decode('utf-8', 'replace'))}"
+            return f"the vendor answered {self._status}: {error_text(self._body.decode('utf-8', 'replace'))}"
         if self._reader.error:
-            return f"the vendor said: {self._reader.error}"
+            return f"the vendor reported: {self._reader.error}"
         return "" if self.ended else "the vendor's stream ended before its last event"
 
     @property
@@ -88,7 +88,7 @@ class RelayedReplyReader:
         return self._reader.usage
 
     def choice(self) -> Choice | None:
-        """The assistant's turn so far; None if it could not be read or says nothing."""
+        """The assistant's message so far; None if it cannot be parsed or is empty."""
         try:
             choice = self._reader.choice()
         except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest):
@@ -103,9 +103,9 @@ class RelayedReplyReader:
             self._unreadable = True
             return
         for data in events:
-            self._quietly(self._reader.event, data)
+            self._try_read(self._reader.event, data)
 
-    def _quietly(self, read: Callable[[bytes], None], data: bytes) -> None:
+    def _try_read(self, read: Callable[[bytes], None], data: bytes) -> None:
         try:
             read(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest):

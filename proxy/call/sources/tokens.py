@@ -1,4 +1,4 @@
-"""Token-in, token-out: prompts are planned here, and replies parsed from the ids that the engine samples."""
+"""Token mode: rolltap plans the prompt ids and parses replies from the token ids that the engine samples."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from rolltap.types import Flaw
 DEFAULT_MAX_CONTEXT = 32_768
 
 ENCODED_INLINE = 16_384
-"""Bytes of new text up to which it is encoded on the event loop: some 10 ms of work."""
+"""Bytes of new text up to which it is encoded on the event loop: about 10 ms of work."""
 
 SAMPLE = 8
-"""Characters per token of context that are looked at of a text that may be far too long; usual text has 4."""
+"""Characters per token of context that are encoded to check a text that may be far too long. Usual text has 4."""
 
 NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-"""Sampling from the model's own distribution: a trainer computes the same log-probs."""
+"""Sampling from the model's own distribution, so that a trainer computes the same log-probs."""
 
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-"""What changes nothing of each."""
+"""The penalties, with the values that have no effect."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenSource:
-    """A policy on an engine with a token API."""
+    """The source of a policy whose engine has a token API."""
 
     name: str
     settings: PolicySettings
@@ -70,12 +70,12 @@ class TokenSource:
 
     def check(self, request: ChatRequest) -> None:
         if request.tool_choice.names:
-            why = "this policy can't force a tool: its tokens would not be the model's own; ask for auto or none"
+            why = "this policy cannot force a tool, as forced tokens are not sampled by the model; use auto or none"
             raise refused(request, "tool_choice", why)
         if request.sampling.json_schema is not None and not self.structured_output:
             raise refused(request, "response_format", "this policy's engine has no structured output")
         if request.sampling.top_logprobs:
-            raise refused(request, "top_logprobs", "this policy gives the sampled token's log-prob only")
+            raise refused(request, "top_logprobs", "this policy returns only the sampled token's log-prob")
 
     def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
         asked, efforts = asked_effort(request.sampling), self.continuation.renderer.efforts
@@ -96,7 +96,7 @@ class TokenSource:
         return tuple(unapplied_fields)
 
     def _prompted_thinking(self, asked: Sampling) -> bool | None:
-        """Whether the prompt asks the model to think; None where it can't say: the model does as it always does."""
+        """Whether the prompt asks the model to think; None if the template has no switch: the model decides."""
         renderer = self.continuation.renderer
         if renderer.switches_thinking:
             return thinks(self.settings, asked)
@@ -110,7 +110,7 @@ class TokenSource:
         return renderer.efforts.level("" if level == "none" else level)
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
-        """The prompt, and where the call belongs. Long text is encoded in a thread: other calls go on meanwhile."""
+        """The prompt and the call's place. Long text is encoded in a thread, so that other calls continue."""
         if weight(request) > SAMPLE * self.max_context:
             await asyncio.to_thread(self._check_length, request)
         thinking, effort = thinks(self.settings, request.sampling), self.effort(request)
@@ -179,7 +179,7 @@ class TokenSource:
         return len((await self.plan("", forest, request)).prompt_ids)
 
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
-        """Ids whose log-prob is missing are left out."""
+        """Leaves out ids without a log-prob."""
         token = self.continuation.renderer.tokenizer.token
         return tuple(TokenLogprob(token(id), logprob) for id, logprob in zip(ids, logprobs, strict=False))
 
@@ -208,22 +208,23 @@ class TokenSource:
             sampling_mask=self.settings.sampling_mask,
             session_id=arrival.session.session.id,
             extra=extra,
-            # Stop strings and a call too many are found here: the engine is to end where one is met.
+            # The parser finds stop strings and surplus tool calls; streaming lets it end the engine's request there.
             stream=arrival.request.stream or bool(requested.stop) or not arrival.request.tool_choice.parallel,
         )
 
     @property
     def _is_neutral(self) -> bool:
-        """Whether the policy samples from its own distribution, whatever is asked.
+        """Whether the policy ignores requested sampling and samples from its own distribution.
 
-        No seed is sent then: a harness sends the same one in every rollout, and a group's samples would all be equal.
+        Then no seed is sent either: a harness sends the same seed in every rollout, so all samples of a group would be
+        equal.
         """
         return self.settings.trainable and self.settings.sampling == "neutral"
 
     def _sampling(self, requested: Sampling) -> dict[str, Any]:
-        """What the engine is asked: the policy's pins, else neutral sampling, or what the harness asked.
+        """The sampling for the engine: the policy's pins over neutral sampling or over the requested one.
 
-        Penalties are there only where one was asked for and is applied.
+        Contains only penalties that were requested and are applied.
         """
         pins = self.settings.pin.model_dump(include=set(NEUTRAL), exclude_none=True)
         if self._is_neutral:
@@ -232,10 +233,10 @@ class TokenSource:
         return NEUTRAL | own_values | pins
 
     def _check_length(self, request: ChatRequest) -> None:
-        """Refuses a prompt that is far too long by the beginning of its longest text.
+        """Refuses a prompt that is far too long, judged by the beginning of its longest text.
 
-        Encoding 50 MB takes half a minute and gigabytes. Tokens of a beginning are those of the whole but for the
-        last word; to be sure, they must be half as many again as fit.
+        Encoding 50 MB takes half a minute and gigabytes of memory. A beginning encodes to the same tokens as in the
+        whole text, except near its end; for a safe margin it must have 1.5 times the tokens that fit.
         """
         texts = [message.text for message in request.messages if message.role in ("user", "tool")]
         text = max(texts, key=len, default="")
@@ -252,23 +253,23 @@ class TokenSource:
 
 
 def max_calls(choice: ToolChoice) -> int | None:
-    """How many tool calls a reply may hold; None: any number."""
+    """The number of tool calls that a reply may hold; None: no limit."""
     if choice.mode == "none":
         return 0
     return None if choice.parallel else 1
 
 
 def thinks(settings: PolicySettings, requested: Sampling) -> bool:
-    """Whether a call thinks: the policy's pin, else what the harness asked, else yes."""
+    """Whether a call thinks: by the policy's pin, or else by the request; the default is yes."""
     if settings.pin.thinking is not None:
         return settings.pin.thinking
     return requested.thinking if requested.thinking is not None else True
 
 
 def _check_prompt(chunk: SampleChunk, prompt: Sequence[int]) -> None:
-    """`EngineProtocolError` if the engine says that it saw other ids than those that were sent."""
+    """Raises `EngineProtocolError` if the engine reports other prompt ids than those that were sent."""
     if chunk.prompt_ids is not None and chunk.prompt_ids is not prompt and list(chunk.prompt_ids) != list(prompt):
-        raise EngineProtocolError("the engine's prompt ids are not those that were sent")
+        raise EngineProtocolError("the engine reports other prompt ids than those that were sent")
 
 
 def _first(*values: Any) -> Any:

@@ -68,16 +68,6 @@ def fetch_calls(connection: sa.Connection, session_id: str, known: Collection[st
     return _fetch_some(connection, [call_id for call_id in parents if call_id not in known], parents)
 
 
-def fetch_call(connection: sa.Connection, call_id: str) -> StoredCalls:
-    """One call, with what its prompt takes from its ancestors."""
-    session_id = connection.scalar(sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id))
-    if session_id is None:
-        raise NotFound(f"no call {call_id!r}", param="call_id")
-    own = call_intents.c.session_id == session_id
-    links = connection.execute(sa.select(call_intents.c.id, call_intents.c.parent_id).where(own))
-    return _fetch_some(connection, [call_id], {row[0]: row[1] for row in links})
-
-
 def _fetch_some(connection: sa.Connection, call_ids: Sequence[str], parents: Mapping[str, str | None]) -> StoredCalls:
     stored = StoredCalls()
     for ids in _chunks(call_ids):

@@ -32,10 +32,3 @@ def guards(table: str, dialect: str) -> list[str]:
         f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
         f"FOR EACH STATEMENT EXECUTE FUNCTION {table}_append_only()",
     ]
-
-
-def removals(table: str, dialect: str) -> list[str]:
-    """The statements that drop the triggers again."""
-    if dialect == "sqlite":
-        return [f"DROP TRIGGER {table}_no_update", f"DROP TRIGGER {table}_no_delete"]
-    return [f"DROP TRIGGER {table}_no_change ON {table}", f"DROP TRIGGER {table}_no_truncate ON {table}"]

@@ -263,15 +263,6 @@ class SessionIndex:
         with closing(self._connect()) as connection:
             return {row[0]: _summary(row) for row in connection.execute(query, [json.dumps(list(session_ids))])}
 
-    def calls_saying(self, search: str, session_id: str, limit: int = 1000) -> list[str]:
-        """The calls of a session whose new text holds the words."""
-        query = (
-            "SELECT calls.id FROM texts JOIN calls ON calls.at = texts.rowid "
-            "WHERE texts MATCH ? AND calls.session_id = ? ORDER BY calls.id LIMIT ?"
-        )
-        with closing(self._connect()) as connection:
-            return [row[0] for row in connection.execute(query, [match_words(search), session_id, limit])]
-
 
 def _layout(connection: sqlite3.Connection) -> str | None:
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():

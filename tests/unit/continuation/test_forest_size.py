@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -55,4 +54,4 @@ def test_the_size_is_the_sum_of_the_calls_own() -> None:
     chain_of(forest, 30, added=50, sampled=10)
     nodes = list(forest.nodes.values())
     assert forest.size == sum(node.size for node in nodes)
-    assert all(former.held < latter.held for former, latter in pairwise([nodes[-2], nodes[-1]]))  # one holds it whole
+    assert nodes[-2].stored_ids < nodes[-1].stored_ids  # one holds it whole

@@ -183,6 +183,6 @@ def test_a_deep_chain_holds_every_token_once(world: World, turns: int) -> None:
         reply = chat.turn(Sampled([CALL % ('"bash"', f'{{"command":  "sed -n {turn}p x"}}')], stops=True))
         (call,) = reply.tool_calls
         chat.history += [reply, Message("tool", (Text(f"line {turn}"),), tool_call_id=call.id)]
-    assert sum(node.held for node in chat.nodes) <= 2 * chat.nodes[-1].context_length
+    assert sum(node.stored_ids for node in chat.nodes) <= 2 * chat.nodes[-1].context_length
     for node, prompt in zip(chat.nodes, chat.prompts, strict=True):
         np.testing.assert_array_equal(node.prompt_ids, prompt)

@@ -34,7 +34,7 @@ from rolltap.proxy.engines.decode import (
     top_k,
     version_number,
 )
-from rolltap.proxy.engines.http import failure, said
+from rolltap.proxy.engines.http import error_text, failure
 from rolltap.types import VersionSpan
 
 
@@ -141,7 +141,7 @@ def test_retry_after(after: str | None, seconds: float):
     ],
 )
 def test_what_an_error_body_says(text: str, message: str):
-    assert said(text) == message
+    assert error_text(text) == message
 
 
 def test_an_error_inside_a_stream_failed_whatever_its_code():

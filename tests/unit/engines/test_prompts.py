@@ -10,7 +10,7 @@ import pytest
 
 from rolltap.errors import EngineProtocolError
 from rolltap.proxy.cache_space import CacheSpace
-from rolltap.proxy.engines.prompts import UNSAID, Prompts, said, written
+from rolltap.proxy.engines.prompts import NOT_ECHOED, Prompts, echoed_ids, written
 
 
 def ids(*values: int) -> np.ndarray:
@@ -64,12 +64,12 @@ def test_what_has_no_ids_is_not_kept() -> None:
 @pytest.mark.parametrize("told", [b'"1,2"', b"[1.5]", b"{}"])
 def test_what_is_no_list_of_ids_breaks_the_protocol(told: bytes) -> None:
     with pytest.raises(EngineProtocolError):
-        said(msgspec.Raw(told), Prompts().make("one", ids(1, 2)))
+        echoed_ids(msgspec.Raw(told), Prompts().make("one", ids(1, 2)))
 
 
 def test_what_an_engine_says_is_read_unless_it_is_what_was_sent() -> None:
     sent = Prompts().make("one", ids(1, 2, 3))
-    assert said(msgspec.Raw(b"[1,2,3]"), sent) is sent
-    assert said(msgspec.Raw(b"[1, 2, 3]"), sent) == [1, 2, 3]
-    assert said(msgspec.Raw(b"[1,2]"), sent) == [1, 2]
-    assert said(UNSAID, sent) is None
+    assert echoed_ids(msgspec.Raw(b"[1,2,3]"), sent) is sent
+    assert echoed_ids(msgspec.Raw(b"[1, 2, 3]"), sent) == [1, 2, 3]
+    assert echoed_ids(msgspec.Raw(b"[1,2]"), sent) == [1, 2]
+    assert echoed_ids(NOT_ECHOED, sent) is None

@@ -19,7 +19,7 @@ from rolltap.proxy.call.policies import Policies, Policy
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.sources.tokens import TokenSource
-from rolltap.proxy.call.versions import OwnVersions, ReadPolicies, SharedVersions
+from rolltap.proxy.call.versions import LedgerVersions, LocalVersions, ReadPolicies
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import FamilyRenderer
@@ -235,7 +235,7 @@ def serve(
     settings = PolicySettings(engine="told")
     policy = Policy("tiny", settings, engine, TokenSource("tiny", settings, engine, continuation, max_context=2048))
     policies, live, recorder = Policies({"tiny": policy}), SessionCache(log), Recorder(log)
-    versions = SharedVersions(policies, ledger) if ledger is not None else OwnVersions()
+    versions = LedgerVersions(policies, ledger) if ledger is not None else LocalVersions()
     responses = ResponseStore(log, handles, policies)
     keyring = Keyring(KeySettings(project="project-key"), keys)
     capture = Capture("project-key", log, live, policies, 3600, keyring.accounts)

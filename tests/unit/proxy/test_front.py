@@ -358,4 +358,4 @@ def test_away_from_loopback_keys_are_chosen_and_long(listen: Any, keys: Any, tol
 def test_keys_in_clear_are_warned_of(caplog: pytest.LogCaptureFixture, more: Any, warned: bool) -> None:
     settings = {"listen": {"admin_host": "0.0.0.0", **more}, "keys": STRONG}
     check_exposure(Settings.model_validate(settings))
-    assert ("keys and prompts go in clear to the admin plane" in caplog.text) is warned
+    assert ("keys and prompts are sent unencrypted to the admin plane" in caplog.text) is warned

@@ -113,11 +113,11 @@ def test_values_are_counted_as_a_parser_counts_them(piece: int, monkeypatch: pyt
 
 async def test_a_keys_long_bodies_wait_for_room_in_their_order() -> None:
     room = BodyRoom(body_mb=1)
-    first, second = await room.take("k", 1_000_000, 9), await room.take("k", 900_000, 9)
-    large, small = (asyncio.create_task(room.take("k", size, 9)) for size in (1_000_000, 100_000))
-    other = await room.take("another", 1_000_000, 9)
+    first, second = await room.reserve("k", 1_000_000, 9), await room.reserve("k", 900_000, 9)
+    large, small = (asyncio.create_task(room.reserve("k", size, 9)) for size in (1_000_000, 100_000))
+    other = await room.reserve("another", 1_000_000, 9)
     with pytest.raises(RateLimited, match=r"2 MB in long bodies now, twice limits\.body_mb \(1\)"):
-        await room.take("k", 1_000_000, 0)
+        await room.reserve("k", 1_000_000, 0)
     assert not large.done()
     assert not small.done()  # there is room for it, but it is not first
     second.shrink(500_000)
@@ -132,14 +132,14 @@ async def test_a_keys_long_bodies_wait_for_room_in_their_order() -> None:
 
 async def test_who_gives_up_lets_those_behind_in() -> None:
     room = BodyRoom(body_mb=1)
-    first = await room.take("k", 1_000_000, 9)
-    await room.take("k", 900_000, 9)
-    leaving, small = (asyncio.create_task(room.take("k", size, 9)) for size in (1_000_000, 100_000))
+    first = await room.reserve("k", 1_000_000, 9)
+    await room.reserve("k", 900_000, 9)
+    leaving, small = (asyncio.create_task(room.reserve("k", size, 9)) for size in (1_000_000, 100_000))
     await asyncio.sleep(0)
     leaving.cancel()
     await small
     first.release()
-    await room.take("k", 1_000_000, 0)
+    await room.reserve("k", 1_000_000, 0)
 
 
 async def test_bodies_on_their_way_hold_room(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_bodies_on_their_way_hold_room(tmp_path: Path) -> None:
             await writer.drain()
         rooms = there.app.planes["agent"]._room._rooms
         async with asyncio.timeout(3):
-            while [room.taken for room in rooms.values()] != [1_000_000]:  # noqa: ASYNC110  no event says so
+            while [room.used for room in rooms.values()] != [1_000_000]:  # noqa: ASYNC110  no event says so
                 await asyncio.sleep(0.01)
         sent = asyncio.create_task(there.exchange("agent", request(key), b"x" * 500_000))
         assert (await there.exchange("agent", request(other), b"x" * 500_000))[0] == 400
