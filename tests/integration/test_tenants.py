@@ -216,7 +216,7 @@ async def test_a_policy_that_was_another_tenants_goes_on_as_its_own(city: City) 
 
 async def test_a_second_tenant_on_sqlite_is_refused(tmp_path: Path) -> None:
     async with ScriptedEngine(say("Hello."), FOLDER) as engine:
-        with pytest.raises(ConfigError, match="tenants need a Postgres store: on SQLite there is one"):
+        with pytest.raises(ConfigError, match="tenants need a Postgres store; on SQLite"):
             async with Rolltap.running(settings(tmp_path, "", engine)):
                 pass
 

@@ -1,9 +1,9 @@
-"""Annotations: what trainers say of sampled tokens, by call and lease. Append-only, until the call is pruned.
+"""Annotations: trainers' values for sampled tokens, by call and lease. Append-only, until the call is pruned.
 
-A trainer's masked tokens have no value: NaN (or -1) in the stored streams, never 0. What is said of a call under a
-later lease stands beside what was said before; readers show the latest. Mismatch is |log(trainer / engine)|. Of tokens
-that the weights sampled which the trainer's log-probs are of (`fresh`) it is rounding, or two different computations;
-of older tokens the policy's own way is in it, too.
+Tokens that the trainer masked have no value: NaN (or -1) in the stored streams, never 0. Annotations of a call under a
+later lease do not replace earlier ones; readers show the latest. Mismatch is |log(trainer / engine)|. For `fresh`
+tokens, whose weight version is the trainer's, it shows rounding or a difference of the two computations. For older
+tokens it also contains the policy's change since then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _detail = msgspec.json.Decoder(CompletionDetail)
 
 @dataclass(frozen=True, slots=True)
 class AnnotationSource:
-    """The lease under which calls are annotated. `sessions` are its own by id, each with its group and harness."""
+    """The lease under which calls are annotated. `sessions` maps its session ids to group and harness."""
 
     token: int
     lease_id: str
@@ -42,9 +42,9 @@ class AnnotationSource:
 
 @dataclass(frozen=True, slots=True)
 class AnnotationLine:
-    """What a trainer said of a call, without the tokens. The sums of mismatch are over `compared` and `fresh` tokens.
+    """The sums of a call's annotation. `mismatch_sum` is over `compared` tokens, `fresh_sum` over `fresh` tokens.
 
-    `kept` and `clipped` count the tokens of which the trainer says which it is.
+    `kept` and `clipped` count tokens by the trainer's clipping; tokens without that information count in neither.
     """
 
     call_id: str
@@ -65,7 +65,7 @@ class AnnotationLine:
 
     @property
     def mismatch(self) -> float | None:
-        """The mean over the compared tokens; None where there are none."""
+        """The mean mismatch of the compared tokens; None if there are none."""
         return self.mismatch_sum / self.compared if self.compared else None
 
 
@@ -80,7 +80,7 @@ class AnnotationStreams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sampled:
-    """What is on record of a call's sampled tokens: their count, log-probs [T] or [0], and versions [T]."""
+    """A call's recorded tokens: their count, log-probs ([T] or [0]) and versions [T]."""
 
     session_id: str
     tokens: int
@@ -94,10 +94,10 @@ _LINE = [annotations.c[name] for name in AnnotationLine.__slots__]
 def append_annotations(
     connection: sa.Connection, now: float, source: AnnotationSource, posted: Sequence[CallAnnotation]
 ) -> list[AnnotationLine]:
-    """Appends all or nothing; returns those that were not on record yet.
+    """Appends all annotations or none; returns those that were not on record yet.
 
-    `InvalidRequest` for calls that are not of the lease and for streams of another length, `LedgerError` where other
-    values are on record for a call and this lease.
+    Raises `InvalidRequest` for calls outside the lease and streams of a wrong length, and `LedgerError` if other values
+    are on record for a call under this lease.
     """
     ids = [call.call_id for call in posted]
     sampled = _sampled(connection, ids)
@@ -120,7 +120,7 @@ def append_annotations(
         if (before := rows_by_call.get(call.call_id)) is not None:
             if (before.version, before.streams) != (source.version, packed):
                 raise LedgerError(
-                    f"call {call.call_id} has other values on record under lease {source.lease_id}; they stay",
+                    f"call {call.call_id} already has other values under lease {source.lease_id}; they stay",
                     param="calls",
                 )
             continue
@@ -137,12 +137,12 @@ def _line(
     call_id: str, record: _Sampled, streams: Mapping[str, np.ndarray[Any, Any]], source: AnnotationSource, now: float
 ) -> AnnotationLine:
     group_id, harness = source.sessions[record.session_id]
-    drift = np.empty(0)
+    mismatch = np.empty(0)
     fresh = np.empty(0, np.bool_)
     if "logprobs" in streams and len(record.logprobs):
         difference = np.abs(streams["logprobs"].astype(np.float64) - record.logprobs)
         has_value = np.isfinite(difference)
-        drift, fresh = difference[has_value], (record.versions == source.version)[has_value]
+        mismatch, fresh = difference[has_value], (record.versions == source.version)[has_value]
     clipped = streams.get("clipped", np.empty(0, np.int8))
     return AnnotationLine(
         call_id=call_id,
@@ -153,11 +153,11 @@ def _line(
         step=source.step,
         version=source.version,
         created_at=now,
-        compared=len(drift),
-        mismatch_sum=float(drift.sum()),
-        mismatch_max=float(drift.max(initial=0.0)),
+        compared=len(mismatch),
+        mismatch_sum=float(mismatch.sum()),
+        mismatch_max=float(mismatch.max(initial=0.0)),
         fresh=int(fresh.sum()),
-        fresh_sum=float(drift[fresh].sum()),
+        fresh_sum=float(mismatch[fresh].sum()),
         kept=int((clipped == 0).sum()),
         clipped=int((clipped == 1).sum()),
     )
@@ -190,19 +190,19 @@ def _rows(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]], call_id
 
 
 def annotations_of(connection: sa.Connection, session_id: str) -> dict[str, AnnotationLine]:
-    """The latest annotation of each of the session's calls that has one."""
+    """The latest annotation of each annotated call of the session."""
     query = sa.select(*_LINE).where(annotations.c.session_id == session_id).order_by(annotations.c.token)
     return {row.call_id: AnnotationLine(*row) for row in connection.execute(query)}
 
 
 def streams_of(connection: sa.Connection, call_id: str) -> AnnotationStreams | None:
-    """The call's latest streams; None where no trainer has annotated it."""
+    """The call's latest streams; None if no trainer has annotated it."""
     query = sa.select(annotations.c.streams).where(annotations.c.call_id == call_id)
     packed = connection.scalar(query.order_by(annotations.c.token.desc()).limit(1))
     if packed is None:
         return None
     streams = unpack_arrays(packed)
-    nothing = np.empty(0, np.float32)
+    empty = np.empty(0, np.float32)
     return AnnotationStreams(
-        streams.get("logprobs", nothing), streams.get("entropy", nothing), streams.get("clipped", np.empty(0, np.int8))
+        streams.get("logprobs", empty), streams.get("entropy", empty), streams.get("clipped", np.empty(0, np.int8))
     )

@@ -1,10 +1,9 @@
-"""Sessions as a file, to move them between stores and to keep them: `rolltap log export|import`.
+"""The archive file of `rolltap log export|import`, to keep sessions or to move them between stores.
 
-The file is a line of magic, then one zstd frame of records: a length (8 bytes, little endian) and that many bytes of
-msgpack. A `Block` is a session with its rows exactly as they are stored, its notes and its trainers' annotations among
-them, so nothing is lost or re-encoded; a large request part stands in the first block that needs it. The last record,
-`End`, has the counts and the SHA-256 of the blocks before it: a file without it was cut off. Rows are also checked by
-their own hashes when they are written.
+The file is a magic line, then one zstd frame of records: a length (8 bytes, little endian) and that many bytes of
+msgpack. A `Block` is a session with its rows exactly as stored, including notes and annotations, so nothing is lost or
+re-encoded. A large request part is in the first block that needs it. The last record, `End`, has the counts and the
+SHA-256 of the blocks: a file without it was cut off. Importing also checks the rows' own hashes.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ MAX_RECORD_BYTES = 4 << 30
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
-    """A session's rows, in the order of their tables' columns. `pruning` tells of calls that were removed.
+    """A session's rows, in the order of their tables' columns. `pruning`: the row about removed calls, if any.
 
-    Files of earlier versions end a block with its `pruning`: they have no notes and no annotations.
+    In files of earlier versions a block ends with `pruning`; it has no notes and no annotations.
     """
 
     session: list[Any]
@@ -42,7 +41,7 @@ class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
     annotations: list[list[Any]] = []
 
     def digest(self) -> bytes:
-        """SHA-256 of which rows there are, by id and checksum: see `calls_digest`."""
+        """SHA-256 of the block's row ids and checksums: see `calls_digest`."""
         return calls_digest(
             ((row[0], row[_CRC_OF_INTENT]) for row in self.intents),
             ((row[0], row[_CRC_OF_COMPLETION]) for row in self.completions),
@@ -70,15 +69,15 @@ def calls_digest(
     deliveries: Iterable[tuple[str, bool]],
     annotations: Iterable[tuple[str, int]],
 ) -> bytes:
-    """SHA-256 of what pruning a session removes: the calls' ids and row checksums, what was delivered, and which
-    annotations there are, by call and fencing token (a row never changes)."""
+    """SHA-256 of the rows that pruning removes: calls by id and row checksum, deliveries, and annotations by call and
+    fencing token (an annotation never changes)."""
     tables = (intents, completions, deliveries, annotations)
     lines = [sorted((key, int(value)) for key, value in rows) for rows in tables]
     return hashlib.sha256(_encoder.encode(lines)).digest()
 
 
 class ArchiveWriter:
-    """Writes `path`, which comes into being complete or not at all: `with ArchiveWriter(path) as archive`."""
+    """Writes `path`, which appears only when it is complete: `with ArchiveWriter(path) as archive`."""
 
     def __init__(self, path: Path) -> None:
         if path.exists():
@@ -126,7 +125,7 @@ class ArchiveWriter:
 
 
 def read_archive(path: Path) -> Iterator[Block]:
-    """The sessions of a file; `RecordCorrupt` at the end of one that is cut off or damaged."""
+    """Yields the sessions of a file. Raises `RecordCorrupt` at the end if it is cut off or damaged."""
     with _file_errors(path), path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise RecordCorrupt(f"{path} is not a file of `rolltap log export`")
@@ -135,7 +134,7 @@ def read_archive(path: Path) -> Iterator[Block]:
         for data, record in _records(path, file):
             if isinstance(record, End):
                 if record != End(sessions, calls, sha256.digest()):
-                    raise RecordCorrupt(f"{path} is damaged: its {sessions} sessions are not those that it ends with")
+                    raise RecordCorrupt(f"{path} is damaged: its {sessions} sessions don't match its final checksum")
                 return
             sha256.update(data)
             sessions += 1

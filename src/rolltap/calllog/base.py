@@ -1,20 +1,20 @@
-"""The call log: durable facts about sessions and calls, behind one narrow door.
+"""The call log: durable facts about sessions and calls, behind one narrow interface.
 
-Facts are append-only. A call is written as an intent before its engine is asked, as a completion when it ends, and
-as a delivery when the proxy knows whether the reply reached the client. Prompts are stored as deltas: an intent
-holds only the prompt tokens after the `shared` ones that equal its parent's prompt followed by its output, and only
-the request items after the `items_shared` ones that equal the parent request's.
+Facts are append-only. A call has an intent row, written before its engine is asked; a completion row, written when it
+ends; and a delivery row, written when the proxy knows whether the reply reached the client. Prompts are stored as
+deltas: the first `shared` prompt tokens equal the parent's prompt and output, and the intent holds only the rest. The
+same holds for request items and `items_shared`.
 
 Invariants, held by every store and checked by the contract suite (`tests/contract/test_calllog.py`):
 
 * `append_intent` and `append_completion` return only when the row survives `kill -9` of this process; a completion
   also survives loss of power.
-* Appending the same row twice changes nothing; a different row under the same id raises `RecordCorrupt`.
-* `rows` gives a session's calls in the order of their ids, a parent always before its children (the clocks of several
-  proxies differ); a row whose parent is missing raises `RecordCorrupt`.
-* A call that was completed as aborted on behalf of a process taken for dead is presumed aborted: should that process
-  turn out to live, its own completion takes the place of the presumption.
-* A store that can't write raises `StoreUnavailable`; nothing is half-written.
+* Appending the same row twice has no effect; a different row with the same id raises `RecordCorrupt`.
+* `rows` returns a session's calls in the order of their ids, but a parent always before its children (the clocks of
+  several proxies differ). A row without its parent raises `RecordCorrupt`.
+* The calls of a process that seems dead are completed as presumed aborted. If that process is alive after all, its own
+  completion replaces the presumed one.
+* A store that cannot write raises `StoreUnavailable`. No row is written partially.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from rolltap.types import (
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """A harness's request, cut so that its large and repeated parts are stored once.
+    """A harness's request, split so that large and repeated parts are stored once.
 
-    `head` is the JSON body without its history; `items` are the JSON texts of the history items after the first
-    `items_shared` ones, which equal the parent request's byte for byte; `fixed` are large parts that recur (tool
+    `head`: the JSON body without its history. `items_shared`: the number of leading history items that equal the parent
+    request's byte for byte. `items`: the JSON texts of the other history items. `fixed`: large recurring parts (tool
     schemas, system text), by name. Items and fixed parts are stored by content hash.
     """
 
@@ -61,11 +61,11 @@ class RequestParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallIntent:
-    """What is known before the engine is asked. `new_ids` are the prompt's tokens from `shared` on."""
+    """The facts known before the engine is asked. `new_ids` are the prompt's tokens from index `shared` on."""
 
     id: str
     session_id: str
-    process: str  # the proxy process that made the call; its orphans are aborted when it is gone
+    process: str  # the proxy process of the call; its open calls are aborted if it dies
     created_at: float
     policy: str
     dialect: str
@@ -79,14 +79,17 @@ class CallIntent:
     body_hash: str = ""  # SHA-256 of the request body: an SDK's retry repeats it
     sampling_asked: Mapping[str, Any] = field(default_factory=dict)
     sampling_sent: Mapping[str, Any] = field(default_factory=dict)
-    hints: Mapping[str, str] = field(default_factory=dict)  # what the harness's headers say
-    shape: CallShape = NO_SHAPE  # what the request looks like beside its tokens
-    lineage: bytes = b""  # opaque: what the continuation needs to rebuild its forest from the log
+    hints: Mapping[str, str] = field(default_factory=dict)  # from the harness's headers
+    shape: CallShape = NO_SHAPE  # features of the request beside its tokens
+    lineage: bytes = b""  # opaque: continuation rebuilds its forest from it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallCompletion:
-    """How the call ended. `message` is the assistant turn as canonical JSON (`proxy.chat.Message`)."""
+    """How the call ended.
+
+    `message` is the assistant's message as canonical JSON (`proxy.conversation.chat.Message`).
+    """
 
     call_id: str
     finished_at: float
@@ -106,7 +109,7 @@ class CallCompletion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallRow:
-    """Everything that the log holds of one call, with its prompt rebuilt."""
+    """All facts about one call, with its complete prompt."""
 
     intent: CallIntent
     prompt_ids: Int32
@@ -114,7 +117,7 @@ class CallRow:
     delivered: bool | None = None
 
     def call(self) -> Call:
-        """The fact that the reconstructor works on; a call without completion counts as aborted."""
+        """The call in the reconstructor's form. A call without completion counts as aborted."""
         intent, done = self.intent, self.completion
         empty_ids, empty_logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
         return Call(
@@ -142,9 +145,9 @@ class CallRow:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """How a call log is now. `spool`: whether it has room for a new call; None if there is no spool."""
+    """The current state of a call log. `spool`: it has room for a new call; None if there is no spool."""
 
-    store: bool  # answers, and takes what is written
+    store: bool  # the store answers and accepts writes
     spool: bool | None = None
 
     @property
@@ -154,33 +157,34 @@ class Condition:
 
 
 class CallLog(Protocol):
-    """What the proxy, the ledger and the exporters ask of a store."""
+    """A store of sessions and calls, used by the proxy, the ledger and the exporters."""
 
     async def start(self) -> None:
-        """Opens the store and brings its schema up to date; `StoreUnavailable` or `ConfigError` says why not."""
+        """Opens the store and upgrades its schema. Raises `StoreUnavailable` or `ConfigError`."""
         ...
 
     async def close(self) -> None:
-        """Writes what is queued and lets go of the store."""
+        """Writes queued facts and closes the store."""
         ...
 
     async def condition(self) -> Condition:
-        """How it is now; asks the store, and waits for its answer for no more than 2 s."""
+        """The current state. Asks the store and waits at most 2 s for its answer."""
         ...
 
     async def open_session(self, session: Session) -> None: ...
 
     async def claim_session(self, session: Session) -> Session:
-        """The session of this key: the one that a process opened before, else `session`, opened now.
+        """The session with this key: the existing one, or else `session`, opened now.
 
-        Processes that claim one key at once all get the same session. Unlike an opening, this needs the store.
+        Processes that claim the same key at once all get the same session. Unlike `open_session`, this needs the store
+        (the spool is not enough).
         """
         ...
 
     async def close_session(self, session_id: str, at: float) -> None: ...
 
     async def set_log_check(self, session_id: str, check: LogCheck) -> LogCheck:
-        """What stands on the session: `check`, or the earlier one where there is one. `NotFound`."""
+        """Stores the session's log check unless it has one; returns the stored one. Raises `NotFound`."""
         ...
 
     async def session(self, session_id: str) -> Session | None: ...
@@ -188,11 +192,11 @@ class CallLog(Protocol):
     async def session_by_key(self, key_hash: str) -> Session | None: ...
 
     async def session_of(self, call_id: str) -> Session | None:
-        """The session that made a call; None if no call has this id."""
+        """The session of a call; None if no call has this id."""
         ...
 
     async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
-        """The newest sessions first; `before` is the last id of the former page."""
+        """A page of sessions, the newest first. `before` is the last id of the previous page."""
         ...
 
     async def append_intent(self, intent: CallIntent) -> None: ...
@@ -200,25 +204,24 @@ class CallLog(Protocol):
     async def append_completion(self, completion: CallCompletion) -> None: ...
 
     def append_delivery(self, call_id: str, delivered: bool) -> asyncio.Future[None]:
-        """The future ends when the delivery is written, which may take a while.
+        """Records whether a reply reached its client. The future ends when the row is written, which may take a while.
 
-        A reply that reached its client once has arrived, whatever is recorded of other attempts.
+        A delivered reply stays delivered: a later row for a failed attempt does not change it.
         """
         ...
 
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
-        """The session's calls in order, but those whose ids are `known`; their prompts are complete all the same.
+        """The session's calls in order, with complete prompts, without the calls in `known`.
 
-        `known` are calls of this session that are in the log. A reader that follows a session passes the calls that it
-        has with their completions. A greatest id would not do: another proxy may still be writing a call with a smaller
-        one.
+        `known` holds ids of this session's calls in the log. A reader that follows a session passes the calls whose
+        completions it has. The greatest known id would not be enough: another proxy may still write a smaller one.
         """
         ...
 
     async def calls(self, session_ids: Sequence[str]) -> Mapping[str, tuple[Session, Sequence[Call]]]:
-        """What the reconstructor works on: the sessions, each with its calls in order; unknown ids are left out.
+        """The sessions, each with its calls in order, for the reconstructor. Unknown ids are left out.
 
-        The requests are not read, so this costs the tokens only.
+        Does not read the requests, so the cost is proportional to the tokens.
         """
         ...
 
@@ -227,13 +230,13 @@ class CallLog(Protocol):
         ...
 
     def all_sessions(self) -> AsyncIterator[Session]:
-        """Every session, oldest first, streamed."""
+        """All sessions, the oldest first, streamed."""
         ...
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
-        """Completes as aborted every intent whose process is gone and not among `live`; returns how many.
+        """Completes the open calls of dead processes as aborted; returns their number.
 
-        Where only one process can write (SQLite), every other one is gone; on Postgres one is gone that has shown no
-        sign of life for a while, and the log also does this by itself from time to time.
+        On SQLite only one process can write, so all processes not in `live` are dead. On Postgres a process is dead if
+        its heartbeat is missing for a while; there the log also does this by itself from time to time.
         """
         ...

@@ -1,7 +1,7 @@
-"""What has changed in the log since somebody last looked, without reading it.
+"""Finds the changes in the log since a reader's last look, with a few index lookups.
 
-A look costs a few index lookups. Clocks of several proxies differ and a spool writes late, so `MARGIN_S` is looked over
-again, and `calls_by_session` tells a thorough look what slipped through.
+Clocks of several proxies differ and a spool writes late. So every look covers the last `MARGIN_S` seconds again, and
+`calls_by_session` finds what was still missed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How far a reader has looked: a time, the count and greatest id of its sessions, and calls that were open."""
+    """A reader's position: the time of its last look, the count and greatest id of its sessions, its open calls."""
 
     at: float
     sessions: int
@@ -30,9 +30,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Ids of sessions that are new (`missing`: some older ones are unknown, too) or otherwise changed.
+    """Ids of new and of changed sessions. `missing`: the reader lacks some older sessions too.
 
-    `calls` are the recent ones, by id, with their sessions: the reader knows which of them it has.
+    `calls` maps the ids of recent calls to their sessions; the reader may have some of them. `ended`: open calls that
+    have ended.
     """
 
     new_sessions: Sequence[str]
@@ -71,11 +72,11 @@ def _ended(connection: sa.Connection, call_ids: Sequence[str]) -> list[str]:
 
 
 def session_ids(connection: sa.Connection) -> list[str]:
-    """Every session, the newest first."""
+    """The ids of all sessions, the newest first."""
     return [row[0] for row in connection.execute(sa.select(sessions.c.id).order_by(sessions.c.id.desc()))]
 
 
 def calls_by_session(connection: sa.Connection) -> dict[str, int]:
-    """How many calls each session has that has any."""
+    """The number of calls by session, without sessions that have none."""
     column = call_intents.c.session_id
     return {row[0]: row[1] for row in connection.execute(sa.select(column, sa.func.count()).group_by(column))}

@@ -1,11 +1,11 @@
-"""Rows of the call log as bytes, and back.
+"""Compresses column values of the call log, and decompresses them.
 
-* `pack_bytes`: one byte that says how, then the bytes as they are (0) or as a zstd frame (1). Empty stays empty.
-* `pack_array`: the same, or (2) a zstd frame of the little-endian array's byte planes (all lowest bytes first, then
-  the next ones...), which packs token ids about a third smaller than the plain layout. One dimension, 4-byte items.
-* `pack_arrays`: named arrays of any type and shape, as msgpack of their buffers within `pack_bytes`.
+* `pack_bytes`: a mark byte, then the plain bytes (mark 0) or a zstd frame (mark 1). Empty stays empty.
+* `pack_ids`, `pack_floats`: the same, or (mark 2) a zstd frame of the little-endian array's byte planes: all lowest
+  bytes first, then the next ones. That makes token ids about a third smaller. One dimension, 4-byte items.
+* `pack_arrays`: named arrays of any type and shape, as msgpack of their buffers inside `pack_bytes`.
 
-Bytes that don't decode raise `RecordCorrupt`.
+Bytes that cannot be decoded raise `RecordCorrupt`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rolltap.types import Float32, Int32
 
 LEVEL = 1
 TINY = 512
-"""Fewer bytes are stored as they are: zstd takes 4 µs for any input, and saves under 200 bytes here."""
+"""Minimum size for compression. zstd takes 4 µs for any input and would save under 200 bytes below this."""
 
 MAX_DECODED_BYTES = 8 << 30
 
@@ -31,7 +31,7 @@ _PLAIN, _ZSTD, _PLANES = b"\0", b"\1", b"\2"
 
 
 class _Tools(threading.local):
-    """A compressor and a decompressor for each thread: they are not safe to share, and costly to make."""
+    """One compressor and one decompressor per thread: they are not thread-safe and slow to create."""
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress
@@ -81,7 +81,7 @@ def unpack_floats(packed: bytes) -> Float32:
 
 
 def count_packed(head: bytes, size: int) -> int:
-    """How many 4-byte items `pack_ids` put into `size` bytes, of which these are the first 32 at least."""
+    """The number of ids in a value of `pack_ids` of `size` bytes, from its `head`: the first 32 bytes or more."""
     if not size:
         return 0
     if head[:1] == _PLAIN:
@@ -93,7 +93,7 @@ def count_packed(head: bytes, size: int) -> int:
 
 def _pack_array(array: np.ndarray[Any, Any]) -> bytes:
     if array.ndim != 1:
-        raise RecordCorrupt(f"an array of {array.ndim} dimensions where one is expected")
+        raise RecordCorrupt(f"the array has {array.ndim} dimensions instead of one")
     raw = array.tobytes()
     if len(raw) < TINY:
         return _PLAIN + raw if raw else b""
@@ -108,23 +108,23 @@ def _unpack_array(packed: bytes, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if mark == _PLANES:
         planes = np.frombuffer(_decompress(body), np.uint8)
         if len(planes) % dtype.itemsize:
-            raise RecordCorrupt(f"a stored array of {len(planes)} bytes can't be split into {dtype} items")
+            raise RecordCorrupt(f"the {len(planes)} bytes of a stored array are no multiple of a {dtype} item")
         array = np.ascontiguousarray(planes.reshape(dtype.itemsize, -1).T).view(dtype).reshape(-1)
         array.flags.writeable = False
         return array
     if mark == _PLAIN and len(body) % dtype.itemsize == 0:
         return np.frombuffer(body, dtype)
-    raise RecordCorrupt(f"a stored array of {len(packed)} bytes is not one of {dtype}")
+    raise RecordCorrupt(f"a stored value of {len(packed)} bytes is not an array of {dtype}")
 
 
 def _decompress(body: memoryview) -> bytes:
     try:
         size = zstandard.frame_content_size(body)
         if size > MAX_DECODED_BYTES:
-            raise RecordCorrupt(f"a stored value says that it has {size} bytes")
+            raise RecordCorrupt(f"a stored value declares {size} bytes, over the limit of {MAX_DECODED_BYTES}")
         return _tools.decompress(body)
     except zstandard.ZstdError as error:
-        raise RecordCorrupt(f"a stored value can't be decompressed: {error}") from error
+        raise RecordCorrupt(f"cannot decompress a stored value: {error}") from error
 
 
 class _Array(msgspec.Struct, array_like=True, frozen=True):
@@ -157,4 +157,4 @@ def unpack_arrays(packed: bytes) -> dict[str, np.ndarray[Any, Any]]:
             name: np.frombuffer(item.data, np.dtype(item.dtype)).reshape(item.shape) for name, item in encoded.items()
         }
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise RecordCorrupt(f"stored arrays can't be decoded: {error}") from error
+        raise RecordCorrupt(f"cannot decode stored arrays: {error}") from error

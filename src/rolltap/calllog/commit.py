@@ -1,8 +1,7 @@
-"""Group commit: what callers append while a transaction is under way goes into the next one, all of it together.
+"""Group commit: entries appended during a transaction are all written in the next one.
 
-The future of an entry ends when the transaction that holds the entry is durable; it raises what became of this entry
-otherwise. Entries are committed in the order in which they were appended. A caller that is cancelled takes nothing
-back: its entry is written.
+An entry's future ends when its transaction is durable, or raises the entry's error. Entries are committed in the order
+in which they were appended. An entry is written even if its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ E = TypeVar("E")
 
 MAX_ENTRIES = 2048
 LINGER_S = 0.05
-"""The longest that an entry without hurry waits for others to ride along with."""
+"""Maximum seconds that an entry without hurry waits for other entries."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingWrite(Generic[E]):
-    """A value to write. The commit sets `failure` for this entry alone."""
+    """A value to write. The commit sets `failure` if only this entry fails."""
 
     value: E
     written: asyncio.Future[None]
@@ -32,7 +31,7 @@ class PendingWrite(Generic[E]):
 
 
 class GroupCommit(Generic[E]):
-    """Feeds `commit` one group at a time. `commit` raises if nothing of the group was written."""
+    """Passes entries to `commit`, one group at a time. `commit` raises if no entry of the group was written."""
 
     def __init__(self, commit: Callable[[Sequence[PendingWrite[E]]], Awaitable[None]]) -> None:
         self._commit = commit
@@ -46,7 +45,7 @@ class GroupCommit(Generic[E]):
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Writes what is waiting; later entries are refused."""
+        """Writes the waiting entries. Later entries are refused."""
         self._closing = True
         self._wake.set()
         if self._task is not None:
@@ -54,7 +53,7 @@ class GroupCommit(Generic[E]):
             self._task = None
 
     def append(self, value: E, *, hurry: bool = True) -> asyncio.Future[None]:
-        """The future ends when `value` is written. Without `hurry` it waits a little for others to go with it."""
+        """Queues `value`; the future ends when it is written. Without `hurry` it waits briefly for other entries."""
         entry = PendingWrite(value, asyncio.get_running_loop().create_future())
         if self._closing or self._task is None:
             entry.written.set_exception(StoreUnavailable("the store is closed"))
@@ -85,7 +84,7 @@ class GroupCommit(Generic[E]):
         except Exception as error:  # noqa: BLE001 - it is raised again, in every caller of this group
             failure = error
         except asyncio.CancelledError:
-            failure = StoreUnavailable("the store was closed in mid-commit")
+            failure = StoreUnavailable("the store was closed during a commit")
             raise
         finally:
             for entry in group:

@@ -1,23 +1,23 @@
-"""The one door to a database, shared by the call log and the ledger.
+"""Database access for the call log and the ledger.
 
-`Database(url)` speaks to SQLite (`sqlite:///path`) and Postgres (`postgresql://...`) through SQLAlchemy Core:
+`Database(url)` connects to SQLite (`sqlite:///path`) or Postgres (`postgresql://...`) through SQLAlchemy Core:
 
     async with db.write() as connection:      # one transaction, committed at exit, rolled back on any error
         result = await connection.execute(update(leases).where(...).values(...))
-    async with db.read() as connection:       # a snapshot; can't write
+    async with db.read() as connection:       # a read-only snapshot
         rows = (await connection.execute(select(groups))).all()
 
-`transact` and `query` do the same for a plain function of a synchronous SQLAlchemy connection, in one hop to the
-database instead of one a statement: the hot path's form.
+`transact` and `query` do the same with a plain function of a synchronous SQLAlchemy connection. They switch threads
+once instead of once per statement, so the hot path uses them.
 
 Invariants:
 
-* When `write` or `transact` returns, the transaction is durable: fsynced for `Durability.POWER`, safe from the death
-  of this process for `Durability.PROCESS`.
-* On SQLite one connection of one process writes (see `rolltap.calllog.sqlite`); on Postgres transactions run
+* When `write` or `transact` returns, the transaction is durable: with `Durability.POWER` it survives loss of power,
+  with `Durability.PROCESS` the death of this process.
+* On SQLite only one connection of one process writes (see `rolltap.calllog.sqlite`). On Postgres transactions run
   concurrently at READ COMMITTED, and reads in a REPEATABLE READ snapshot.
 * A cancelled caller never leaves a transaction open.
-* Only `StoreUnavailable`, `RecordCorrupt` and `ConfigError` leave this module for what a database does wrong.
+* Database errors are raised only as `StoreUnavailable`, `RecordCorrupt` or `ConfigError`.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _IDENTITY = sa.select(
 
 
 class Durability(StrEnum):
-    """What a committed transaction survives at the least."""
+    """The failure that a committed transaction must survive."""
 
     PROCESS = "process"  # kill -9 of this process
-    POWER = "power"  # loss of power, too
+    POWER = "power"  # loss of power as well
 
 
 class Connection(Protocol):
-    """A connection within a transaction."""
+    """A connection inside a transaction."""
 
     async def execute(self, statement: sa.Executable, parameters: Parameters = None) -> CursorResult[Any]:
-        """Runs a statement (a sequence of parameters: once for each); the result is buffered.
+        """Runs a statement, once for each item of a sequence of parameters. The result is buffered.
 
-        `rowcount` is right for a plain UPDATE or DELETE; with RETURNING, count the rows.
+        `rowcount` is valid for UPDATE or DELETE without RETURNING; with RETURNING, count the rows.
         """
         ...
 
@@ -67,7 +67,7 @@ class Connection(Protocol):
         ...
 
     async def run(self, work: Work[T]) -> T:
-        """Runs `work` on the synchronous connection. It must not block on anything but the database."""
+        """Runs `work` on the synchronous connection. It may block only on the database."""
         ...
 
     async def now(self) -> float:
@@ -76,7 +76,7 @@ class Connection(Protocol):
 
 
 class Backend(Protocol):
-    """One kind of database behind `Database`."""
+    """Implements `Database` for one kind of database."""
 
     dialect: sa.Dialect
 
@@ -113,9 +113,9 @@ BACKENDS: Mapping[str, Callable[[sa.URL, bool, str], Backend]] = {"sqlite": _sql
 
 
 class Database:
-    """See the module. With `writable=False` nothing can be written, and another process may be the writer.
+    """A database: see the module. With `writable=False` it is read-only, and another process may write.
 
-    Postgres knows the connections as those of `application`.
+    `application` is the name of the connections on Postgres.
     """
 
     def __init__(self, url: str, *, writable: bool = True, application: str = APPLICATION) -> None:
@@ -135,7 +135,7 @@ class Database:
         return self._backend.dialect.name
 
     async def start(self, metadata: sa.MetaData | None = None) -> None:
-        """Connects and makes the tables of `metadata` that are missing. Closes itself if that fails."""
+        """Connects and creates missing tables of `metadata`. Closes itself if that fails."""
         try:
             await self._backend.start()
             if metadata is not None and self.writable:
@@ -149,62 +149,62 @@ class Database:
 
     @asynccontextmanager
     async def write(self, durability: Durability = Durability.POWER) -> AsyncIterator[Connection]:
-        """A transaction; on SQLite the only one at that time."""
+        """A write transaction. On SQLite there is only one at a time."""
         self._check_writable()
         async with self._backend.write(durability) as connection:
             yield connection
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Connection]:
-        """A snapshot to read from."""
+        """A read-only snapshot."""
         async with self._backend.read() as connection:
             yield connection
 
     async def transact(self, work: Work[T], durability: Durability = Durability.POWER) -> T:
-        """Runs `work` in a transaction of its own and commits."""
+        """Runs `work` in its own transaction and commits."""
         self._check_writable()
         return await self._backend.transact(work, durability)
 
     async def query(self, work: Work[T]) -> T:
-        """Runs `work` on a snapshot."""
+        """Runs `work` on a read-only snapshot."""
         return await self._backend.query(work)
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-        """The rows of one statement, which is its own snapshot: on Postgres one round trip instead of three."""
+        """The rows of a single statement, without a transaction: on Postgres one round trip instead of three."""
         return await self._backend.select(statement)
 
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]:
-        """Runs the inserts in a transaction of their own, past SQLAlchemy; how many rows of each were new or replaced.
+        """Runs the inserts in one transaction; returns for each the number of new or replaced rows.
 
-        On Postgres that is one round trip, and half of the processor time of `transact`.
+        It bypasses SQLAlchemy: on Postgres one round trip and half the CPU time of `transact`.
         """
         self._check_writable()
         return await self._backend.insert(rows, durability)
 
     async def now(self) -> float:
-        """The database's clock, in seconds since the epoch. In a transaction, ask its connection instead."""
+        """The database's clock, in seconds since the epoch. In a transaction, use its connection's `now`."""
         async with self._backend.read() as connection:
             return await connection.now()
 
     async def identity(self) -> str:
-        """Tells this Postgres database from any other, of other servers too. One restored from a dump has another."""
+        """An identifier of this Postgres database, unique among all servers. A restored dump has another one."""
         ((identity,),) = await self.select(_IDENTITY)
         return identity
 
     def _check_writable(self) -> None:
         if not self.writable:
-            raise ConfigError(f"{self.name} was opened for reading only")
+            raise ConfigError(f"{self.name} was opened read-only")
 
 
 def database_clock(connection: sa.Connection) -> float:
-    """The time of the database's server in seconds since the epoch (SQLite's is this machine's)."""
+    """The database server's time in seconds since the epoch (for SQLite, this machine's)."""
     if connection.dialect.name == "sqlite":
         return connection.execute(sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0")).scalar_one()
     return float(connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())
 
 
 def parse_url(url: str) -> sa.URL:
-    """The URL, if a door knows its scheme; `ConfigError` says what would do."""
+    """Parses a store URL. Raises `ConfigError`, which lists the known schemes."""
     try:
         parsed = sa.make_url(url)
     except exc.ArgumentError:
@@ -214,7 +214,7 @@ def parse_url(url: str) -> sa.URL:
     return parsed
 
 
-_SCHEMA_LOCK = 0x726F6C6C  # "roll": one process at a time makes tables
+_SCHEMA_LOCK = 0x726F6C6C  # "roll": advisory lock; one process at a time changes the schema
 
 
 def _create(connection: sa.Connection, metadata: sa.MetaData) -> None:
@@ -223,6 +223,6 @@ def _create(connection: sa.Connection, metadata: sa.MetaData) -> None:
 
 
 def lock_schema(connection: sa.Connection) -> None:
-    """Until the transaction's end no other process makes or changes tables."""
+    """Keeps other processes from changing the schema until the transaction's end."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")

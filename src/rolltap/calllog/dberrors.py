@@ -1,4 +1,4 @@
-"""Turns what drivers raise into rolltap's store errors, at the one place where databases are used."""
+"""Converts database drivers' errors to rolltap's store errors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _DAMAGED = ("malformed", "not a database", "file is encrypted", "invalid page", 
 
 @contextmanager
 def store_errors(name: str) -> Iterator[None]:
-    """Raises a driver's error on the database `name` as a `StoreError` of one line.
+    """Raises driver errors of the database `name` as a `StoreError` with a one-line message.
 
-    The errors are SQLAlchemy's, or SQLite's own where a statement goes to the driver directly.
+    Handles SQLAlchemy's errors, and SQLite's own for statements that bypass SQLAlchemy.
     """
     try:
         yield
     except (exc.IntegrityError, exc.DataError, sqlite3.IntegrityError, sqlite3.DataError) as error:
-        raise RecordCorrupt(f"{name}: a row is refused: {_first_line(error)}") from error
+        raise RecordCorrupt(f"{name} refused a row: {_first_line(error)}") from error
     except (exc.DBAPIError, sqlite3.Error) as error:
         raise _store_error(name, _first_line(error)) from error
     except exc.TimeoutError as error:
@@ -41,7 +41,7 @@ def _store_error(name: str, line: str) -> StoreError:
 
 
 def _first_line(error: Exception) -> str:
-    """The driver's own words, without SQLAlchemy's statement and the class names in front."""
+    """The driver's message, without SQLAlchemy's statement and class names."""
     cause = error.orig if isinstance(error, exc.DBAPIError) else error
     lines = str(cause).splitlines() or [type(cause).__name__]
     return lines[0].removeprefix("<class ").split("'>: ")[-1]

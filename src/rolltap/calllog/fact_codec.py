@@ -1,10 +1,10 @@
-"""Facts as stores take them, and as bytes.
+"""Encodes facts as table rows, and table rows as bytes.
 
-A fact is encoded once, into a row of its table; an intent has the large parts of its request beside the row. The
-spool, the ingest stream and the tables all take this form.
+A fact is encoded once to a row of its table. The large parts of an intent's request are separate. The spool, the ingest
+stream and the tables all use this form.
 
-As bytes, a fact is the msgpack of `[kind, row, parts]`. Such bytes are decoded whole before they are used, so a fact
-that was damaged on its way raises `RecordCorrupt`.
+As bytes, a fact is the msgpack of `[kind, row, parts]`. It is decoded completely before it is used, so a damaged fact
+raises `RecordCorrupt`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _READ = {"session": read_session, "completion": read_completion, "delivery": rea
 class EncodedFact:
     """A row of `table`, and the large parts of an intent's request by hash.
 
-    The store that refuses this fact, and takes others of the same write, sets `failure`.
+    A store sets `failure` if it refuses this fact but accepts others of the same write.
     """
 
     table: sa.Table
@@ -71,7 +71,7 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def encode_fact(fact: Fact) -> EncodedFact:
-    """`RecordCorrupt` for what no store can hold."""
+    """Encodes a fact. Raises `RecordCorrupt` for one that no store can hold."""
     try:
         match fact:
             case CallIntent():
@@ -83,17 +83,17 @@ def encode_fact(fact: Fact) -> EncodedFact:
             case Session():
                 return EncodedFact(sessions, session_row(fact))
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise RecordCorrupt(f"{name_of(fact)} can't be stored: {error}") from error
+        raise RecordCorrupt(f"cannot store {name_of(fact)}: {error}") from error
 
 
 def pack_fact(fact: EncodedFact, without: Container[bytes] = ()) -> bytes:
-    """The fact as bytes; those of its parts that are in `without` are left out."""
+    """The fact as bytes, without the parts whose hashes are in `without`."""
     parts = [pack_bytes(part) for digest, part in fact.parts.items() if digest not in without]
     return _encoder.encode(_Packed(_KINDS[fact.table.name], list(fact.row), parts))
 
 
 def unpack_fact(data: bytes) -> EncodedFact:
-    """`RecordCorrupt` if the bytes are not those of a fact, or its checksum does not hold."""
+    """Decodes a fact. Raises `RecordCorrupt` if the bytes are not a fact or a checksum differs."""
     try:
         packed = _decoder.decode(data)
         row: Row = tuple(packed.row)

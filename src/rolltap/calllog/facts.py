@@ -1,4 +1,4 @@
-"""What all stores share about facts: those that `CallLog` takes as plain arguments, names, equality, derivation."""
+"""Functions on facts that all stores share: their names, equality, and derived facts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def name_of(fact: Fact) -> str:
 
 
 def aborted(call_id: str, at: float) -> CallCompletion:
-    """The completion of a call whose process ended before the call did."""
+    """The completion of a call whose process ended before the call."""
     return CallCompletion(
         call_id=call_id,
         finished_at=at,
@@ -52,7 +52,7 @@ def aborted(call_id: str, at: float) -> CallCompletion:
 def extend_items(call_id: str, items: tuple[bytes, ...], request: RequestParts) -> tuple[bytes, ...]:
     """All items of a request, given the `items` of its parent's request."""
     if request.items_shared > len(items):
-        raise RecordCorrupt(f"call {call_id}: shares {request.items_shared} items of a request of {len(items)}")
+        raise RecordCorrupt(f"call {call_id}: shares {request.items_shared} items, but its parent has {len(items)}")
     return items[: request.items_shared] + request.items
 
 

@@ -1,10 +1,10 @@
-"""Inserts many rows in one statement, whether or not some are there already.
+"""Inserts many rows in one statement; existing rows are kept or replaced.
 
-SQLite: a prepared insert, run for each row. Postgres: one insert from arrays, one a column, which takes one round
-trip however many rows there are.
+SQLite runs a prepared insert for each row. Postgres runs one insert from arrays, one per column, so any number of rows
+takes one round trip.
 
-`Insert.run` is for a transaction with more in it. A door runs several inserts as a transaction of their own, past
-SQLAlchemy (`Database.insert`).
+`Insert.run` works inside a larger transaction. `Database.insert` runs several inserts as their own transaction and
+bypasses SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ REPLACED = {
     "call_completions": "call_completions.presumed AND NOT excluded.presumed",
     "deliveries": "excluded.delivered AND NOT deliveries.delivered",
 }
-"""Which rows give way to one of the same key: a presumed end to the true one, a miss to the retry that arrived."""
+"""When a new row replaces one with the same key: a true completion replaces a presumed one, and a delivered reply
+replaces an undelivered one."""
 
 
 class Insert:
-    """Inserts into a table; what there is of the same key stays as it is, or is replaced where `replace` holds.
+    """Inserts into a table. A row with an existing key is ignored, or replaces the old row if `replace` is true.
 
-    `replace` is a condition in SQL on the row that is there; by default that of `REPLACED`.
+    `replace` is an SQL condition on the old row and on `excluded`, the new one; the default is in `REPLACED`.
     """
 
     def __init__(self, table: sa.Table, dialect: sa.Dialect, *, replace: str | None = None) -> None:
@@ -50,27 +51,27 @@ class Insert:
         return len(self._types)
 
     def from_arrays(self, first: int) -> str:
-        """Postgres's statement; its parameters are the columns, and begin with number `first`."""
+        """The Postgres statement. Its parameters are the columns; the first one has number `first`."""
         arrays = ", ".join(f"${index}::{kind}[]" for index, kind in enumerate(self._types, first))
         return f"{self._head} SELECT * FROM unnest({arrays}) {self._tail}"
 
     def run(self, connection: sa.Connection, rows: Sequence[Row]) -> int:
-        """Inserts the rows; returns how many were new or took the place of another."""
+        """Inserts the rows; returns how many were new or replaced another."""
         if self._arrays:
             return connection.exec_driver_sql(self.sql, tuple(columns(rows))).rowcount
         return connection.exec_driver_sql(self.sql, list(rows)).rowcount
 
 
 def columns(rows: Sequence[Row]) -> list[list[Any]]:
-    """The rows by column, as Postgres's statement takes them."""
+    """Transposes rows to columns, the form for the Postgres statement."""
     return [list(column) for column in zip(*rows, strict=True)]
 
 
 @lru_cache(maxsize=256)
 def together(inserts: tuple[Insert, ...]) -> str:
-    """Postgres's inserts as one statement, which is its own transaction; its parameters are all their columns.
+    """Several Postgres inserts as one statement and one transaction. Its parameters are the columns of all of them.
 
-    It returns one row: what `Insert.run` returns, for each of them.
+    It returns one row, with the result of `Insert.run` for each of them.
     """
     first, parts = 1, []
     for index, insert in enumerate(inserts):

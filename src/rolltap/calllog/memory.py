@@ -1,4 +1,4 @@
-"""The call log in memory: the same contract without the durability, for tests and dry runs."""
+"""A call log in memory, without durability, for tests and dry runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rolltap.types import Call, Session
 
 
 class MemoryCallLog:
-    """A `CallLog` that lives as long as this object."""
+    """A `CallLog` whose facts exist as long as the object."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
@@ -37,7 +37,7 @@ class MemoryCallLog:
     async def open_session(self, session: Session) -> None:
         known = self._sessions.get(session.id)
         if self._by_key.setdefault(session.key_hash, session.id) != session.id:
-            raise RecordCorrupt(f"{name_of(session)} has the key of another session")
+            raise RecordCorrupt(f"{name_of(session)} has the same key as another session")
         opening = known and replace(known, closed_at=session.closed_at, log_check=session.log_check)
         if _is_new(self._sessions, session.id, session, opening):
             self._calls[session.id] = []
@@ -119,17 +119,17 @@ class MemoryCallLog:
         return CallRow(self._intents[call_id], prompts[call_id], self._completions.get(call_id), delivered)
 
     async def request(self, call_id: str) -> RequestParts:
-        line: list[CallIntent] = []
+        ancestors: list[CallIntent] = []
         current: str | None = call_id
         while current is not None:
             if current not in self._intents:
-                raise (RecordCorrupt if line else NotFound)(f"there is no call {current}")
-            line.append(self._intents[current])
-            current = line[-1].parent_id if line[-1].request.items_shared else None
+                raise (RecordCorrupt if ancestors else NotFound)(f"there is no call {current}")
+            ancestors.append(self._intents[current])
+            current = ancestors[-1].parent_id if ancestors[-1].request.items_shared else None
         items: tuple[bytes, ...] = ()
-        for intent in reversed(line):
+        for intent in reversed(ancestors):
             items = extend_items(intent.id, items, intent.request)
-        return replace(line[0].request, items=items, items_shared=0)
+        return replace(ancestors[0].request, items=items, items_shared=0)
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         orphans = [
@@ -143,10 +143,10 @@ class MemoryCallLog:
 
 
 def _is_new(facts: dict[str, Any], key: str, fact: Any, known: Any) -> bool:
-    """Adds a fact. False if it is there already; `RecordCorrupt` if what is there differs."""
+    """Adds a fact. Returns False if it exists already; raises `RecordCorrupt` if the existing one differs."""
     if known is None:
         facts[key] = fact
         return True
     if not same_fact(known, fact):
-        raise RecordCorrupt(f"{name_of(fact)} is in the log already, and differs")
+        raise RecordCorrupt(f"{name_of(fact)} is already in the log with other values")
     return False

@@ -1,8 +1,8 @@
-"""Mismatch of a policy's trainer and engines, summed by group and harness, without adding up the whole record anew.
+"""Sums the mismatch between a policy's trainer and engines by group and harness, incrementally.
 
-A run's page is asked for every few seconds, and its record only grows. Rows never change, and a later lease has a
-greater token, so new rows have the greatest tokens. `updated_sums` compares count and tokens of the rows with those of
-the sums that it is given; where only rows of the greatest tokens are new, it adds up their groups anew, else all.
+A run's page reloads every few seconds. Rows never change, and a later lease has a greater token, so new rows usually
+have the greatest tokens. `updated_sums` compares the count and tokens of the rows with those of the previous sums. If
+only rows with the greatest tokens are new, it sums their groups again, otherwise all groups.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
-    """Sums over the latest annotations of some calls: `mismatch_sum` over `compared` tokens, `fresh_sum` over `fresh`
-    ones, and tokens of which the trainer says that they were kept or clipped."""
+    """Sums over the latest annotations of calls: see `AnnotationLine`."""
 
     calls: int = 0
     compared: int = 0
@@ -34,7 +33,7 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Which rows there are: they are the same as long as this is."""
+    """A fingerprint of a set of rows: equal values mean equal rows."""
 
     count: int = 0
     last_token: int = 0
@@ -43,7 +42,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class GroupSums:
-    """A group's sums, and the greatest token of its rows."""
+    """The sums of a group and harness, and the greatest token of its rows."""
 
     last_token: int
     sums: MismatchSums
@@ -51,9 +50,9 @@ class GroupSums:
 
 @dataclass(frozen=True, slots=True)
 class PolicySums:
-    """A policy's sums by group id, by harness (in the order of their names), and by both.
+    """A policy's sums by group id, by harness (sorted by name), and by both.
 
-    `older` are the rows whose token is less than the greatest one: new rows seldom have such a token.
+    `older` is the fingerprint of the rows whose token is less than the greatest one.
     """
 
     rows: _Rows
@@ -67,7 +66,7 @@ NO_SUMS = PolicySums(_Rows(), _Rows(), {}, {}, {})
 
 
 def updated_sums(connection: sa.Connection, policy: str, known: PolicySums = NO_SUMS) -> PolicySums:
-    """The policy's sums as they are now; `known` are those of an earlier moment."""
+    """The policy's current sums. `known` are its previous sums."""
     columns = annotations.c
     mine, last = columns.policy == policy, known.rows.last_token
     now = _rows(connection, mine)
@@ -95,7 +94,7 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> _Ro
 def _group_sums(
     connection: sa.Connection, policy: str, group_ids: Iterable[str] | None
 ) -> dict[tuple[str, str], GroupSums]:
-    """Those of the policy's groups, or of these of them."""
+    """The sums of the policy's groups, or only of `group_ids`."""
     columns = annotations.c
     last = sa.select(columns.group_id, columns.harness, sa.func.max(columns.token)).where(columns.policy == policy)
     if group_ids is not None:
@@ -108,7 +107,7 @@ def _group_sums(
 def _sums(
     connection: sa.Connection, policy: str, group_ids: Iterable[str] | None
 ) -> dict[tuple[str, str], MismatchSums]:
-    """Those of the policy's groups, or of these of them. What a later lease said of a call replaces what was said."""
+    """The sums of the policy's groups, or only of `group_ids`. Only the latest annotation of a call counts."""
     columns, newer = annotations.c, annotations.alias()
     replaced = sa.exists().where(newer.c.call_id == columns.call_id, newer.c.token > columns.token)
     query = sa.select(

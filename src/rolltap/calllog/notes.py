@@ -1,8 +1,8 @@
-"""Notes: what people, scripts and evaluators add to sessions and calls after the fact. Append-only.
+"""Notes that people, scripts and evaluators add to recorded sessions and calls. Append-only.
 
-A score has a number, a label a text or none, a comment a text, a tag a text or None (the tag is taken away). The last
-score, label or tag of a name counts; the earlier ones stay on record. A note names its call or stands for the whole
-session, and never changes a call, a reward or what is trained.
+A score has a number, a label a text or None, a comment a text, a tag a text or None (None removes the tag). Of several
+scores, labels or tags with the same name the last one counts; the earlier ones stay on record. A note belongs to a call
+or to the whole session. It never changes a call, a reward or the training data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rolltap.ids import new_id
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note on record. `call_id` is None where it is on the whole session."""
+    """A recorded note. `call_id` is None if it belongs to the whole session."""
 
     id: str
     session_id: str
@@ -36,7 +36,7 @@ class Note:
 
 
 async def append_note(database: Database, note: NewNote) -> Note:
-    """Appends; `NotFound` for a session or call that is not on record."""
+    """Appends a note. Raises `NotFound` for an unknown session or call."""
 
     def work(connection: sa.Connection, now: float) -> Note:
         if note.call_id is not None:
@@ -58,13 +58,13 @@ async def append_note(database: Database, note: NewNote) -> Note:
 
 
 async def append_note_beside(database: Database, note: NewNote) -> Note:
-    """Appends to a store that was opened for reading only: it is opened for writing, for this moment."""
+    """Appends a note to a store that is open read-only, by opening it for writing briefly."""
     writer = Database(database.url.render_as_string(hide_password=False))
     try:
         await writer.start()
     except (ConfigError, StoreUnavailable) as error:
         raise ConfigError(
-            f"{writer.name} can't be written now ({error.message}); while a server has it, add notes through it: "
+            f"cannot write to {writer.name} now ({error.message}); while a server uses it, add notes through it: "
             'rolltap.open("http://ADMIN-PLANE", key=...)'
         ) from error
     try:
@@ -74,7 +74,7 @@ async def append_note_beside(database: Database, note: NewNote) -> Note:
 
 
 def notes_of(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[Note]]:
-    """The notes of the sessions and of their calls, in order; none where the store is older than notes are."""
+    """The notes of the sessions and their calls, in order; none if the store has no table of notes yet."""
     by_session: dict[str, list[Note]] = {}
     if not session_ids or not sa.inspect(connection).has_table(notes.name):
         return by_session
@@ -85,7 +85,7 @@ def notes_of(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str,
 
 
 def tags_after(tags: Mapping[str, str], newer: Iterable[Note]) -> dict[str, str]:
-    """The session's tags as its notes changed them."""
+    """The session's tags after the changes by its notes."""
     changed = dict(tags)
     for note in newer:
         if note.kind == "tag" and isinstance(note.value, str):

@@ -1,4 +1,4 @@
-"""One session, whole but for its requests, and what tells whether it has changed since it was read."""
+"""Reads one session without its requests, and a fingerprint that shows whether it has changed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rolltap.errors import NotFound
 from rolltap.types import Session
 
 Fingerprint = tuple[float | None, str | None, int, int, int]
-"""When it was closed, its log check, and the counts of its intents, completions and deliveries: all only grow."""
+"""Closing time, log check, and the counts of intents, completions and deliveries, which only grow."""
 
 
 def fingerprint(connection: sa.Connection, session_id: str) -> Fingerprint:
-    """`NotFound` for an unknown session."""
+    """The session's fingerprint. Raises `NotFound`."""
     known = connection.execute(
         sa.select(sessions.c.closed_at, sessions.c.log_check).where(sessions.c.id == session_id)
     ).first()
@@ -41,7 +41,7 @@ def fetch_session(connection: sa.Connection, session_id: str) -> StoredSessions:
 
 
 def decode_session(stored: StoredSessions) -> tuple[Session, list[CallRow], dict[str, str]]:
-    """The session, its calls in order, and the model that each of them asked for."""
+    """The session, its calls in order, and the requested model by call id."""
     ((session, rows),) = decode_rows(stored).values()
     decoder = msgspec.msgpack.Decoder(StoredRequest)
     models = {row[0]: model_of(decoder.decode(unpack_bytes(row[-1])).head) for row in stored.calls.intents}
@@ -49,7 +49,7 @@ def decode_session(stored: StoredSessions) -> tuple[Session, list[CallRow], dict
 
 
 def session_of_call(connection: sa.Connection, call_id: str) -> str:
-    """`NotFound` for an unknown call."""
+    """The session id of a call. Raises `NotFound`."""
     session_id = connection.scalar(sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id))
     if session_id is None:
         raise NotFound(f"no call {call_id!r}", param="call_id")

@@ -21,18 +21,18 @@ SPOOL_BYTES = 64_000_000
 
 @runtime_checkable
 class LogWithDatabase(CallLog, Protocol):
-    """A call log in whose database the ledger has room."""
+    """A call log whose database the ledger shares."""
 
     database: Database
 
     async def settled(self) -> None:
-        """Returns when all that was written can be read from the store; `StoreUnavailable` if that takes long."""
+        """Waits until all appended facts can be read from the store. Raises `StoreUnavailable` if that takes long."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a call log is, and what stands before it. See `open_call_log`."""
+class LogOptions:
+    """The arguments of `open_call_log`."""
 
     url: str
     writable: bool
@@ -42,32 +42,32 @@ class Place:
     application: str
 
 
-def _memory(place: Place) -> CallLog:
+def _memory(options: LogOptions) -> CallLog:
     from rolltap.calllog.memory import MemoryCallLog
 
     return MemoryCallLog()
 
 
-def _sql(place: Place) -> CallLog:
+def _sql(options: LogOptions) -> CallLog:
     from rolltap.calllog.database import Database
     from rolltap.calllog.spool import Spool
     from rolltap.calllog.spool_writer import SpoolWriter
     from rolltap.calllog.sql import SqlCallLog
 
-    database = Database(place.url, writable=place.writable, application=place.application)
+    database = Database(options.url, writable=options.writable, application=options.application)
 
     def wrap(writer: GroupWriter) -> GroupWriter:
-        if place.ingest is not None:
-            writer = _ingest(place.ingest, writer, database)
-        if place.spools:
-            own, *beside = place.spools
-            writer = SpoolWriter(writer, Spool(own, place.spool_bytes), beside=beside)
+        if options.ingest is not None:
+            writer = _ingest(options.ingest, writer, database)
+        if options.spools:
+            own, *others = options.spools
+            writer = SpoolWriter(writer, Spool(own, options.spool_bytes), others=others)
         return writer
 
     return SqlCallLog(database, wrap=wrap)
 
 
-STORES: Mapping[str, Callable[[Place], CallLog]] = {"memory": _memory, "sqlite": _sql, "postgresql": _sql}
+STORES: Mapping[str, Callable[[LogOptions], CallLog]] = {"memory": _memory, "sqlite": _sql, "postgresql": _sql}
 
 
 def open_call_log(
@@ -81,18 +81,19 @@ def open_call_log(
 ) -> CallLog:
     """The call log at `memory:`, `sqlite:///PATH` or `postgresql://...`, not yet started.
 
-    With `writable=False` it only reads, beside the process that writes. The first of `spools` is a file of this
-    process's own, where facts are kept while the store is away; it takes `spool_bytes` of the disk at once. The others
-    are those of other processes on this machine that write to the same store: readers wait until they are empty, too.
-    `ingest` is the URL of a Redis whose stream makes facts durable before a Postgres takes them in. Postgres knows the
-    connections as those of `application`.
+    * `writable=False`: read-only, while another process writes.
+    * `spools`: the first is this process's spool file, which keeps facts while the store is unavailable and takes
+      `spool_bytes` of disk at once. The others belong to other processes of this machine that write to the same store:
+      readers wait until they are empty too.
+    * `ingest`: the URL of a Redis whose stream makes facts durable before they are written to Postgres.
+    * `application`: the name of the connections on Postgres.
     """
     scheme = url.partition(":")[0]
     if scheme not in STORES:
         raise ConfigError(f"store.url: no store of kind {scheme!r}; known: {', '.join(STORES)}")
     if ingest is not None and scheme != "postgresql":
-        raise ConfigError(f"store.ingest: a Redis stream goes before Postgres, not before {scheme}")
-    return STORES[scheme](Place(url, writable, spools, spool_bytes, ingest, application))
+        raise ConfigError(f"store.ingest: a Redis stream works with a Postgres store, not with {scheme}")
+    return STORES[scheme](LogOptions(url, writable, spools, spool_bytes, ingest, application))
 
 
 def _ingest(url: str, writer: GroupWriter, database: Database) -> GroupWriter:

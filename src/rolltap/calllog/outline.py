@@ -1,7 +1,7 @@
-"""Reads what can be said of calls without decoding their tokens, many sessions at a time.
+"""Reads outlines of calls without decoding their tokens, for many sessions at a time.
 
-An outline costs a few columns of a call's rows and the heads of its packed arrays, so a page over hundreds of sessions
-does not read the record. `call_words` reads the text that a call added to its session, for a text index.
+An outline reads a few columns of a call's rows and the heads of its packed arrays, so a page of hundreds of sessions is
+cheap. `call_words` reads the text that a call added to its session, for a text index.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rolltap.calllog.schema import call_completions, call_intents, sessions
 from rolltap.types import Session
 
 HEAD_BYTES = 32
-"""How much of a packed array is read to learn its length."""
+"""Bytes of a packed array that are read to find its length."""
 
 LONGEST_WORDLESS = 256
-"""A text of more characters without a space is data (base64, a hash), not words."""
+"""Characters without a space above which a text counts as data (base64, a hash), not words."""
 
 MAX_CALL_WORDS = 1 << 20
 
@@ -50,7 +50,7 @@ class CallOutline:
 
 
 class _Head(msgspec.Struct):
-    """The field of a request's body that is wanted here."""
+    """The field of a request's body that an outline needs."""
 
     model: str | None = None
 
@@ -100,7 +100,7 @@ def _outline(row: tuple[Any, ...]) -> CallOutline:
 
 
 def model_of(head: bytes) -> str:
-    """The model that a recorded request asked for; empty where its head doesn't say."""
+    """The requested model of a recorded request; empty if its head has none."""
     try:
         return _head.decode(head).model or ""
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -112,7 +112,7 @@ def _length(column: sa.Column[Any]) -> tuple[sa.ColumnElement[Any], sa.ColumnEle
 
 
 def fetch_summarized(connection: sa.Connection, session_ids: Sequence[str]) -> list[tuple[Session, list[CallOutline]]]:
-    """The sessions, each with the outlines of its calls; unknown ids are left out."""
+    """The sessions, each with the outlines of its calls. Unknown ids are left out."""
     calls = outlines(connection, session_ids)
     summarized: list[tuple[Session, list[CallOutline]]] = []
     for some in _chunks(session_ids):
@@ -123,7 +123,7 @@ def fetch_summarized(connection: sa.Connection, session_ids: Sequence[str]) -> l
 
 
 def sampled_versions(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """The first and last weight version that sampled in each session; without those where none is known."""
+    """The lowest and highest weight version of each session's tokens. Sessions without known versions are left out."""
     query = sa.select(call_intents.c.session_id, call_completions.c.detail).join(
         call_completions, call_completions.c.call_id == call_intents.c.id
     )
@@ -137,7 +137,7 @@ def sampled_versions(connection: sa.Connection, session_ids: Sequence[str]) -> d
 
 @dataclass(frozen=True, slots=True)
 class CallWords:
-    """The text that a call added to its session: its new messages and its reply. `ended`: no more will come."""
+    """The text that a call added to its session: its new messages and its reply. `ended`: it will not change."""
 
     call_id: str
     session_id: str
@@ -146,7 +146,7 @@ class CallWords:
 
 
 def call_words(connection: sa.Connection, call_ids: Sequence[str]) -> list[CallWords]:
-    """What the calls say, without system texts and tool schemas that recur; for finding, not for reading."""
+    """The text of calls for searching, without recurring system texts and tool schemas."""
     columns = call_intents.c
     query = sa.select(
         columns.id, columns.session_id, columns.request, columns.part_hashes, call_completions.c.message
@@ -166,7 +166,7 @@ def call_words(connection: sa.Connection, call_ids: Sequence[str]) -> list[CallW
 
 
 def _texts(item: bytes) -> Iterator[str]:
-    """The texts within a JSON value, but not its keys, and no data."""
+    """The strings in a JSON value, without keys and without data."""
     if not item:
         return
     try:

@@ -1,7 +1,7 @@
-"""Proxies on one store have the same keys: a new one looks at those that run, and refuses to start apart from them.
+"""Checks that all proxies on one Postgres store have the same keys: a new one with another secret refuses to start.
 
-Postgres tells every client the names of the others' connections. A proxy's name holds marks of its keys, from which
-they can't be found again. On SQLite a store has one server.
+Postgres shows every client the names of all connections. A proxy's connection name contains hashes of its keys, which
+cannot be reversed. A SQLite store has only one server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rolltap.settings import KeySettings
 log = logging.getLogger("rolltap.app")
 
 GONE_WITHIN_S = 3.0
-"""So long may a process that has just ended still stand among the connections."""
+"""Seconds for which a process that has just ended may still be listed among the connections."""
 
 _PREFIX = "rolltap proxy"
 _PEERS = sa.text(
@@ -33,7 +33,7 @@ _PEERS = sa.text(
 
 @dataclass(frozen=True, slots=True)
 class KeysMark:
-    """Says whether two proxies have the same secret and the same keys, and nothing else of them."""
+    """Hashes to compare the secret and the other keys of two proxies."""
 
     of_secret: str
     of_others: str
@@ -45,7 +45,7 @@ class KeysMark:
 
     @property
     def application(self) -> str:
-        """The name of a proxy's connections; Postgres keeps 63 bytes of it."""
+        """The name of a proxy's connections. Postgres truncates it to 63 bytes."""
         return f"{_PREFIX} {self.of_secret} {self.of_others}"
 
 
@@ -54,7 +54,7 @@ def _mark(*texts: str) -> str:
 
 
 async def check_peers(database: Database, mark: KeysMark) -> None:
-    """`ConfigError` if a proxy with another secret works on this store; a warning if its other keys differ."""
+    """Raises `ConfigError` if another proxy on this store has another secret; warns if its other keys differ."""
     if database.dialect_name == "sqlite":
         return
     by = time.monotonic() + GONE_WITHIN_S
@@ -65,14 +65,14 @@ async def check_peers(database: Database, mark: KeysMark) -> None:
             break
         if time.monotonic() > by:
             raise ConfigError(
-                f"another proxy works on {database.name} with another keys.secret, and neither would know the other's "
+                f"another proxy on {database.name} has a different keys.secret, so neither would find the other's "
                 "sessions: give both the same keys ([keys], or ROLLTAP_KEYS__SECRET and so on); to change them, stop "
                 "all proxies of this store first"
             )
         await asyncio.sleep(0.1)
     if any(of_others != mark.of_others for _, of_others in peers):
         log.warning(
-            "another proxy on %s has other keys than this one: a client's key is known to one of them only; give all "
-            "proxies the same [keys]",
+            "another proxy on %s has different keys, so only one of the two accepts a client's key; give all proxies "
+            "the same [keys]",
             database.name,
         )

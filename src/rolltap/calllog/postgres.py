@@ -1,12 +1,12 @@
-"""Postgres behind the database door: a pool of asyncpg connections through SQLAlchemy.
+"""The Postgres backend of `Database`: a pool of asyncpg connections through SQLAlchemy.
 
-Every commit is synchronous, whatever durability is asked for: the server may crash and come back while this process
-goes on, and must not have forgotten the first half of what this process then completes. A server whose
-`synchronous_commit` is off is refused, one that runs without fsync is used with a loud warning.
+Every commit is synchronous, whatever durability is requested: if the server restarts while this process continues, it
+must not lose an intent whose completion this process writes later. A server with `synchronous_commit` off is refused;
+one without fsync is used with a warning.
 
-A transaction works for the tenant of its task (`rolltap.tenants`), which it says to the server as its first statement.
-Connections begin as the default tenant, so a deployment with no other pays nothing. Single statements for
-`EVERY_TENANT`, and `insert`, have a pool of their own, whose connections begin as that.
+A transaction acts for the current tenant (`rolltap.tenants`); its first statement sets that tenant on the server.
+Connections start as the default tenant, so a deployment without other tenants needs no such statement. Single
+statements for `EVERY_TENANT`, and `insert`, use their own pool, whose connections start as `EVERY_TENANT`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AsyncpgConnection:
 
 
 class PostgresBackend:
-    """See the module."""
+    """A `Backend` on Postgres: see the module."""
 
     def __init__(self, url: sa.URL, *, writable: bool, application: str) -> None:
         if importlib.util.find_spec("asyncpg") is None:
@@ -103,7 +103,7 @@ class PostgresBackend:
 
     async def close(self) -> None:
         if self._inserter is not None:
-            await greenlet_spawn(self._inserter.close)  # back to the pool, which closes it
+            await greenlet_spawn(self._inserter.close)  # returns it to the pool, which closes it
             self._inserter = None
         await self._singles.dispose()
         await self._engine.dispose()
@@ -122,7 +122,7 @@ class PostgresBackend:
 
     @asynccontextmanager
     async def _transaction(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-        """The one place that opens transactions: it says whose rows they are about."""
+        """Opens a transaction for the current tenant. The only place that opens transactions."""
         tenant = current_tenant()
         async with _opened(engine, self._name) as opened:
             if tenant != DEFAULT_TENANT:
@@ -140,7 +140,7 @@ class PostgresBackend:
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         engine = self._single.get(current_tenant())
-        if engine is None:  # a single statement has no transaction to say the tenant in
+        if engine is None:  # setting the tenant needs a transaction, which a single statement does not have
             return await self.query(lambda connection: connection.execute(statement).all())
         async with _opened(engine, self._name) as opened:
             with store_errors(self._name):
@@ -156,11 +156,11 @@ class PostgresBackend:
                 try:
                     return tuple(await driver.fetchrow(statement, *parameters))
                 except BaseException:
-                    self._drop_inserter()  # lost, or in the middle of something
+                    self._drop_inserter()  # the connection is lost, or inside an unfinished statement
                     raise
 
     async def _insert_driver(self) -> Any:
-        """The driver of a pooled connection that is kept for `insert`: the pool takes 0.2 ms to lend one."""
+        """The driver of a pooled connection that is reserved for `insert`, as a checkout takes 0.2 ms."""
         if self._inserter is not None and self._inserter.driver_connection.is_closed():
             self._drop_inserter()
         while self._inserter is None:
@@ -178,7 +178,7 @@ class PostgresBackend:
 
 
 def _pool(url: sa.URL, size: int, tenant: str, application: str) -> AsyncEngine:
-    """Connections that begin as `tenant`."""
+    """A pool of connections that start as `tenant`."""
     server = {"application_name": application, "rolltap.tenant": tenant}
     engine = create_async_engine(
         url.set(drivername="postgresql+asyncpg"),
@@ -192,29 +192,29 @@ def _pool(url: sa.URL, size: int, tenant: str, application: str) -> AsyncEngine:
 
 
 def _check_open(connection: Any, *_: Any) -> None:
-    """A server that went away closed every connection of the pool: new ones are made, and nobody is told."""
+    """Replaces connections that the server closed (for example by a restart) without an error."""
     if connection.driver_connection.is_closed():
         raise exc.InvalidatePoolError
 
 
 @contextmanager
 def _driver_errors(name: str, refused: type[Exception]) -> Iterator[None]:
-    """As `store_errors`, for what asyncpg, and the pool's adapter for it, raise where SQLAlchemy is passed by."""
+    """Like `store_errors`, for errors of asyncpg and of the pool's adapter when SQLAlchemy is bypassed."""
     import asyncpg
 
     try:
         yield
     except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, ValueError) as error:
-        raise RecordCorrupt(f"{name}: a row is refused: {error}") from error
+        raise RecordCorrupt(f"{name} refused a row: {error}") from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, refused) as error:
         raise StoreUnavailable(f"{name}: {error}", retry_after=RETRY_AFTER_S) from error
 
 
 @asynccontextmanager
 async def _opened(engine: AsyncEngine, name: str) -> AsyncIterator[AsyncConnection]:
-    """A connection of the pool; what was not committed is rolled back at the end.
+    """A connection of the pool. Rolls back uncommitted changes at the end.
 
-    A connection that is lost by then takes nothing back: what was read is there, what was committed stays.
+    A connection that is lost at that point is only logged: reads and commits have succeeded already.
     """
     connection = engine.connect()
     with store_errors(name):

@@ -1,13 +1,13 @@
-"""Which processes write to a log, and what becomes of the calls of those that are gone.
+"""Registers the processes that write to a log, and aborts the open calls of dead ones.
 
-A process stands in `processes` from the transaction of its first intent on. Every `BEAT_S` it renews its row: when it
-was seen, and up to which id all of its calls are complete, so that a sweep of its open calls looks at few, however
-many there are in the log. Calls are counted as complete `MARGIN_S` late: an id may be made well before its intent is.
-A process that could not renew its row for half of `GONE_S` does so with its next intent: a peer may have removed it.
+A process has a row in `processes` from the transaction of its first intent on. Every `BEAT_S` it renews the row: the
+time, and the id up to which all of its calls are complete, so that a search for its open calls reads few rows. That id
+lags by `MARGIN_S`, as an id may be made well before its intent is written. A process that could not renew its row for
+half of `GONE_S` does so with its next intent, as a peer may have removed the row.
 
-On SQLite only one process can write, so every other one is gone. On Postgres one is gone that was not seen for
-`GONE_S` by the database's clock, and its open calls are presumed aborted by whichever of its peers looks first. While
-Postgres itself was down nobody could be seen: time counts from the server's own start.
+On SQLite only one process can write, so every other one is dead. On Postgres a process is dead if its row is older than
+`GONE_S` by the database's clock; the first peer that notices completes its open calls as presumed aborted. Nobody can
+renew a row while Postgres is down, so the age counts from the server's start at the earliest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ MARGIN_S = 600.0
 
 
 class ProcessRegistry:
-    """The processes that write to a log, this one among them. Subclasses know the database's clock, and who is gone."""
+    """The processes that write to a log, including this one.
+
+    Subclasses have the SQL for the clock and dead processes.
+    """
 
     clock: str
     gone: str
@@ -65,7 +68,7 @@ class ProcessRegistry:
         self._task = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
-        """Leaves nothing to look for at the next start but the calls that are open now."""
+        """Renews the rows a last time, so that the next start has to search only the calls that are open now."""
         if self._task is None:
             return
         self._task.cancel()
@@ -76,27 +79,27 @@ class ProcessRegistry:
             await self._beat_once(self._latest)
 
     def opened(self, intent: CallIntent) -> None:
-        """An intent is about to be written."""
+        """Notes a call whose intent is about to be written."""
         self._own.add(intent.process)
         self._open[intent.id] = intent.process
         self._latest[intent.process] = max(intent.id, self._latest.get(intent.process, ""))
 
     def ended(self, call_id: str) -> None:
-        """The call's completion is durable."""
+        """Notes a call whose completion is durable."""
         self._open.pop(call_id, None)
 
     def knows(self, ids: set[str]) -> bool:
-        """Whether no peer can have taken these processes for gone since they were announced."""
+        """Whether the rows of these processes are so recent that no peer can have removed them."""
         now = time.monotonic()
         return all(now < self._announced.get(process, 0.0) for process in ids)
 
     def announce(self, connection: sa.Connection, ids: set[str]) -> None:
-        """In the transaction that writes intents of these processes, own or not."""
+        """Renews the rows of these processes, own or not, in the transaction that writes their intents."""
         for process in sorted(ids):
             connection.execute(self._seen, {"id": process, "complete_to": ""})
 
     def announced(self, ids: set[str], at: float) -> None:
-        """Their rows were renewed by a transaction, now committed, that began `at`, by the monotonic clock."""
+        """Notes that a committed transaction that began at monotonic time `at` renewed the rows of these processes."""
         self._announced.update(dict.fromkeys(ids & self._own, at + self._gone_s / 2))
 
     async def _beat(self) -> None:
@@ -109,10 +112,10 @@ class ProcessRegistry:
                 log.warning("the heartbeat could not be written: %s", error)
                 continue
             if count:
-                log.warning("%d calls of a process that is gone are recorded as aborted", count)
+                log.warning("%d open calls of a dead process are recorded as aborted", count)
 
     def _latest_long_ago(self) -> dict[str, str]:
-        """The greatest id of each own process `MARGIN_S` ago, as far as this is known."""
+        """The greatest call id of each own process `MARGIN_S` ago, if known."""
         margin = time.monotonic() - self._margin_s
         self._marks.append((time.monotonic(), dict(self._latest)))
         while len(self._marks) > 1 and self._marks[1][0] <= margin:
@@ -133,12 +136,12 @@ class ProcessRegistry:
             self.announced({row["id"] for row in rows}, began)
 
     def _complete_to(self, process: str, latest: Mapping[str, str]) -> str:
-        """All calls of `process` with a lesser id are complete."""
+        """An id below which all calls of `process` are complete."""
         open_calls = (call_id for call_id, owner in self._open.items() if owner == process)
         return min([latest.get(process, ""), *open_calls])
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
-        """Completes as aborted the open calls of the processes that are gone; returns how many."""
+        """Completes the open calls of dead processes as aborted; returns their number."""
 
         def sweep(connection: sa.Connection) -> int:
             absent = connection.execute(sa.text(self.gone), {"age": self._gone_s} if ":age" in self.gone else {})
@@ -164,14 +167,14 @@ def _abort(connection: sa.Connection, process: str, complete_to: str, at: float)
 
 
 class SqliteRegistry(ProcessRegistry):
-    """SQLite."""
+    """The registry on SQLite."""
 
     clock = "CAST(strftime('%s', 'now') AS REAL)"
     gone = "SELECT id, complete_to FROM processes"
 
 
 class PostgresRegistry(ProcessRegistry):
-    """Postgres."""
+    """The registry on Postgres."""
 
     clock = "extract(epoch FROM clock_timestamp())"
     gone = (

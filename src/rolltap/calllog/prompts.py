@@ -1,9 +1,8 @@
-"""Rebuilds prompts from the deltas that the log keeps.
+"""Rebuilds prompts from the deltas in the log.
 
-A call's prompt is the first `shared` tokens of its parent's context (prompt, then output), then its own new tokens.
-Calls that extend their parent's whole context lie in one buffer, of which their prompts are read-only views; so a
-conversation costs the tokens of its last context, in time and memory, plus a copy of the shared prefix where it
-branches.
+A call's prompt is the first `shared` tokens of its parent's context (prompt and output), then its own new tokens. Calls
+that extend their parent's whole context share one buffer, and their prompts are read-only views of it. So time and
+memory of a conversation are those of its last context, plus a copy of the shared prefix for each branch.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rolltap.types import Int32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """What a stored call says of its tokens."""
+    """The tokens that a stored call adds."""
 
     id: str
     parent_id: str | None
@@ -30,7 +29,7 @@ class Delta:
 
 
 def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:
-    """The prompt of every call. `RecordCorrupt` for a missing parent, a cycle, or more shared than there is."""
+    """The prompt of every call. Raises `RecordCorrupt` for a missing parent, a cycle, or an impossible `shared`."""
     by_id = {delta.id: delta for delta in deltas}
     children: dict[str | None, list[Delta]] = defaultdict(list)
     for delta in by_id.values():
@@ -38,8 +37,8 @@ def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:
             raise RecordCorrupt(f"call {delta.id}: its parent {delta.parent_id} is not in the log")
         children[delta.parent_id].append(delta)
     prompts: dict[str, Int32] = {}
-    nothing = np.empty(0, np.int32)
-    heads = [(delta, nothing) for delta in children[None]]
+    empty = np.empty(0, np.int32)
+    heads = [(delta, empty) for delta in children[None]]
     while heads:
         head, context = heads.pop()
         chain = _chain(head, context, children)
@@ -48,13 +47,13 @@ def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:
             end = len(prompts[delta.id]) + len(delta.output_ids)
             heads += [(child, buffer[:end]) for child in children[delta.id] if child.id not in prompts]
     if len(prompts) != len(by_id):
-        lost = min(by_id.keys() - prompts.keys())
-        raise RecordCorrupt(f"call {lost}: its ancestors form a cycle")
+        unreached = min(by_id.keys() - prompts.keys())
+        raise RecordCorrupt(f"call {unreached}: its ancestors form a cycle")
     return prompts
 
 
 def _chain(head: Delta, context: Int32, children: Mapping[str | None, list[Delta]]) -> list[Delta]:
-    """`head` and, one after the other, the first child that extends the whole context."""
+    """`head`, then repeatedly the first child that extends the whole context."""
     _check(head, len(context))
     chain = [head]
     length = head.shared + len(head.new_ids) + len(head.output_ids)
@@ -66,11 +65,11 @@ def _chain(head: Delta, context: Int32, children: Mapping[str | None, list[Delta
 
 def _check(delta: Delta, available: int) -> None:
     if not 0 <= delta.shared <= available:
-        raise RecordCorrupt(f"call {delta.id}: shares {delta.shared} tokens of a context of {available}")
+        raise RecordCorrupt(f"call {delta.id}: shares {delta.shared} tokens, but its parent has {available}")
 
 
 def _fill(chain: list[Delta], prefix: Int32, prompts: dict[str, Int32]) -> Int32:
-    """The chain's buffer; adds the prompts to `prompts` as views of it."""
+    """Fills and returns the chain's buffer; adds the prompts to `prompts` as views of it."""
     size = len(prefix) + sum(len(delta.new_ids) + len(delta.output_ids) for delta in chain)
     buffer = np.empty(size, np.int32)
     buffer[: len(prefix)] = prefix
@@ -87,7 +86,7 @@ def _fill(chain: list[Delta], prefix: Int32, prompts: dict[str, Int32]) -> Int32
 
 
 def ancestry(call_ids: Iterable[str], parents: Mapping[str, str | None]) -> set[str]:
-    """`wanted` and everything that they descend from, as far as `parents` knows."""
+    """`call_ids` and all their ancestors in `parents`."""
     related: set[str] = set()
     for call_id in call_ids:
         current: str | None = call_id
@@ -98,13 +97,13 @@ def ancestry(call_ids: Iterable[str], parents: Mapping[str, str | None]) -> set[
 
 
 def in_order(parents: Mapping[str, str | None]) -> list[str]:
-    """The ids sorted, but a parent always before its children (clocks of several proxies may differ)."""
+    """The ids, sorted, but each parent before its children (clocks of several proxies may differ)."""
     ordered: dict[str, None] = {}
     for call_id in sorted(parents):
-        line: dict[str, None] = {}
+        path: dict[str, None] = {}
         current: str | None = call_id
-        while current is not None and current not in ordered and current in parents and current not in line:
-            line[current] = None
+        while current is not None and current not in ordered and current in parents and current not in path:
+            path[current] = None
             current = parents[current]
-        ordered.update(dict.fromkeys(reversed(line)))
+        ordered.update(dict.fromkeys(reversed(path)))
     return list(ordered)

@@ -1,15 +1,14 @@
-"""Retention: removes the calls of sessions that nobody needs any more. `rolltap log prune`.
+"""Retention: removes the calls of sessions that are no longer needed. `rolltap log prune`.
 
-A session may go when it ended before a given time and
+A session's calls may be removed if the session ended before a given time and
 
-* it belongs to a rollout whose group was acknowledged by its trainer before that time, and is leased by nobody; or
-* its group will not be trained (stale, dead or dropped), or it has no group at all, and an archive of
-  `rolltap log export` holds exactly its calls.
+* its group was acknowledged by its trainer before that time and is not leased; or
+* its group will not be trained (stale, dead or dropped), or it has no group, and an archive of `rolltap log export`
+  contains exactly its calls.
 
-Anything else is kept, with the reason. The session's own row stays (its key is still refused as a closed one), and a
-row of `prunings` says that its calls are gone. Large request parts that no call refers to any more go last; parts that
-a writer relied on a short while ago are spared, since it may be about to refer to them again. What trainers said of the
-calls goes with them.
+All others are kept, with a reason. The session's own row stays, so its key is still refused as closed, and a row in
+`prunings` records the removal. Annotations of the calls are removed too. Large request parts without references are
+removed last, except recently used ones: a writer may be about to refer to them again.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from rolltap.tenants import EVERY_TENANT, acting_for
 
 PAGE = 200
 PART_SPARED_S = 86_400.0
-"""Unused parts that were seen within this time stay; a writer trusts its memory of a part for an hour."""
+"""Seconds for which unused parts stay. A writer assumes for an hour that a part which it wrote is there."""
 
 
-class Claim(StrEnum):
-    """What the ledger says of a session's group."""
+class GroupUse(StrEnum):
+    """Whether the trainer still needs a session's group, by the ledger."""
 
     WAITING = "waiting"  # open, complete or leased: it is still to be trained
     ACKNOWLEDGED = "acknowledged"
@@ -43,12 +42,12 @@ class Claim(StrEnum):
     ABANDONED = "abandoned"  # stale, dead or dropped
 
 
-Claims = Callable[[sa.Connection, Sequence[str]], Mapping[str, tuple[Claim, float | None]]]
-"""Of sessions by id, the claims of those that belong to a group, and when a group was acknowledged."""
+GroupUses = Callable[[sa.Connection, Sequence[str]], Mapping[str, tuple[GroupUse, float | None]]]
+"""The use of the groups of sessions, by session id, and when a group was acknowledged. Others have no group."""
 
 
 class Reason(StrEnum):
-    """Why a session's calls go or stay. A closed vocabulary."""
+    """Why a session's calls are removed or kept."""
 
     ACKNOWLEDGED = "acknowledged"
     EXPORTED = "exported"
@@ -62,32 +61,32 @@ class Reason(StrEnum):
     CHANGED = "has gone on since its export"
 
 
-GOING = (Reason.ACKNOWLEDGED, Reason.EXPORTED)
+REMOVES = (Reason.ACKNOWLEDGED, Reason.EXPORTED)
 
 
 @dataclass(frozen=True, slots=True)
 class PruneDecision:
-    """What becomes of a session's calls."""
+    """The decision on one session's calls."""
 
     session_id: str
     calls: int
     reason: Reason
 
     @property
-    def goes(self) -> bool:
-        return self.reason in GOING
+    def removes(self) -> bool:
+        return self.reason in REMOVES
 
 
 def exported_in(archives: Iterable[Path]) -> dict[str, bytes]:
-    """Which sessions the archives hold, and the digest of their calls. Reads the archives from end to end."""
+    """The digest of every archived session's calls, by session id. Reads the archives completely."""
     return {block.session[0]: block.digest() for path in archives for block in read_archive(path)}
 
 
-async def judge(
-    database: Database, *, before: float, exported: Mapping[str, bytes], claims: Claims
+async def plan_pruning(
+    database: Database, *, before: float, exported: Mapping[str, bytes], uses: GroupUses
 ) -> list[PruneDecision]:
-    """A verdict on every session that has calls, oldest first. Changes nothing."""
-    verdicts: list[PruneDecision] = []
+    """The decision on every session that has calls, the oldest first. Changes nothing."""
+    decisions: list[PruneDecision] = []
     after = ""
     now = await database.now()
     while True:
@@ -95,20 +94,20 @@ async def judge(
 
         def page(connection: sa.Connection, query: sa.Select[Any] = query) -> tuple[str, list[PruneDecision]]:
             rows = connection.execute(query).all()
-            claimed = claims(connection, [row.id for row in rows])
-            page_verdicts = (_verdict(connection, row, claimed.get(row.id), exported, (before, now)) for row in rows)
-            return rows[-1].id if rows else "", [verdict for verdict in page_verdicts if verdict is not None]
+            use_by_id = uses(connection, [row.id for row in rows])
+            on_page = (_decide(connection, row, use_by_id.get(row.id), exported, (before, now)) for row in rows)
+            return rows[-1].id if rows else "", [decision for decision in on_page if decision is not None]
 
-        after, page_verdicts = await database.query(page)
+        after, on_page = await database.query(page)
         if not after:
-            return verdicts
-        verdicts += page_verdicts
+            return decisions
+        decisions += on_page
 
 
-def _verdict(
+def _decide(
     connection: sa.Connection,
     session: sa.Row[Any],
-    claim: tuple[Claim, float | None] | None,
+    use: tuple[GroupUse, float | None] | None,
     exported: Mapping[str, bytes],
     times: tuple[float, float],
 ) -> PruneDecision | None:
@@ -116,7 +115,7 @@ def _verdict(
     calls, unfinished = _counts(connection, session.id)
     if not calls:
         return None
-    reason = _standing(session, claim, unfinished, *times)
+    reason = _reason_without_exports(session, use, unfinished, *times)
     if reason is None:
         digest = exported.get(session.id)
         if digest is None:
@@ -126,10 +125,10 @@ def _verdict(
     return PruneDecision(session.id, calls, reason)
 
 
-def _standing(
-    session: sa.Row[Any], claim: tuple[Claim, float | None] | None, unfinished: int, before: float, now: float
+def _reason_without_exports(
+    session: sa.Row[Any], use: tuple[GroupUse, float | None] | None, unfinished: int, before: float, now: float
 ) -> Reason | None:
-    """The verdict where it does not hang on exports."""
+    """The reason, if it does not depend on exports; else None."""
     ended = session.closed_at if session.closed_at is not None else session.expires_at
     if session.closed_at is None and session.expires_at > now:
         return Reason.OPEN
@@ -137,17 +136,17 @@ def _standing(
         return Reason.UNDER_WAY
     if ended > before:
         return Reason.RECENT
-    if claim is None or claim[0] is Claim.ABANDONED:
+    if use is None or use[0] is GroupUse.ABANDONED:
         return None
-    if claim[0] is Claim.ACKNOWLEDGED:
-        acknowledged_at = claim[1]
-        late = acknowledged_at is None or acknowledged_at > before
-        return Reason.ACKNOWLEDGED_RECENTLY if late else Reason.ACKNOWLEDGED
-    return Reason.REPLAYED if claim[0] is Claim.REPLAYED else Reason.WAITING
+    if use[0] is GroupUse.ACKNOWLEDGED:
+        acknowledged_at = use[1]
+        is_recent = acknowledged_at is None or acknowledged_at > before
+        return Reason.ACKNOWLEDGED_RECENTLY if is_recent else Reason.ACKNOWLEDGED
+    return Reason.REPLAYED if use[0] is GroupUse.REPLAYED else Reason.WAITING
 
 
 def _counts(connection: sa.Connection, session_id: str) -> tuple[int, int]:
-    """How many calls a session has, and how many of them without completion."""
+    """The number of a session's calls, and of those without completion."""
     columns = sa.func.count(), sa.func.count(call_completions.c.call_id)
     joined = call_intents.outerjoin(call_completions, call_completions.c.call_id == call_intents.c.id)
     query = sa.select(*columns).select_from(joined).where(call_intents.c.session_id == session_id)
@@ -185,28 +184,26 @@ async def prune(
     *,
     before: float,
     exported: Mapping[str, bytes],
-    claims: Claims,
+    uses: GroupUses,
     show: Callable[[int], None] = lambda done: None,
 ) -> Pruned:
-    """Removes what `judge` lets go, a session a transaction, in which the verdict is made again."""
-    verdicts = [
-        verdict for verdict in await judge(database, before=before, exported=exported, claims=claims) if verdict.goes
-    ]
+    """Removes what `plan_pruning` allows, one session per transaction, which makes the decision again."""
+    plan = await plan_pruning(database, before=before, exported=exported, uses=uses)
     record = Insert(prunings, database.dialect, replace="true")
     removed_sessions = calls = 0
-    for done, verdict in enumerate(verdicts, 1):
+    for done, planned in enumerate((decision for decision in plan if decision.removes), 1):
 
-        def remove(connection: sa.Connection, session_id: str = verdict.session_id) -> int:
+        def remove(connection: sa.Connection, session_id: str = planned.session_id) -> int:
             locked = sa.select(sessions).where(sessions.c.id == session_id).with_for_update()
             session = connection.execute(locked).one()
-            claim = claims(connection, [session_id]).get(session_id)
-            again = _verdict(connection, session, claim, exported, (before, before))
-            if again is None or not again.goes:
+            use = uses(connection, [session_id]).get(session_id)
+            decision = _decide(connection, session, use, exported, (before, before))
+            if decision is None or not decision.removes:
                 return 0
             now = database_clock(connection)
-            record.run(connection, [(session_id, now, again.calls, again.reason.value)])
+            record.run(connection, [(session_id, now, decision.calls, decision.reason.value)])
             _remove(connection, session_id)
-            return again.calls
+            return decision.calls
 
         removed = await database.transact(remove)
         removed_sessions += removed > 0
@@ -225,7 +222,7 @@ def _remove(connection: sa.Connection, session_id: str) -> None:
 
 
 def _remove_parts(connection: sa.Connection) -> int:
-    """Removes the large parts that no call refers to; returns how many."""
+    """Removes the large parts without references; returns their number."""
     used: set[bytes] = set()
     for row in connection.execute(sa.select(call_intents.c.part_hashes)):
         used.update(split_hashes(row[0]))

@@ -1,4 +1,4 @@
-"""Reads the call log's tables: sessions, a session's calls with their prompts, a call's whole request."""
+"""Reads the call log's tables: sessions, a session's calls with their prompts, a call's complete request."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from rolltap.errors import NotFound, RecordCorrupt
 from rolltap.types import Call, Session
 
 CHUNK = 500
-"""How many keys are asked for at once."""
+"""Number of keys in one query."""
 
 
 @dataclass(slots=True, eq=False)
 class StoredCalls:
-    """Rows of a session as they are stored: whole ones, and what prompts take from the ancestors of these.
+    """Stored rows of calls, and the tokens of ancestors that their prompts need.
 
-    An ancestor is its id, parent, shared count, new ids and output ids.
+    An ancestor is a row of id, parent id, shared count, new ids and output ids.
     """
 
     intents: list[Row] = field(default_factory=list)
@@ -53,7 +53,7 @@ class StoredCalls:
 
     @property
     def weight(self) -> int:
-        """How many bytes there are to decode."""
+        """The number of bytes to decode."""
         rows = chain(self.intents, self.completions.values(), self.ancestors)
         return sum(len(column) for row in rows for column in row if isinstance(column, bytes))
 
@@ -83,7 +83,7 @@ def _fetch_some(connection: sa.Connection, call_ids: Sequence[str], parents: Map
 
 @dataclass(slots=True, eq=False)
 class StoredSessions:
-    """Rows of sessions, and of all their calls but the parts of requests."""
+    """Stored rows of sessions and of all their calls, without request parts."""
 
     sessions: list[Row] = field(default_factory=list)
     calls: StoredCalls = field(default_factory=StoredCalls)
@@ -98,7 +98,7 @@ def fetch_sessions(connection: sa.Connection, session_ids: Iterable[str]) -> Sto
 
 
 def decode_rows(stored: StoredSessions) -> dict[str, tuple[Session, list[CallRow]]]:
-    """The sessions by id, each with its calls in order, but for their requests."""
+    """The sessions by id, each with its calls in order, without requests."""
     of_session: defaultdict[str, list[CallIntent]] = defaultdict(list)
     for row in stored.calls.intents:
         intent = read_intent(row, None)
@@ -133,11 +133,11 @@ def _fetch_tokens(connection: sa.Connection, condition: sa.ColumnElement[bool]) 
 
 
 def fetch_parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
-    """The large request parts by hash; those that are missing are not in it."""
+    """The large request parts by hash, as far as they exist."""
     data_by_hash: dict[bytes, bytes] = {}
     for some in _chunks(hashes):
         query = sa.select(parts.c.hash, parts.c.data).where(parts.c.hash.in_(some))
-        with every_row(connection):  # the hashes are those of calls that the tenant sees
+        with every_row(connection):  # tenants share parts; the hashes come from calls that the tenant may see
             data_by_hash.update({digest: unpack_bytes(data) for digest, data in connection.execute(query)})
     return data_by_hash
 
@@ -151,16 +151,16 @@ def decode_calls(stored: StoredCalls) -> list[CallRow]:
 def assemble(
     intents: Sequence[CallIntent], completions: Mapping[str, CallCompletion], stored: StoredCalls
 ) -> list[CallRow]:
-    """Decoded facts as calls in order, with their prompts."""
+    """The calls of decoded facts in order, with their prompts."""
     by_id = {intent.id: intent for intent in intents}
     deltas = [
         Delta(call_id, parent_id, shared, unpack_ids(new_ids), unpack_ids(output_ids or b""))
         for call_id, parent_id, shared, new_ids, output_ids in stored.ancestors
     ]
-    nothing = unpack_ids(b"")
+    empty = unpack_ids(b"")
     for intent in intents:
         done = completions.get(intent.id)
-        output_ids = done.output_ids if done else nothing
+        output_ids = done.output_ids if done else empty
         deltas.append(Delta(intent.id, intent.parent_id, intent.shared, intent.new_ids, output_ids))
     prompts = rebuild_prompts(deltas)
     return [
@@ -171,37 +171,37 @@ def assemble(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredRequests:
-    """The requests that a call's history items come from, the oldest first, and their large parts."""
+    """The rows of a call's request and of the ancestors that it shares items with, the oldest first; large parts."""
 
     rows: Sequence[tuple[str, int, bytes, bytes]]
     parts: Mapping[bytes, bytes]
 
 
 def fetch_requests(connection: sa.Connection, call_id: str) -> StoredRequests:
-    """The call's request and its ancestors', back to one that shares no item with its parent."""
+    """The call's request and those of its ancestors, up to one that shares no item with its parent."""
     columns = call_intents.c
     session_id = connection.scalar(sa.select(columns.session_id).where(columns.id == call_id))
     if session_id is None:
         raise NotFound(f"there is no call {call_id}")
     links = sa.select(columns.id, columns.parent_id, columns.items_shared).where(columns.session_id == session_id)
     parents = {row[0]: row[1] if row[2] else None for row in connection.execute(links)}
-    line: dict[str, None] = {}
+    path: dict[str, None] = {}
     current: str | None = call_id
-    while current is not None and current not in line:
+    while current is not None and current not in path:
         if current not in parents:
-            raise RecordCorrupt(f"call {next(reversed(line))}: its parent {current} is not in the log")
-        line[current] = None
+            raise RecordCorrupt(f"call {next(reversed(path))}: its parent {current} is not in the log")
+        path[current] = None
         current = parents[current]
     by_id: dict[str, Any] = {}
-    for ids in _chunks(line):
+    for ids in _chunks(path):
         query = sa.select(columns.id, columns.items_shared, columns.part_hashes, columns.request)
         by_id.update({row[0]: tuple(row) for row in connection.execute(query.where(columns.id.in_(ids)))})
     hashes = {digest for row in by_id.values() for digest in split_hashes(row[2])}
-    return StoredRequests([by_id[call_id] for call_id in reversed(line)], fetch_parts(connection, hashes))
+    return StoredRequests([by_id[call_id] for call_id in reversed(path)], fetch_parts(connection, hashes))
 
 
 def decode_request(stored: StoredRequests) -> RequestParts:
-    """The last of the requests, with all its items."""
+    """The call's request with all its items."""
     items: tuple[bytes, ...] = ()
     request = RequestParts(b"")
     for call_id, items_shared, part_hashes, packed in stored.rows:

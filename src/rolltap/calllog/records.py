@@ -1,7 +1,7 @@
-"""Facts of the call log as rows of its tables, and back: the only place where one becomes the other.
+"""Converts facts of the call log to table rows and back. No other module does that.
 
-A row is a tuple in the order of its table's columns, its floats and integers plain. Text that a database can't hold
-(lone surrogates, NUL) is refused with `ValueError` before any row is written.
+A row is a tuple in the order of its table's columns. Text that a database cannot hold (lone surrogates, NUL) raises
+`ValueError` before any row is written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LARGE = 1024
 
 
 class IntentDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What of an intent is not searched."""
+    """The fields of an intent that no query needs."""
 
     dialect: str
     body_hash: str = ""
@@ -51,7 +51,7 @@ class IntentDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CompletionDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What of a completion is not searched."""
+    """The fields of a completion that no query needs."""
 
     versions: list[tuple[int, int, int]] = []
     usage: dict[str, int] = {}
@@ -61,9 +61,9 @@ class CompletionDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StoredRequest(msgspec.Struct, frozen=True, array_like=True):
-    """`RequestParts` without its large parts: those at `item_refs` and `fixed_refs` are empty here.
+    """`RequestParts` without its large parts: the parts at `item_refs` and `fixed_refs` are empty here.
 
-    Their hashes stand in the row's `part_hashes`, in this order.
+    The row's `part_hashes` has their hashes, in this order.
     """
 
     head: bytes
@@ -78,7 +78,7 @@ _INTENT_COLUMNS = [column.name for column in call_intents.columns]
 INTENT_PROCESS, INTENT_HASHES = map(_INTENT_COLUMNS.index, ("process", "part_hashes"))
 
 NOT_READ = RequestParts(b"")
-"""Stands for the request of an intent that was read without it."""
+"""Placeholder for the request of an intent that was read without it."""
 
 _json = msgspec.json.Encoder(order="deterministic")
 _msgpack = msgspec.msgpack.Encoder()
@@ -111,12 +111,12 @@ def read_session(row: Row) -> Session:
 
 
 def log_check_text(check: LogCheck) -> str:
-    """A log check as its column holds it."""
+    """A log check as text for its column."""
     return _json.encode(check).decode()
 
 
 def split_request(request: RequestParts) -> tuple[StoredRequest, list[bytes]]:
-    """The request as stored, and its large parts."""
+    """The stored form of a request, and its large parts."""
     items, fixed = list(request.items), dict(request.fixed)
     item_refs = [index for index, item in enumerate(items) if len(item) >= LARGE]
     fixed_refs = [name for name, part in fixed.items() if len(part) >= LARGE]
@@ -129,7 +129,7 @@ def split_request(request: RequestParts) -> tuple[StoredRequest, list[bytes]]:
 
 
 def join_request(request: StoredRequest, items_shared: int, parts: Sequence[bytes]) -> RequestParts:
-    """The request again, with its large parts."""
+    """The request with its large parts: the inverse of `split_request`."""
     items, fixed = list(request.items), dict(request.fixed)
     for index, part in zip(request.item_refs, parts, strict=False):
         items[index] = part
@@ -148,20 +148,20 @@ def split_hashes(part_hashes: bytes) -> list[bytes]:
 
 
 def read_request(call_id: str, row: tuple[int, bytes, bytes], parts: Mapping[bytes, bytes]) -> RequestParts:
-    """A row's request (its `items_shared`, `part_hashes` and `request`), with its large parts out of `parts`."""
+    """The request of a row (`items_shared`, `part_hashes`, `request`), with its large parts from `parts`."""
     items_shared, part_hashes, packed = row
     try:
         stored = _request_decoder.decode(unpack_bytes(packed))
         large = [parts[digest] for digest in split_hashes(part_hashes)]
         return join_request(stored, items_shared, large)
     except (msgspec.MsgspecError, IndexError, ValueError) as error:
-        raise RecordCorrupt(f"call {call_id}: its request can't be decoded: {error}") from error
+        raise RecordCorrupt(f"call {call_id}: cannot decode its request: {error}") from error
     except KeyError as error:
         raise RecordCorrupt(f"call {call_id}: request part {error.args[0].hex()} is not in the log") from None
 
 
 def intent_row(intent: CallIntent) -> tuple[Row, dict[bytes, bytes]]:
-    """The row, and the large parts of its request by hash."""
+    """The row of an intent, and the large parts of its request by hash."""
     request, parts = split_request(intent.request)
     hashes = [part_hash(part) for part in parts]
     at = intent.break_
@@ -197,7 +197,7 @@ def intent_row(intent: CallIntent) -> tuple[Row, dict[bytes, bytes]]:
 
 
 def read_intent(row: Row, parts: Mapping[bytes, bytes] | None) -> CallIntent:
-    """The intent of a row, without its request where `parts` is None; `RecordCorrupt` if its checksum doesn't hold."""
+    """The intent of a row, without its request if `parts` is None. Raises `RecordCorrupt` for a wrong checksum."""
     (call_id, session_id, process, created_at, policy, kind, agent, parent_id, shared, items_shared) = row[:10]
     check("call", row, 10)
     packed_detail, part_hashes, lineage, new_ids, request = row[11:]
@@ -270,7 +270,7 @@ def completion_row(completion: CallCompletion, *, presumed: bool = False) -> Row
 
 
 def read_completion(row: Row) -> CallCompletion:
-    """The completion of a row; `RecordCorrupt` if the row's checksum doesn't hold."""
+    """The completion of a row. Raises `RecordCorrupt` for a wrong checksum."""
     call_id, _presumed, finished_at, outcome, finish, flaw = row[:6]
     check("completion of call", row, 6)
     packed_detail, output_ids, logprobs, message, extras = row[7:]
@@ -294,7 +294,7 @@ def read_completion(row: Row) -> CallCompletion:
 
 
 def _spans(stored: Sequence[tuple[int, int, int]]) -> tuple[VersionSpan, ...]:
-    """The weight versions of a call; none, as where they are not known, if one is beyond the int32 of a token's."""
+    """The version spans of a call. If a version does not fit into int32, they are empty, as if unknown."""
     spans = tuple(VersionSpan(*span) for span in stored)
     return spans if all(span.version < 1 << 31 for span in spans) else ()
 
@@ -313,9 +313,9 @@ def _key_text(key: Row) -> bytes:
 
 
 def check(what: str, row: Row, crc_at: int) -> None:
-    """Compares the checksum in column `crc_at` with that of the others."""
+    """Raises `RecordCorrupt` if the checksum in column `crc_at` does not match the other columns."""
     if checksum(row[:crc_at], row[crc_at + 1 :]) != row[crc_at]:
-        raise RecordCorrupt(f"{what} {row[0]}: the stored row does not have its checksum")
+        raise RecordCorrupt(f"{what} {row[0]}: the stored row does not match its checksum")
 
 
 def _decode(text: str, kind: type[Any], what: str, row_id: str) -> Any:
@@ -326,10 +326,10 @@ def _decode(text: str, kind: type[Any], what: str, row_id: str) -> Any:
 
 
 def same_row(table: str, stored: Row, offered: Row) -> bool:
-    """Whether two rows of `table` hold the same fact.
+    """Whether the offered row of `table` repeats the stored one.
 
-    A session's closing and log check are not part of its opening; a reply that arrived once may have missed its client
-    before.
+    A session's closing time and log check do not count. A stored delivery of True agrees with an offered False, as an
+    earlier attempt may have failed.
     """
     if stored == offered:
         return True

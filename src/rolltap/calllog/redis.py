@@ -1,21 +1,20 @@
-"""A Redis stream before the store: facts are durable when Redis has fsynced them, and reach the store in batches.
+"""The ingest log: a Redis stream before the store. Facts are durable in Redis first and reach the store in batches.
 
 `write` appends a group to the stream as one entry; with `appendfsync always` Redis answers after its fsync. The proxy
-holds what it appended in memory. `PAUSE_S` later it writes that to the store, many groups in one transaction, and
-deletes the entries. So a proxy reads nothing back, and it does not matter to it whether Redis still has its data: facts
-are lost only if Redis loses them and the proxy dies within that pause. While the store is away, a proxy looks after
-each vain attempt whether Redis was emptied, and appends again what it holds; then the pause is as long as an attempt
-takes, and `RETRY_S`.
+also keeps the facts in memory. `PAUSE_S` later it writes them to the store, many groups in one transaction, and deletes
+the entries. So a proxy does not read its entries back. Facts are lost only if Redis loses them and the proxy dies
+within that pause. While the store is unavailable, the pause lasts until an attempt succeeds; after each failed attempt
+the proxy checks whether Redis was emptied, and then appends its facts again.
 
-The stream itself is read for proxies that died. Each proxy looks every `SWEEP_S` for entries that old, writes them to
-the store, where writing twice is harmless, and deletes them; a lock in Redis keeps peers from doing so at once. A proxy
-that starts sweeps everything first. A reader who waits for a peer longer than `PATIENCE_S` sweeps, too.
+Entries of dead proxies are swept. Every `SWEEP_S` each proxy looks for entries of that age, writes them to the store
+(writing twice is harmless) and deletes them; a lock in Redis prevents sweeps at the same time. A proxy sweeps
+everything when it starts, and when a reader has waited for a peer's entries longer than `PATIENCE_S`.
 
-While Redis can't be reached, or takes longer than `REDIS_WITHIN_S`, facts go to the store directly, after those that
-are held. While the store is away, about `HELD_BYTES` are held; further facts are refused, for a spool to take them.
+While Redis is unreachable or slower than `REDIS_WITHIN_S`, facts go directly to the store, after those in memory. While
+the store is unavailable, about `HELD_BYTES` are kept in memory; further facts are refused, and a spool can take them.
 
-A fact that the store refuses (another one is there under its id) can't be told to its appender any more: it is logged
-as an error and kept in the stream `rolltap:refused`.
+If the store refuses a fact (another one has its id), its appender has already returned. So the fact is logged as an
+error and kept in the stream `rolltap:refused`.
 """
 
 from __future__ import annotations
@@ -49,22 +48,22 @@ REFUSED = "rolltap:refused"
 SWEEPER = "rolltap:sweeper"
 
 MARK = "rolltap:proxy:"
-"""With an id of its own, a key of each proxy: where it is missing, Redis was emptied."""
+"""Prefix of a key that each proxy sets. If its key is missing, Redis was emptied."""
 
 MARK_S = 600
 
 FIELD = b"facts"
-"""The one field of an entry: msgpack of a list of packed facts."""
+"""The only field of an entry: msgpack of a list of packed facts."""
 
 PAUSE_S = 0.02
-"""How long facts are held for others to go to the store with them; a reader ends it."""
+"""Seconds to collect facts before they are written to the store. A reader ends the pause."""
 
 ENTRY_BYTES = 8 << 20
-"""A group with more bytes becomes several entries."""
+"""A group with more bytes is split into several entries."""
 
 HELD_BYTES = 256 << 20
 FACT_BYTES = 1000
-"""About what a held fact takes in memory beside its bytes in the stream."""
+"""Estimated bytes of a fact in memory, beside its bytes in the stream."""
 
 BATCH = 2000
 SWEPT_ENTRIES = 20
@@ -72,16 +71,19 @@ SWEEP_S = 10.0
 PATIENCE_S = 1.0
 POLL_S = 0.02
 SWEEPER_MS = 2000
-"""When the lock of a sweeper that died ends. A longer sweep may get company, which only costs time."""
+"""Expiry of the sweep lock, if its holder dies.
+
+If a sweep takes longer, a second one may run too, which is harmless.
+"""
 
 RETRY_S = 0.5
 CATCH_UP_S = 10.0
 TIMEOUT_S = 5.0
 REDIS_WITHIN_S = 1.0
-"""A Redis that takes longer for what calls wait for is taken to be away."""
+"""Timeout for Redis in operations that calls wait for. A slower Redis counts as unavailable."""
 
 STORE_WITHIN_S = 5.0
-"""A store that takes longer for a batch gets it again in smaller ones, over another connection."""
+"""Timeout for the store to write a batch. Then it gets smaller batches, over another connection."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -90,7 +92,7 @@ _decoder = msgspec.msgpack.Decoder(list[bytes])
 
 @dataclass(slots=True)
 class _Entry:
-    """An entry of the stream, and its facts, which are held until the store has them. `size`: bytes in memory."""
+    """An entry of the stream with its facts, kept until the store has them. `size`: bytes in memory."""
 
     id: bytes
     facts: Sequence[EncodedFact]
@@ -98,7 +100,7 @@ class _Entry:
 
 
 class IngestWriter:
-    """A `GroupWriter` before another one. See the module."""
+    """A `GroupWriter` that writes to Redis and then to another `GroupWriter`. See the module."""
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class IngestWriter:
         store_id: Callable[[], Awaitable[str]] | None = None,
         sweep_s: float = SWEEP_S,
     ) -> None:
-        """With `store_id` a Redis is refused that is another store's."""
+        """With `store_id`, refuses a Redis that belongs to another store."""
         self._url = url
         self._store = store
         self._store_id = store_id
@@ -116,7 +118,7 @@ class IngestWriter:
         self._redis: Redis = Redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
         )
-        # Oldest first. Ids come again where Redis has lost its data.
+        # The oldest first. No dict by id: Redis reuses ids after it has lost its data.
         self._held: deque[_Entry] = deque()
         self._held_bytes = 0
         self._batch = BATCH
@@ -145,12 +147,12 @@ class IngestWriter:
             await self._set_mark()
             await self._until_moved(0.0)
         except RedisError as error:
-            raise StoreUnavailable(f"{self._url} can't be used: {error}") from error
+            raise StoreUnavailable(f"cannot use {self._url}: {error}") from error
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Writes what this process holds; what it can't write stays in the stream for its peers, or the next start."""
-        self._closing = True  # redis-py can swallow a cancellation, so the loop looks at this as well
+        """Writes the facts in memory. If that fails, they stay in the stream for peers or the next start."""
+        self._closing = True  # redis-py can swallow a cancellation, so the loop checks this as well
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -165,13 +167,13 @@ class IngestWriter:
         if not facts:
             return
         if self._held_bytes > HELD_BYTES:
-            raise StoreUnavailable("the store is away, and no more can be held for it", retry_after=1)
+            raise StoreUnavailable("the store is unavailable and the memory for its facts is full", retry_after=1)
         if self._away or not await self._append(facts):
-            await self._drain()  # first: a call may go on from one of these
+            await self._drain()  # first, as a new call may have one of these as its parent
             await self._store.write(facts)
 
     async def _append(self, facts: Sequence[EncodedFact]) -> bool:
-        """Whether Redis has them all."""
+        """Appends the facts to the stream; True if Redis has all of them."""
         records = [pack_fact(fact, self._known_parts) for fact in facts]
         groups = _groups(records)
         pipeline = self._redis.pipeline(transaction=False)
@@ -181,11 +183,11 @@ class IngestWriter:
             async with asyncio.timeout(REDIS_WITHIN_S):
                 ids = await pipeline.execute()
         except (RedisError, OSError) as error:
-            self._pass_by(error)
+            self._bypass(error)
             return False
         crash_point("ingest.appended")
         for fact in facts:
-            if fact.parts:  # those that are known are in the store, or held with an earlier fact
+            if fact.parts:  # known parts are in the store, or in memory with an earlier fact
                 fact.parts = {digest: part for digest, part in fact.parts.items() if digest not in self._known_parts}
         self._known_parts.update((digest, None) for fact in facts for digest in fact.parts)
         for entry_id, group in zip(ids, groups, strict=True):
@@ -198,15 +200,15 @@ class IngestWriter:
         self._held.append(entry)
         self._held_bytes += entry.size
 
-    def _pass_by(self, error: Exception) -> None:
-        """Facts go to the store directly until Redis answers again."""
+    def _bypass(self, error: Exception) -> None:
+        """Sends facts directly to the store until Redis answers again."""
         if not self._away:
-            log.warning("Redis takes no calls, they go to the store: %s", str(error) or "no answer in time")
+            log.warning("Redis is unavailable, calls go to the store: %s", str(error) or "no answer in time")
         self._away = True
         self._filled.set()
 
     async def _run(self) -> None:
-        """Writes what is held, for as long as this runs; now and then what dead proxies left."""
+        """Writes the facts in memory whenever there are some, and sweeps from time to time."""
         sweep_at = time.monotonic() + self._sweep_s
         while not self._closing:
             with suppress(TimeoutError):
@@ -230,15 +232,15 @@ class IngestWriter:
                 await asyncio.sleep(RETRY_S)
 
     async def _ask_redis(self) -> None:
-        """Facts go to Redis again if it answers."""
+        """Uses Redis again if it answers."""
         async with asyncio.timeout(REDIS_WITHIN_S):
             await self._redis.ping()
         self._away = False
 
     async def _drain(self) -> None:
-        """Writes what is held to the store, in order, and deletes the entries.
+        """Writes the facts in memory to the store, in order, and deletes their entries.
 
-        If Redis can't be reached, the entries stay there: they are swept later, which changes nothing in the store.
+        If Redis is unavailable, the entries stay there. A later sweep writes them again, which is harmless.
         """
         async with self._draining:
             while entries := self._batch_of(iter(self._held)):
@@ -249,13 +251,13 @@ class IngestWriter:
                         async with asyncio.timeout(REDIS_WITHIN_S):
                             await self._delete([entry.id for entry in entries], facts)
                     except (RedisError, OSError) as error:
-                        self._pass_by(error)
+                        self._bypass(error)
                 for entry in entries:
                     self._held.popleft()
                     self._held_bytes -= entry.size
 
     def _batch_of(self, held: Iterator[_Entry]) -> Sequence[_Entry]:
-        """The entries that come first: about a batch."""
+        """The first entries, about one batch."""
         entries: list[_Entry] = []
         facts = size = 0
         for entry in held:
@@ -270,14 +272,14 @@ class IngestWriter:
         await self._redis.set(self._mark, b"", ex=MARK_S)
 
     async def _append_lost(self) -> None:
-        """Appends again what is held if Redis was emptied: the store is away, so nobody else has it."""
+        """Appends the facts in memory again if Redis was emptied while the store is unavailable."""
         if self._away or not self._held:
             return
         try:
             async with asyncio.timeout(REDIS_WITHIN_S):
                 if await self._redis.set(self._mark, b"", ex=MARK_S, xx=True):
                     return
-            log.warning("Redis was emptied while the store is away: %d groups are appended again", len(self._held))
+            log.warning("Redis was emptied while the store is unavailable: appending %d groups again", len(self._held))
             held = iter(list(self._held))
             while entries := self._batch_of(held):
                 pipeline = self._redis.pipeline(transaction=False)
@@ -289,10 +291,10 @@ class IngestWriter:
                     entry.id = entry_id
             await self._set_mark()
         except (RedisError, OSError) as error:
-            self._pass_by(error)
+            self._bypass(error)
 
     async def _store_all(self, facts: Sequence[EncodedFact]) -> None:
-        """Writes the facts to the store; `StoreUnavailable` if it does not take a single one in time."""
+        """Writes the facts to the store. Raises `StoreUnavailable` if not even one fact is written in time."""
         start = 0
         while start < len(facts):
             some = facts[start : start + self._batch]
@@ -301,7 +303,7 @@ class IngestWriter:
                     await self._store.write(some)
             except TimeoutError:
                 if self._batch == 1:
-                    raise StoreUnavailable("the store takes too long", retry_after=1) from None
+                    raise StoreUnavailable("the store is too slow", retry_after=1) from None
                 self._batch = max(1, self._batch // 8)
             else:
                 start += len(some)
@@ -309,18 +311,18 @@ class IngestWriter:
         crash_point("ingest.written")
 
     async def _delete(self, ids: Sequence[bytes], facts: Sequence[EncodedFact]) -> None:
-        """Deletes the entries of facts that the store has, or has refused."""
+        """Deletes entries whose facts the store has accepted or refused."""
         for fact in facts:
             if fact.failure is not None:
                 await self._refuse(pack_fact(fact), str(fact.failure))
         await self._redis.xdel(STREAM, *ids)
 
     async def _refuse(self, data: bytes, reason: str) -> None:
-        log.error("a fact of the ingest stream was refused, and is kept in %s: %s", REFUSED, reason)
+        log.error("the store refused a fact of the ingest stream; it is kept in %s: %s", REFUSED, reason)
         await self._redis.xadd(REFUSED, {"f": data, "reason": reason})
 
     async def _sweep(self, last: bytes) -> None:
-        """Moves the entries up to `last` into the store, whoever appended them, unless a peer does so now."""
+        """Moves all entries up to `last` to the store, unless a peer is sweeping now."""
         if not await self._redis.set(SWEEPER, b"", nx=True, px=SWEEPER_MS):
             return
         while batch := await self._range(last, SWEPT_ENTRIES):
@@ -336,22 +338,22 @@ class IngestWriter:
         await self._redis.delete(SWEEPER)
 
     async def _range(self, last: bytes, count: int) -> list[tuple[bytes, bytes]]:
-        """The stream's first entries, up to the one with id `last`: ids and packed facts."""
+        """The ids and packed facts of the stream's first entries, up to id `last`."""
         entries: Any = await self._redis.xrange(STREAM, max=last, count=count)
         return [(entry_id, fields.get(FIELD, b"")) for entry_id, fields in entries]
 
     async def _newest(self) -> bytes | None:
-        """The id of the stream's last entry."""
+        """The id of the stream's last entry, if any."""
         entries: Any = await self._redis.xrevrange(STREAM, count=1)
         return entries[0][0] if entries else None
 
     async def _old(self) -> bytes:
-        """The greatest id of an entry that is `SWEEP_S` old, by Redis's clock."""
+        """The id of an entry that is exactly `SWEEP_S` old by Redis's clock."""
         seconds, microseconds = await self._redis.time()
         return str(int(1000 * (seconds - self._sweep_s) + microseconds / 1000)).encode()
 
     async def settled(self) -> None:
-        """Waits until the store has everything that any proxy had appended before."""
+        """Waits until the store has all facts that any proxy has appended before."""
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 await self._drain()
@@ -360,12 +362,12 @@ class IngestWriter:
         except TimeoutError:
             raise StoreUnavailable("the store is catching up with the ingest stream", retry_after=1) from None
         except (RedisError, OSError) as error:
-            log.warning("Redis can't be asked for the calls of other proxies: %s", error)
-            self._pass_by(error)
+            log.warning("cannot ask Redis for the calls of other proxies: %s", error)
+            self._bypass(error)
         await self._store.settled()
 
     async def _until_moved(self, patience_s: float) -> None:
-        """Returns when all entries of now are in the store; from `patience_s` on this process helps to move them."""
+        """Waits until all current entries are in the store. After `patience_s` this process sweeps them itself."""
         last, sweep_at = await self._newest(), time.monotonic() + patience_s
         while last is not None and await self._range(last, 1):
             if time.monotonic() >= sweep_at:
@@ -374,7 +376,7 @@ class IngestWriter:
 
 
 def _groups(records: Sequence[bytes]) -> list[slice]:
-    """Which packed facts make an entry each, of up to about `ENTRY_BYTES`."""
+    """Slices of the packed facts, one for each entry of about `ENTRY_BYTES` at most."""
     ends: list[int] = []
     size = 0
     for end, record in enumerate(records, 1):
@@ -389,4 +391,4 @@ def _packed_facts(entry: bytes) -> list[bytes]:
     try:
         return _decoder.decode(entry)
     except msgspec.MsgspecError:
-        return [entry]  # not a fact: it is refused
+        return [entry]  # not a list of facts: unpacking it fails, so it is refused

@@ -1,4 +1,4 @@
-"""Whether a Redis can be the ingest stream of a store: it loses nothing, and no other store uses it."""
+"""Checks that a Redis can hold a store's ingest stream: it is durable, and no other store uses it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("rolltap.store")
 OLDEST_VERSION = (6, 2)
 
 OWNER = "rolltap:store"
-"""The key that names the store whose facts the stream holds."""
+"""The Redis key with the id of the store that owns the stream."""
 
 
 async def check_settings(redis: Redis, url: str) -> None:
@@ -28,22 +28,22 @@ async def check_settings(redis: Redis, url: str) -> None:
     try:
         settings = await redis.config_get(*required)
     except ResponseError as error:
-        log.warning("%s hides its settings (%s): make sure of %s", url, error, required)
+        log.warning("%s does not show its settings (%s): make sure that it has %s", url, error, required)
         return
     wrong = {name: value for name, value in required.items() if settings.get(name) != value}
     if wrong:
         orders = "; ".join(f"CONFIG SET {name} {value}" for name, value in wrong.items())
-        raise ConfigError(f"{url} can lose acknowledged calls; set this in redis.conf or by: {orders}")
+        raise ConfigError(f"{url} can lose acknowledged calls; set this in redis.conf or with: {orders}")
     if info.get("aof_last_write_status") != "ok":
-        raise ConfigError(f"{url} can't write its append-only file; see its log")
+        raise ConfigError(f"{url} cannot write its append-only file; see its log")
 
 
 async def claim(redis: Redis, url: str, store: str) -> None:
-    """Refuses the Redis of another store: whoever sweeps would write that one's calls to this one."""
+    """Refuses the Redis of another store, as a sweep would write that store's calls to this one."""
     await redis.set(OWNER, store, nx=True)
     owner: Any = await redis.get(OWNER)
     if owner != store.encode():
         raise ConfigError(
-            f"{url} is the ingest stream of another store, and calls would go astray: give each its own Redis database "
-            f"(redis://HOST:PORT/DB). If your store was restored or upgraded since, say so to Redis by: DEL {OWNER}"
+            f"{url} is the ingest stream of another store, which would get this store's calls: give each store its own "
+            f"Redis database (redis://HOST:PORT/DB). If your store was restored or upgraded, run in Redis: DEL {OWNER}"
         )

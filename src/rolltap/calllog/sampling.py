@@ -1,8 +1,8 @@
-"""What the sampling of a recorded call means for training on it, from what its engine was sent.
+"""Decides whether a trainer can compute the log-probs of a call, from the sampling parameters sent to its engine.
 
-A trainer computes log-probs at the temperature that the segment carries, over the whole vocabulary or over the ids of
-its sampling mask. The recorded ones must be of the same distribution: else every ratio is wrong, and nothing else would
-show it.
+A trainer computes log-probs at the segment's temperature, over the whole vocabulary or over the ids of the sampling
+mask. The recorded log-probs must come from the same distribution. Otherwise every ratio is wrong, without any other
+sign.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import numpy as np
 from rolltap.types import SamplingFlaw
 
 CUTS: Mapping[str, tuple[Any, ...]] = {"top_p": (1.0,), "top_k": (0, -1), "min_p": (0.0,)}
-"""Parameters that leave a part of the vocabulary to draw from, with the values that leave all of it."""
+"""Parameters that truncate the vocabulary, with the values that do not."""
 
 PENALTIES: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0.0,),
     "frequency_penalty": (0.0,),
     "repetition_penalty": (1.0,),
 }
-"""Parameters that change the likelihood of what stands in the context, with the values that change nothing."""
+"""Parameters that change the probability of tokens in the context, with the values that do not."""
 
 SAMPLING_MASK = "sampling_mask"
-"""The extra array with the ids that each token was drawn from, where a part of the vocabulary was left."""
+"""The extra array with the ids that each token was drawn from, if the vocabulary was truncated."""
 
 
 def sampling_flaw(
     sent: Mapping[str, Any], logprobs_mode: str, extras: Mapping[str, np.ndarray] | None = None
 ) -> SamplingFlaw | None:
-    """Why a trainer can't compute the log-probs of a call that was sampled as `sent`, if it can't.
+    """Why a trainer cannot compute the log-probs of a call that was sampled as `sent`; None if it can.
 
-    `extras` are what the engine recorded beside its tokens.
+    `extras` are the call's optional arrays.
     """
     temperature = temperature_of(sent)
     replayed = logprobs_mode == "processed" and SAMPLING_MASK in (extras or {})
@@ -49,12 +49,12 @@ def _differs(sent: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) ->
 
 
 def tempered(sent: Mapping[str, Any], tokens: int) -> dict[str, np.ndarray]:
-    """The extra array `temperature`, for a call that was sampled at another one than 1."""
+    """The extra array `temperature`, if the call was sampled at a temperature other than 1."""
     temperature = temperature_of(sent)
     return {} if temperature == 1.0 or not tokens else {"temperature": np.full(tokens, temperature, np.float32)}
 
 
 def temperature_of(sent: Mapping[str, Any]) -> float:
-    """1 where none was sent."""
+    """The sampling temperature; 1 if none was sent."""
     value = sent.get("temperature")
     return float(value) if isinstance(value, int | float) else 1.0

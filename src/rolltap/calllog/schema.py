@@ -1,13 +1,13 @@
 """The tables of the call log, declared once. The ledger declares its own on the same `metadata`.
 
-Columns that are searched or joined stand by themselves; the rest of a row is in `detail` (JSON text) and in the binary
-columns of `rolltap.calllog.codec`. `crc` is the CRC-32 of the row's other columns. Ids are those of `rolltap.ids`.
+Fields that queries search or join have their own columns. The other fields are in `detail` (JSON text) and in the
+binary columns of `rolltap.calllog.codec`. `crc` is the CRC-32 of the row's other columns. Ids come from `rolltap.ids`.
 
-There are no foreign keys between these tables: a call's rows are written in their order by one process, and a
-reference check would cost row locks between processes. `rolltap log verify` checks the references instead.
+There are no foreign keys between these tables: one process writes a call's rows in their order, and a reference check
+would cost row locks between processes. `rolltap log verify` checks the references instead.
 
-A change here or in the ledger's tables wants a migration in `migrations/versions` and `VERSION` (see
-`rolltap.calllog.versions`); a test holds the migrated tables against these.
+A change here or in the ledger's tables needs a migration in `migrations/versions` and a new `VERSION` (see
+`rolltap.calllog.versions`). A test compares the migrated tables with these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ parts = sa.Table(
     "parts",
     metadata,
     sa.Column("hash", sa.LargeBinary, primary_key=True),  # SHA-256 of the part
-    sa.Column("seen_at", sa.Double, nullable=False),  # when a writer last relied on it: `prune` spares recent ones
+    sa.Column("seen_at", sa.Double, nullable=False),  # when a writer last used it: `prune` keeps recent ones
     sa.Column("data", sa.LargeBinary, nullable=False),
 )
 
@@ -70,7 +70,7 @@ call_completions = sa.Table(
     "call_completions",
     metadata,
     sa.Column("call_id", sa.Text, primary_key=True),
-    sa.Column("presumed", sa.Boolean, nullable=False),  # aborted on behalf of a process taken for dead
+    sa.Column("presumed", sa.Boolean, nullable=False),  # presumed aborted, for a process that seemed dead
     sa.Column("finished_at", sa.Double, nullable=False),
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("finish", sa.Text, nullable=False),
@@ -91,11 +91,11 @@ deliveries = sa.Table(
 )
 
 processes = sa.Table(
-    "processes",  # that write here
+    "processes",  # that write to this log
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("seen_at", sa.Double, nullable=False),  # by the database's clock
-    sa.Column("complete_to", sa.Text, nullable=False),  # all its calls with a lesser id are complete
+    sa.Column("complete_to", sa.Text, nullable=False),  # all its calls with a smaller id are complete
 )
 
 prunings = sa.Table(
@@ -104,7 +104,7 @@ prunings = sa.Table(
     sa.Column("session_id", sa.Text, primary_key=True),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("calls", sa.Integer, nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),  # what allowed it: "acknowledged" or "exported"
+    sa.Column("reason", sa.Text, nullable=False),  # "acknowledged" or "exported"
 )
 
 notes = sa.Table(
@@ -122,7 +122,7 @@ notes = sa.Table(
 )
 
 annotations = sa.Table(
-    "annotations",  # what trainers say of sampled tokens
+    "annotations",  # trainers' values for sampled tokens
     metadata,
     sa.Column("call_id", sa.Text, primary_key=True),
     sa.Column("token", sa.BigInteger, primary_key=True),  # the lease's fencing token
@@ -131,20 +131,20 @@ annotations = sa.Table(
     sa.Column("policy", sa.Text, nullable=False),
     sa.Column("harness", sa.Text, nullable=False),
     sa.Column("trainer", sa.Text, nullable=False),
-    sa.Column("step", sa.BigInteger),  # that the lease was acknowledged for; None: not yet
-    sa.Column("version", sa.Integer, nullable=False),  # of the weights that the log-probs are of
+    sa.Column("step", sa.BigInteger),  # the step of the lease's acknowledgement; None: not yet
+    sa.Column("version", sa.Integer, nullable=False),  # weight version of the trainer's log-probs
     sa.Column("created_at", sa.Double, nullable=False),
-    sa.Column("compared", sa.Integer, nullable=False),  # tokens with a log-prob of trainer and engine
-    sa.Column("mismatch_sum", sa.Double, nullable=False),  # of |log(trainer / engine)| over them
+    sa.Column("compared", sa.Integer, nullable=False),  # number of tokens with a log-prob of trainer and engine
+    sa.Column("mismatch_sum", sa.Double, nullable=False),  # sum of |log(trainer / engine)| over them
     sa.Column("mismatch_max", sa.Double, nullable=False),
-    sa.Column("fresh", sa.Integer, nullable=False),  # those of them that `version` sampled
+    sa.Column("fresh", sa.Integer, nullable=False),  # number of compared tokens that `version` sampled
     sa.Column("fresh_sum", sa.Double, nullable=False),
     sa.Column("kept", sa.Integer, nullable=False),
     sa.Column("clipped", sa.Integer, nullable=False),
     sa.Column("streams", sa.LargeBinary, nullable=False),
     sa.Index("annotations_of_session", "session_id", "token"),
     sa.Index(
-        "annotations_of_policy",  # holds all that sums are made of, so that they read no row
+        "annotations_of_policy",  # covers the queries for sums, so that they read no row
         *("policy", "group_id", "harness", "call_id", "token", "compared", "mismatch_sum", "mismatch_max"),
         *("fresh", "fresh_sum", "kept", "clipped"),
     ),
@@ -154,6 +154,6 @@ append_only_until_pruned(annotations)
 for _table in (parts, call_intents, call_completions):
     for _column in _table.columns:
         if isinstance(_column.type, sa.LargeBinary) or _column.name == "detail":
-            # What is compressed already is stored as it is: Postgres would spend its time on compressing it again.
+            # The values are compressed already, so Postgres must not compress them again.
             _ddl = sa.DDL(f"ALTER TABLE {_table.name} ALTER COLUMN {_column.name} SET STORAGE EXTERNAL")
             event.listen(_table, "after_create", _ddl.execute_if(dialect="postgresql"))

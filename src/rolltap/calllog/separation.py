@@ -1,14 +1,14 @@
-"""Row-level security: what keeps tenants apart on Postgres, whatever statement is run.
+"""Row-level security: keeps tenants apart on Postgres in every statement.
 
-A transaction works for the tenant in its setting `rolltap.tenant` (`rolltap.calllog.postgres` sets it). Of a session
-and all that hangs on it, the tenant is in the session's tags; every table of the ledger has a column `tenant`, which
-fills itself from the setting. It is in primary and foreign keys, so two tenants may use the same names and no row
-refers to another's. The column belongs to the database: no statement of rolltap names it, but for keys. Parts of
-requests are shared by their hash, and read in `EVERY_TENANT`'s name for rows that the tenant sees (`every_row`).
+A transaction acts for the tenant in the setting `rolltap.tenant` (`rolltap.calllog.postgres` sets it). The tenant of a
+session and of its calls is in the session's tags. Every table of the ledger has a column `tenant`, whose default is the
+setting. It is part of primary and foreign keys, so two tenants may use the same names, and no row refers to another
+tenant's. rolltap's statements do not name the column, except in keys. Request parts are shared by hash; they are read as
+`EVERY_TENANT` for calls that the tenant may see (`every_row`).
 
-The wall holds against statements that forget to ask whose a row is, not against who runs SQL as the proxy's role: that
-one can set `rolltap.tenant` itself. Superusers, and roles with BYPASSRLS, pass it (`check_separation`). On SQLite
-there is one tenant, and nothing of this.
+This protects against statements without a tenant condition. It does not protect against somebody who runs SQL as the
+proxy's role, who can set `rolltap.tenant`. Superusers and roles with BYPASSRLS are not restricted (`check_separation`).
+On SQLite there is only one tenant, and this module does nothing.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ BY_REFERENCE = {
     "notes": "EXISTS (SELECT FROM sessions s WHERE s.id = session_id)",
     "annotations": "EXISTS (SELECT FROM sessions s WHERE s.id = session_id)",
 }
-"""Tables whose rows are of whoever sees the row that they refer to, which has a policy itself."""
+"""Tables whose rows are visible if the row that they refer to is visible; that row's table has a policy itself."""
 NO_TENANT = {"processes"}
-"""Tables without a user's data."""
+"""Tables without user data."""
 SHARED = {"parts"}
 
 
 def set_tenant(connection: sa.Connection, tenant: str) -> None:
-    """For the rest of the transaction."""
+    """Sets the tenant for the rest of the transaction."""
     if tenant not in (EVERY_TENANT, NOBODY) and not TENANT_NAME.fullmatch(tenant):
-        raise ConfigError(f"{tenant[:80]!r} is no tenant's name; see ROLLTAP_TENANT")
+        raise ConfigError(f"{tenant[:80]!r} is not a valid tenant name; see ROLLTAP_TENANT")
     connection.exec_driver_sql(f"SET LOCAL rolltap.tenant = '{tenant}'")
 
 
 @contextmanager
 def rows_of(connection: sa.Connection, tenant: str) -> Iterator[None]:
-    """Statements within are for `tenant`, whatever the task's is."""
+    """Runs the block's statements as `tenant` instead of the task's tenant."""
     former = current_tenant()
     if connection.dialect.name != "postgresql" or tenant == former:
         yield
@@ -61,24 +61,24 @@ def rows_of(connection: sa.Connection, tenant: str) -> Iterator[None]:
 
 
 def every_row(connection: sa.Connection) -> AbstractContextManager[None]:
-    """Statements within see the rows of all tenants."""
+    """Runs the block's statements on the rows of all tenants."""
     return rows_of(connection, EVERY_TENANT)
 
 
 def check_separation(connection: sa.Connection) -> None:
-    """`ConfigError` unless this database keeps several tenants apart."""
+    """Raises `ConfigError` unless this database can keep several tenants apart."""
     if connection.dialect.name != "postgresql":
-        raise ConfigError("tenants need a Postgres store: on SQLite there is one, and policies name no tenant")
+        raise ConfigError("tenants need a Postgres store; on SQLite, remove policies.NAME.tenant from the settings")
     passes = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
     if connection.exec_driver_sql(passes).scalar_one():
         raise ConfigError(
-            "tenants: the store's user is a superuser or has BYPASSRLS, so Postgres keeps no rows from anybody; "
-            "connect as a role without either (CREATE ROLE rolltap LOGIN), which owns the database"
+            "tenants: the store's user is a superuser or has BYPASSRLS, so row-level security does not apply to it; "
+            "connect as a role without either (CREATE ROLE rolltap LOGIN) that owns the database"
         )
 
 
 def tenants_on_record(connection: sa.Connection) -> list[str]:
-    """The tenants that ever had a policy, and the default one."""
+    """The tenants that ever had a policy, and the default tenant."""
     if connection.dialect.name != "postgresql" or not sa.inspect(connection).has_table("policies"):
         return [DEFAULT_TENANT]
     with every_row(connection):
@@ -87,7 +87,7 @@ def tenants_on_record(connection: sa.Connection) -> list[str]:
 
 
 def separate(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
-    """Puts tables that are there without it behind row-level security."""
+    """Enables row-level security on existing tables."""
     ledger = [table for table in tables if table.name not in {"sessions", *BY_REFERENCE, *NO_TENANT, *SHARED}]
     statements = [statement for table in ledger for statement in _with_tenant(table)]
     statements += [statement for table in ledger for statement in _references(table)]
@@ -99,7 +99,7 @@ def separate(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
 
 
 def _session_column() -> list[str]:
-    # Not by a cast to json, which fails on NUL in any tag. Within a JSON string no quote is without a backslash.
+    # A regular expression, as a cast to json fails on NUL in any tag. JSON escapes every quote inside a string.
     member = TENANT_TAG.replace(".", "[.]")
     tenant = f"""coalesce(substring(tags from '[{{,] ?"{member}": ?"([^"]*)"'), '{DEFAULT_TENANT}')"""
     return [
@@ -109,7 +109,7 @@ def _session_column() -> list[str]:
 
 
 def _with_tenant(table: sa.Table) -> list[str]:
-    """The column, in every unique key that people choose; rows on record are the default tenant's."""
+    """Adds the column and makes it part of the unique keys. Existing rows belong to the default tenant."""
     name, key = table.name, _columns(table.primary_key.columns)
     statements = [
         f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS tenant varchar NOT NULL DEFAULT '{DEFAULT_TENANT}'",

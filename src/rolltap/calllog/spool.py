@@ -1,10 +1,10 @@
-"""A bounded file of facts, each durable when `append` returns: where they wait while the store is away.
+"""A bounded file of facts for the time when the store is unavailable. A fact is durable when `append` returns.
 
-The file's room is taken on the disk when it is made, so that it works on a disk that is full. Records follow each
-other from `START` on: length, CRC-32, bytes. The CRC begins with the file's generation, which grows when the spool
-is emptied, so what is left of an older generation, or of a write that was cut off, is not taken for a record.
+The file's disk space is allocated when it is created, so that it works on a full disk. Records follow each other from
+`START` on: length, CRC-32, bytes. The CRC includes the file's generation, which grows when the spool is emptied. So
+remains of an older generation or of an incomplete write are not read as records.
 
-One process uses a spool at a time.
+Only one process uses a spool at a time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _RECORD = struct.Struct("<II")  # length, CRC-32 of generation and bytes
 START = 64
 
 OPEN_SHARE = 0.75
-"""New calls may fill this share; the rest is for the ends of calls that are under way."""
+"""Share of the file that intents may fill. The rest is reserved for completions of calls in flight."""
 
 RETRY_AFTER_S = 5.0
 
 
 class Spool:
-    """Not thread-safe: one call at a time."""
+    """The spool file. Not thread-safe."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self._path = path
@@ -40,10 +40,10 @@ class Spool:
         self._generation = 0
         self._end = START
         self.count = 0
-        """How many records wait."""
+        """The number of records."""
 
     def open(self) -> None:
-        """Opens or makes the file; records of an earlier process are still there."""
+        """Opens or creates the file. Keeps the records of an earlier process."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -51,14 +51,14 @@ class Spool:
         except BlockingIOError:
             self.close()
             raise ConfigError(
-                f"the spool {self._path} is in use by another process; give each its own `data` folder"
+                f"another process uses the spool {self._path}; give each process its own `data` folder"
             ) from None
         try:
             self._recover()
             os.posix_fallocate(self._file, 0, max(self._limit, self._end))
         except OSError as error:
             self.close()
-            raise StoreUnavailable(f"no room for the spool {self._path}: {error.strerror}") from error
+            raise StoreUnavailable(f"cannot allocate the spool {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
         if self._file >= 0:
@@ -86,21 +86,21 @@ class Spool:
         self._generation, self._end, self.count = generation, START, 0
 
     def room(self, *, for_new_calls: bool) -> int:
-        """How many bytes may still be appended, for an intent or for what follows one."""
+        """The number of bytes that may still be appended: for intents, or for completions."""
         limit = self._limit * OPEN_SHARE if for_new_calls else self._limit
         return int(limit) - self._end
 
     def left(self, position: int) -> int:
-        """How many bytes of records there are from `position` on."""
+        """The number of bytes of records from `position` on."""
         return self._end - position
 
     @staticmethod
     def size(record: bytes) -> int:
-        """The room that a record takes."""
+        """The bytes that a record takes in the file."""
         return _RECORD.size + len(record)
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Returns when the records are on the disk; the caller has seen to it that there is room."""
+        """Appends records and returns when they are on disk. The caller has checked `room`."""
         data = b"".join(_RECORD.pack(len(record), self._crc(record)) + record for record in records)
         try:
             written = 0
@@ -113,9 +113,9 @@ class Spool:
         self.count += len(records)
 
     def read(self, position: int = START, count: int = 1 << 62, most_bytes: int = 1 << 62) -> tuple[list[bytes], int]:
-        """Up to `count` records from `position` on, oldest first, and the position after them.
+        """Up to `count` records from `position` on, the oldest first, and the position after them.
 
-        A record that begins `most_bytes` after `position` is left for the next time.
+        Stops at a record that begins `most_bytes` or more after `position`.
         """
         records: list[bytes] = []
         end = position + most_bytes
@@ -131,7 +131,7 @@ class Spool:
         return records, position
 
     def set_aside(self, record: bytes) -> Path:
-        """Keeps a record that the store refused beside the spool; returns where."""
+        """Appends a record that the store refused to `<spool>.refused`; returns that path."""
         path = self._path.with_name(self._path.name + ".refused")
         with path.open("ab") as file:
             file.write(_RECORD.pack(len(record), zlib.crc32(record)) + record)
@@ -140,13 +140,13 @@ class Spool:
         return path
 
     def keep_copy(self) -> Path:
-        """Copies the whole file aside; returns where."""
+        """Copies the whole file; returns the copy's path."""
         path = self._path.with_name(f"{self._path.name}.damaged-{self._generation}")
         shutil.copyfile(self._path, path)
         return path
 
     def clear(self) -> None:
-        """Forgets everything: it is in the store."""
+        """Removes all records, when they are in the store."""
         self._write_header(self._generation + 1)
 
     def _crc(self, record: bytes) -> int:
@@ -158,7 +158,7 @@ def _crc(generation: int, record: bytes) -> int:
 
 
 def holds_records(path: Path) -> bool:
-    """Whether a spool, which another process may have open, holds records."""
+    """Whether a spool contains records. Another process may have it open."""
     try:
         with path.open("rb", buffering=0) as file:
             header = file.read(_HEADER.size)

@@ -1,16 +1,16 @@
-"""Writes to the store, and to the spool while the store is away.
+"""Writes to the store, and to the spool while the store is unavailable.
 
-Once a group could not be written, it and all that follow go to the spool, and their appenders are told that they are
-durable. A task tries the store every `PROBE_S` with the oldest of what waits. When it answers, the spool is drained
-into it, while new groups still go to the spool: peers must not find a call in the store before its parent. When one
-batch is left, new groups wait for it, and then go to the store again. Writing a fact twice is harmless. Readers wait
-until the spool is empty, and those of the other workers that share the folder.
+When a write to the store fails, its group and all later ones go to the spool, where they are durable. A task tries to
+write the oldest spooled facts to the store every `PROBE_S`. When the store answers, the spool is drained into it. New
+groups still go to the spool then, so that peers never find a call in the store before its parent. When one batch is
+left, new groups wait for it and then go to the store again. Writing a fact twice is harmless. Readers wait until this
+spool and those of the other workers in the same folder are empty.
 
-A batch for which the store takes longer than `STALL_S` is tried again as a smaller one, so a slow store gets all of it.
+If the store takes longer than `STALL_S` for a batch, it gets smaller batches, so a slow store gets all facts.
 
-An intent that finds no room fails with `StoreUnavailable`, so its engine is never called; room is kept for the
-completions of the calls under way. What the store refuses while the spool is drained can't be told to its appender any
-more: it is logged as an error and kept in `<spool>.refused`.
+An intent that does not fit into the spool fails with `StoreUnavailable`, so its engine is never called. Some room is
+reserved for completions of calls in flight. If the store refuses a spooled fact, its appender has already returned. So
+the fact is logged as an error and kept in `<spool>.refused`.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ log = logging.getLogger("rolltap.store")
 
 PROBE_S = 0.5
 STALL_S = 5.0
-"""A store that takes longer to commit a group is taken to be away."""
+"""Timeout for the store to commit a group. A slower store counts as unavailable."""
 
 BACK_WITHIN_S = 2.0
-"""How long a reader waits for a store that is away: one that was slow for once is back by then."""
+"""Seconds that a reader waits for an unavailable store: one that was slow only once is back by then."""
 
 CATCH_UP_S = 10.0
-"""How long a reader waits for the spool to be drained."""
+"""Seconds that a reader waits for the spool to be drained."""
 
-BESIDE_S = 0.1
+POLL_S = 0.1
 
 DRAIN = 1000
 DRAIN_BYTES = 4 << 20
-"""A batch of the spool has no more facts than `DRAIN`, and about as many bytes at most."""
+"""Maximum facts (`DRAIN`) and approximate maximum bytes of a batch from the spool."""
 
 CALL_BYTES = 65_536
-"""A spool with less room than this for new calls is called full, though a small one may still find a place."""
+"""A spool with less room for new calls than this is reported as full, although a small call may still fit."""
 
 
 class SpoolWriter:
-    """See the module."""
+    """A `GroupWriter` with a spool before another one: see the module."""
 
     def __init__(
         self,
         store: GroupWriter,
         spool: Spool,
         *,
-        beside: Sequence[Path] = (),
+        others: Sequence[Path] = (),
         probe_s: float = PROBE_S,
         stall_s: float = STALL_S,
     ) -> None:
-        """`beside` are the spools of other processes that write to the same store."""
+        """`others` are the spools of other processes that write to the same store."""
         self._store = store
         self._spool = spool
-        self._beside = beside
+        self._others = others
         self._probe_s = probe_s
         self._stall_s = stall_s
         self._worker = Worker(1, "rolltap-spool")
@@ -88,17 +88,17 @@ class SpoolWriter:
         return SpoolState(in_use=self._away, room=self._spool.room(for_new_calls=True) >= CALL_BYTES)
 
     async def start(self) -> None:
-        """Opens the spool and drains what an earlier process left in it."""
+        """Opens the spool and drains the facts of an earlier process."""
         await self._store.start()
         await self._worker.run(self._spool.open)
         if self._spool.count:
-            log.warning("the spool holds %d facts of an earlier process; they go to the store now", self._spool.count)
+            log.warning("the spool has %d facts of an earlier process; writing them to the store", self._spool.count)
             await self._drain()
         self._emptied.set()
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """What can't be drained now stays in the spool for the next start."""
+        """Drains the spool if possible. Otherwise the facts stay in it for the next start."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -113,11 +113,11 @@ class SpoolWriter:
 
     async def write(self, facts: Sequence[EncodedFact]) -> None:
         while not await self._store_takes(facts):
-            if await self._keep([fact for fact in facts if fact.failure is None]):
+            if await self._append([fact for fact in facts if fact.failure is None]):
                 return
 
     async def _store_takes(self, facts: Sequence[EncodedFact]) -> bool:
-        """Writes the facts to the store, unless it is away or the spool is before them."""
+        """Writes the facts to the store. False if it is unavailable or the spool must be drained first."""
         if self._away or not self._emptied.is_set():
             return False
         try:
@@ -126,12 +126,12 @@ class SpoolWriter:
         except (StoreUnavailable, TimeoutError) as error:
             self._away = True
             self._filled.set()
-            log.warning("the store is away, calls go to the spool: %s", str(error) or "a commit took too long")
+            log.warning("the store is unavailable, calls go to the spool: %s", str(error) or "a commit took too long")
             return False
         return True
 
-    async def _keep(self, facts: Sequence[EncodedFact]) -> bool:
-        """Appends the facts to the spool; false if it was emptied meanwhile, and the store takes them again."""
+    async def _append(self, facts: Sequence[EncodedFact]) -> bool:
+        """Appends the facts to the spool. False if it was drained in the meantime: then the store accepts them."""
         async with self._appending:
             if not self._away and self._emptied.is_set():
                 return False
@@ -141,7 +141,8 @@ class SpoolWriter:
                 record = pack_fact(fact)
                 size = self._spool.size(record)
                 if size > room[fact.table is call_intents]:
-                    fact.failure = StoreUnavailable("the store is away and the spool full", retry_after=RETRY_AFTER_S)
+                    message = "the store is unavailable and the spool is full"
+                    fact.failure = StoreUnavailable(message, retry_after=RETRY_AFTER_S)
                     continue
                 room = {new: left - size for new, left in room.items()}
                 records.append(record)
@@ -149,22 +150,22 @@ class SpoolWriter:
                 await self._worker.run(lambda: self._spool.append(records))
                 crash_point("spool.appended")
                 self._emptied.clear()
-                self._filled.set()  # also where the spool was being cleared just now
+                self._filled.set()  # also if the spool was just being cleared
             return True
 
     async def settled(self) -> None:
         try:
             async with asyncio.timeout(BACK_WITHIN_S):
-                while self._away:  # noqa: ASYNC110  the store comes back without telling
-                    await asyncio.sleep(BESIDE_S)
+                while self._away:  # noqa: ASYNC110  no event tells when the store is back
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
-            message = "the store is away; calls wait in the spool"
+            message = "the store is unavailable; calls wait in the spool"
             raise StoreUnavailable(message, retry_after=RETRY_AFTER_S) from None
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 await self._emptied.wait()
-                while any(map(holds_records, self._beside)):  # noqa: ASYNC110  another process empties it
-                    await asyncio.sleep(BESIDE_S)
+                while any(map(holds_records, self._others)):  # noqa: ASYNC110  another process empties it
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise StoreUnavailable("the store is catching up with the spool", retry_after=RETRY_AFTER_S) from None
         await self._store.settled()
@@ -177,7 +178,7 @@ class SpoolWriter:
                 await self._drain()
 
     async def _drain(self) -> None:
-        """Moves the spool into the store; `StoreUnavailable` if it does not take a single fact in time."""
+        """Moves the spool to the store. Raises `StoreUnavailable` if not even one fact is written in time."""
         while True:
             try:
                 await self._move_all()
@@ -187,13 +188,13 @@ class SpoolWriter:
             except TimeoutError:
                 self._away = True
                 if self._batch == 1:
-                    raise StoreUnavailable("the store takes too long", retry_after=RETRY_AFTER_S) from None
+                    raise StoreUnavailable("the store is too slow", retry_after=RETRY_AFTER_S) from None
                 self._batch = max(1, self._batch // 8)
             else:
                 return
 
     async def _move_all(self) -> None:
-        """Empties the spool. The last batch is moved while new facts wait, if the store has just taken one."""
+        """Empties the spool. New facts wait while the last batch is moved."""
         while await self._move_batch() and self._leaves_many():
             pass
         async with self._appending:
@@ -201,12 +202,10 @@ class SpoolWriter:
                 pass
             if self._moved < self._spool.count:
                 copy = await self._worker.run(self._spool.keep_copy)
-                log.error(
-                    "%d facts of the spool can't be read; it is kept as %s", self._spool.count - self._moved, copy
-                )
+                log.error("cannot read %d facts of the spool; it is kept as %s", self._spool.count - self._moved, copy)
             crash_point("spool.drained")
             await self._worker.run(self._spool.clear)
-            log.warning("the store is back: %d facts went from the spool into it", self._moved)
+            log.warning("the store is back: %d facts were moved from the spool to it", self._moved)
             self._position, self._moved = START, 0
             self._away = False
             self._filled.clear()
@@ -217,7 +216,7 @@ class SpoolWriter:
         return self._spool.count - self._moved > self._batch or self._spool.left(self._position) > DRAIN_BYTES
 
     async def _move_batch(self) -> bool:
-        """Moves the oldest facts of the spool; false if none is left that can be read. `TimeoutError`."""
+        """Moves the oldest facts of the spool; False if no readable one is left. Raises `TimeoutError`."""
         records, position = await self._worker.run(lambda: self._spool.read(self._position, self._batch, DRAIN_BYTES))
         if not records:
             return False
@@ -243,4 +242,4 @@ class SpoolWriter:
 
     async def _set_aside(self, record: bytes, reason: str) -> None:
         path = await self._worker.run(lambda: self._spool.set_aside(record))
-        log.error("a fact of the spool was refused, and is kept in %s: %s", path, reason)
+        log.error("the store refused a fact of the spool; it is kept in %s: %s", path, reason)

@@ -1,7 +1,7 @@
 """The call log on SQLite or Postgres, with group commit.
 
-What callers append is written by one task, all that is waiting in one transaction. A group of nothing but intents and
-deliveries is committed for the death of this process only, any other for loss of power.
+One task writes all waiting facts in one transaction. A group of only intents and deliveries is committed to survive the
+death of this process; any other group also survives loss of power.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from rolltap.types import Call, Session
 
 PAGE = 500
 SEEN_SESSIONS = 4096
-"""Sessions that are still known while the store is away; about 1 kB each."""
+"""Number of sessions that stay usable while the store is unavailable; about 1 kB each."""
 
 ANSWERS_WITHIN_S = 2.0
 
 MANY_BYTES = 256 << 10
-"""More than this is encoded or decoded in another thread, so that the event loop goes on."""
+"""Bytes above which facts are encoded or decoded in another thread, so that the event loop continues."""
 
 
 class SqlCallLog:
-    """A `CallLog` on a database, which it starts and closes."""
+    """A `CallLog` on a database, which it opens and closes."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SqlCallLog:
         registry: ProcessRegistry | None = None,
         wrap: Callable[[GroupWriter], GroupWriter] = lambda direct: direct,
     ) -> None:
-        """`wrap` puts something (a spool, an ingest stream) before the writer of the tables."""
+        """`wrap` may put a spool or an ingest stream before the writer of the tables."""
         self.database = database
         self._registry = registry or registry_of(database)
         self._writer = wrap(FactWriter(database, self._registry))
@@ -67,7 +67,7 @@ class SqlCallLog:
 
     @property
     def waiting(self) -> int:
-        """How many facts are durable elsewhere (in the spool, in the ingest stream) and not in the store yet."""
+        """The number of facts that are durable in the spool or the ingest stream and not in the store yet."""
         return self._writer.waiting
 
     async def start(self) -> None:
@@ -146,12 +146,12 @@ class SqlCallLog:
         return await self._session(sessions.c.id == session_id)
 
     async def session_by_key(self, key_hash: str) -> Session | None:
-        """While the store is away, a session that this process has seen is returned as it was then."""
+        """The session with this key. While the store is unavailable, this may return the last state seen here."""
         spool = self._writer.spool
         if spool is not None and spool.in_use and key_hash in self._seen:
             return self._seen[key_hash]
         try:
-            with acting_for(EVERY_TENANT):  # the key says whose session it is
+            with acting_for(EVERY_TENANT):  # the tenant is known only from the session
                 session = await self._session(sessions.c.key_hash == key_hash)
         except StoreUnavailable:
             if key_hash not in self._seen:
@@ -201,7 +201,7 @@ class SqlCallLog:
         return self._commits.append(Delivery(call_id, delivered), hurry=False)
 
     async def _write(self, entries: Sequence[PendingWrite[Fact]]) -> None:
-        """Encodes the facts, and writes those that can be."""
+        """Encodes the facts and writes those that can be encoded."""
         heavy = sum(_weight(entry.value) for entry in entries) > MANY_BYTES
         facts = await asyncio.to_thread(_encode, entries) if heavy else _encode(entries)
         await self._writer.write([fact for _, fact in facts])
@@ -218,7 +218,7 @@ class SqlCallLog:
         return decode_calls(stored)
 
     async def _count(self, session_id: str) -> int:
-        """How many calls of the session there are."""
+        """The number of the session's calls."""
         own = call_intents.c.session_id == session_id
         ((count,),) = await self.database.select(sa.select(sa.func.count()).select_from(call_intents).where(own))
         return count
@@ -239,7 +239,7 @@ class SqlCallLog:
 
 
 def _encode(entries: Sequence[PendingWrite[Fact]]) -> list[tuple[PendingWrite[Fact], EncodedFact]]:
-    """The entries with their encoded facts, but those that no store can hold: they have failed."""
+    """The entries with their encoded facts. Entries that no store can hold get a `failure` and are left out."""
     facts: list[tuple[PendingWrite[Fact], EncodedFact]] = []
     for entry in entries:
         try:
@@ -250,7 +250,7 @@ def _encode(entries: Sequence[PendingWrite[Fact]]) -> list[tuple[PendingWrite[Fa
 
 
 def _weight(fact: Fact) -> int:
-    """Roughly how many bytes there are to encode."""
+    """The approximate number of bytes to encode."""
     match fact:
         case CallIntent(new_ids=ids, request=request):
             return ids.nbytes + len(request.head) + sum(map(len, request.items)) + sum(map(len, request.fixed.values()))

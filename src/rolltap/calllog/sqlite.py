@@ -1,18 +1,18 @@
-"""SQLite behind the database door: one writer connection, in a thread of its own; readers that can't write.
+"""The SQLite backend of `Database`: one writer connection in its own thread, and read-only connections.
 
-Why not several writers. SQLite 3.7.0 to 3.51.2 can corrupt a database in WAL mode when two connections write or
-checkpoint at the same instant (the "WAL-reset" bug), and Python's own library is usually one of these. So, whatever
-the version:
+There is only one writer because SQLite 3.7.0 to 3.51.2 can corrupt a database in WAL mode when two connections write or
+checkpoint at the same instant (the "WAL-reset" bug), and Python usually has one of these versions. So, for every
+version:
 
 * One connection writes and checkpoints. Every write goes through it, one transaction at a time.
 * Readers are opened with `mode=ro` and `query_only`: SQLite refuses a checkpoint on them.
-* A lock on `<path>.lock` is held while the writer is open. A second one, of this or another process, is refused.
+* The writer holds a lock on `<path>.lock`. A second writer, in this or another process, is refused.
 
-Tools that open the file themselves must open it read-only while rolltap runs.
+Other tools must open the file read-only while rolltap runs.
 
-A transaction is `BEGIN`; with `synchronous=FULL` its commit fsyncs the log, with `NORMAL` it is in the operating
-system's hands, and the next `FULL` commit fsyncs it as well. The library's own memory mapping is off: an I/O error
-in it would kill the process.
+With `synchronous=FULL` a commit fsyncs the write-ahead log. With `NORMAL` the data is in the operating system's cache,
+and the next `FULL` commit fsyncs it as well. SQLite's memory mapping is off, as an I/O error in it would kill the
+process.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _SYNCHRONOUS = {Durability.PROCESS: "NORMAL", Durability.POWER: "FULL"}
 
 
 class Worker:
-    """Runs functions in threads of its own; a caller that is cancelled still waits for its function's end.
+    """Runs functions in its own threads. A cancelled caller still waits for the end of its function.
 
-    An executor of the standard library costs each function 40 µs more, in two futures with their locks.
+    An executor of the standard library costs 40 µs more per function, for two futures with their locks.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -77,7 +77,7 @@ class Worker:
             raise
 
     def shutdown(self) -> None:
-        """Waits for the functions that are under way."""
+        """Waits for the running functions."""
         self._closed = True
         for _ in self._threads:
             self._jobs.put(None)
@@ -92,9 +92,9 @@ class Worker:
                 settle = partial(future.set_result, work())
             except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller
                 settle = partial(future.set_exception, error)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed, so nobody waits
                 future.get_loop().call_soon_threadsafe(settle)
-            del job, work, future, settle  # an idle thread must not keep a result, or a traceback, alive
+            del job, work, future, settle  # an idle thread must not keep a result or a traceback alive
 
 
 class ThreadConnection:
@@ -120,7 +120,7 @@ class ThreadConnection:
 
 
 class SqliteBackend:
-    """See the module."""
+    """A `Backend` on SQLite: see the module."""
 
     def __init__(self, url: sa.URL, *, writable: bool) -> None:
         if not url.database or url.database == ":memory:":
@@ -251,7 +251,7 @@ class SqliteBackend:
                 crash_point("store.transaction")
                 driver.execute("COMMIT")
             except BaseException:
-                driver.rollback()  # does nothing where SQLite has done so itself
+                driver.rollback()  # has no effect if SQLite has already rolled back
                 raise
             return counts
 
@@ -269,7 +269,7 @@ class SqliteBackend:
         connection.begin()
 
     def _set_durability(self, driver: sqlite3.Connection, durability: Durability) -> None:
-        """For the next transaction. Called in the writer's thread only."""
+        """Sets the durability of the next transaction. Call it only in the writer's thread."""
         if durability is not self._synchronous:
             driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
             self._synchronous = durability
@@ -282,7 +282,7 @@ def _driver(connection: sa.Connection) -> sqlite3.Connection:
 
 
 def _buffered(result: CursorResult[Any]) -> CursorResult[Any]:
-    """Fetches the rows here, in the worker's thread."""
+    """Fetches the rows in the current thread, the worker's."""
     if result.returns_rows:
         result.cursor_strategy = FullyBufferedCursorFetchStrategy(result.cursor)
     return result
@@ -291,7 +291,7 @@ def _buffered(result: CursorResult[Any]) -> CursorResult[Any]:
 def _open_writer(connection: sqlite3.Connection, _record: Any) -> None:
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
-        raise ConfigError(f"SQLite can't use a write-ahead log here (it says {mode!r}); use a local file system")
+        raise ConfigError(f"SQLite cannot use a write-ahead log here (mode {mode!r}); use a local file system")
     for pragma in ("synchronous=FULL", "foreign_keys=ON", "mmap_size=0", "cache_size=-4096", "temp_store=MEMORY"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -302,9 +302,9 @@ def _open_reader(connection: sqlite3.Connection, _record: Any) -> None:
 
 
 def back_up(source: Path, out: Path, show: Callable[[int, int], None]) -> None:
-    """Copies a database as it is at one moment into the new, private file `out`; others may write meanwhile.
+    """Copies a consistent snapshot of a database to the new file `out`, which only this user can read.
 
-    `show` is told how many pages are there, and of how many.
+    Others may write during the copy. `show` gets the number of copied pages and of all pages.
     """
     if not source.is_file():
         raise ConfigError(f"no store {source}")
@@ -319,21 +319,21 @@ def back_up(source: Path, out: Path, show: Callable[[int, int], None]) -> None:
             closing(sqlite3.connect(unfinished)) as copy,
         ):
             live.backup(copy, progress=lambda _, remaining, total: show(total - remaining, total))
-            copy.execute("PRAGMA journal_mode=DELETE")  # one file, whole by itself
+            copy.execute("PRAGMA journal_mode=DELETE")  # so that the copy is a single file
     except sqlite3.Error as error:
         unfinished.unlink(missing_ok=True)
-        raise StoreUnavailable(f"{source} can't be copied: {error}") from error
+        raise StoreUnavailable(f"cannot copy {source}: {error}") from error
     unfinished.rename(out)
 
 
 def _make_private(path: Path) -> None:
-    """Only this user reads the prompts of everybody. SQLite gives its journals the database's own mode."""
+    """Creates the file, or changes its mode, so that only this user can read it. SQLite copies the mode to journals."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     path.chmod(0o600)
 
 
 def _take_lock(path: Path) -> int:
-    """Locks `<path>.lock` until the descriptor is closed (also by the death of the process)."""
+    """Locks `<path>.lock` until the descriptor is closed, or the process dies."""
     lock_path = path.with_name(path.name + ".lock")
     lock = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

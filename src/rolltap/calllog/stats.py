@@ -1,4 +1,4 @@
-"""What a log holds, counted by the database: `rolltap log stats`."""
+"""Statistics of a log: `rolltap log stats`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLES = (sessions, parts, call_intents, call_completions, deliveries, processes
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts, bytes and times (seconds since the epoch; None where there is nothing)."""
+    """Counts, bytes, and times in seconds since the epoch (None if there are no calls)."""
 
     schema: str | None
     sessions: int
@@ -75,7 +75,7 @@ def _stats(connection: sa.Connection, now: float) -> Stats:
 
 
 def _bytes(connection: sa.Connection) -> dict[str, int]:
-    """What the binary and text columns hold."""
+    """The bytes in the binary and text columns."""
     sizes_by_column: dict[str, int] = {}
     for table in (parts, call_intents, call_completions):
         columns = [column for column in table.columns if isinstance(column.type, sa.LargeBinary | sa.Text)]

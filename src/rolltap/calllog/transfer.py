@@ -1,8 +1,8 @@
-"""Moves sessions between a store and an archive file, loss-free.
+"""Copies sessions between a store and an archive file without loss.
 
-A session is read in one snapshot and written in one transaction, in which what then stands in the store is checked as
-`rolltap log verify` checks it: an import adds whole, sound sessions or raises. Writing what is there already changes
-nothing; a session that has gone on since is brought up to date; rows that clash raise `RecordCorrupt`.
+A session is read in one snapshot and written in one transaction, which also checks the stored result as `rolltap log
+verify` does. So an import adds complete, valid sessions or raises. Existing rows are kept, new rows of an existing
+session are added, and conflicting rows raise `RecordCorrupt`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Show = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How many sessions and calls were in the file, and how many of the sessions changed the store."""
+    """The number of sessions and calls in the file, and of sessions that changed the store."""
 
     sessions: int
     calls: int
@@ -55,7 +55,7 @@ async def export_sessions(
     only: Sequence[str] = (),
     show: Show = lambda done, total: None,
 ) -> Moved:
-    """Writes the store's sessions, of all tenants, (or `only` these) into a new file at `path`."""
+    """Writes the sessions of all tenants, or `only` these, to a new file at `path`."""
     written: set[bytes] = set()
     with ArchiveWriter(path) as archive, acting_for(EVERY_TENANT):
         session_ids = list(only) or await database.query(
@@ -70,7 +70,7 @@ async def export_sessions(
 
 
 def read_block(connection: sa.Connection, session_id: str, known: Collection[bytes]) -> Block:
-    """The session's rows, with those large parts that are not `known`."""
+    """The session's rows, with the large parts that are not in `known`."""
     session = connection.execute(sa.select(sessions).where(sessions.c.id == session_id)).first()
     if session is None:
         raise NotFound(f"there is no session {session_id}")
@@ -100,17 +100,17 @@ def read_block(connection: sa.Connection, session_id: str, known: Collection[byt
 
 
 def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[list[Any]]:
-    first, second = query.selected_columns[:2]  # ids come first; an annotation's is its call's and the lease's token
+    first, second = query.selected_columns[:2]  # the key columns: an id, or an annotation's call id and token
     return [list(row) for row in connection.execute(query.order_by(first, second))]
 
 
 async def import_sessions(database: Database, path: Path, *, show: Callable[[int], None] = lambda done: None) -> Moved:
-    """Writes the file's sessions into the store."""
+    """Writes the file's sessions to the store."""
     loader = _Loader(database)
     blocks = read_archive(path)
     done = calls = new = 0
     while (block := await asyncio.to_thread(next, blocks, None)) is not None:
-        with acting_for(EVERY_TENANT):  # the session's tags say whose it is
+        with acting_for(EVERY_TENANT):  # the tenant is in the session's tags
             new += await database.transact(lambda connection, block=block: loader.write(connection, block))
         done += 1
         calls += len(block.intents)
@@ -119,7 +119,7 @@ async def import_sessions(database: Database, path: Path, *, show: Callable[[int
 
 
 class _Loader:
-    """Writes blocks, each within a transaction that the caller opens."""
+    """Writes blocks, each in a transaction that the caller opens."""
 
     def __init__(self, database: Database) -> None:
         dialect = database.dialect
@@ -128,7 +128,7 @@ class _Loader:
         self._parts = Insert(parts, dialect, replace="true")
 
     def write(self, connection: sa.Connection, block: Block) -> bool:
-        """Whether that changed anything in the store."""
+        """Writes a block; True if it changed the store."""
         session_id, now = block.session[0], time.time()
         for digest, data in block.parts:
             for problem in part_problems(digest, data):
@@ -150,11 +150,11 @@ class _Loader:
             changed += self._inserts[prunings].run(connection, [tuple(block.pruning)])
         problems, _ = check_calls(stored)
         if problems:
-            raise RecordCorrupt(f"session {session_id} can't be taken in: {problems[0]}")
+            raise RecordCorrupt(f"cannot import session {session_id}: {problems[0]}")
         return changed > 0
 
     def _add(self, connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> int:
-        """Inserts, and compares where a row of that key was there; returns how many were new."""
+        """Inserts rows and compares them with existing rows of the same key; returns the number of new rows."""
         if not rows:
             return 0
         first, *others = table.primary_key  # the first columns of their table
@@ -172,10 +172,10 @@ class _Loader:
     def _compare(self, table: sa.Table, stored: tuple[Any, ...], offered: tuple[Any, ...]) -> None:
         presumed = table is call_completions and offered[1] and not stored[1]
         if not presumed and not same_row(table.name, stored, offered):
-            raise RecordCorrupt(f"{table.name} {offered[0]} is in the store already, and differs")
+            raise RecordCorrupt(f"{table.name} {offered[0]} is already in the store with other values")
 
     def _complete(self, connection: sa.Connection, row: Sequence[Any]) -> int:
-        """Takes over what comes after a session's opening; returns how much of it was new."""
+        """Sets the session's closing time and log check if they are unset; returns the number of changes."""
         values = dict(zip(sessions.columns.keys(), row, strict=True))
         changed = 0
         for column in (sessions.c.closed_at, sessions.c.log_check):
@@ -186,10 +186,10 @@ class _Loader:
 
 
 def _check_owners(block: Block) -> None:
-    """`RecordCorrupt` where a note or an annotation is of another session, or annotates a call that is not there."""
+    """Raises `RecordCorrupt` for a note or annotation of another session, or an annotation of a missing call."""
     session_id, calls = block.session[0], {row[0] for row in block.intents}
     of_note, of_annotation = (list(table.c.keys()).index("session_id") for table in (notes, annotations))
     strays = [row for row in block.notes if row[of_note] != session_id]
     strays += [row for row in block.annotations if row[of_annotation] != session_id or row[0] not in calls]
     if strays:
-        raise RecordCorrupt(f"session {session_id} can't be taken in: {strays[0][0]} is not said of it")
+        raise RecordCorrupt(f"cannot import session {session_id}: {strays[0][0]} belongs to another session")

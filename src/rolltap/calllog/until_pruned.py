@@ -1,4 +1,4 @@
-"""A table whose rows can't be changed, and go only with their session's calls: triggers in the database see to it."""
+"""Database triggers that keep a table's rows unchanged until their session is pruned."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from sqlalchemy import event
 
 
 def append_only_until_pruned(table: sa.Table) -> None:
-    """Has the triggers made with the table, which has a column `session_id`."""
+    """Creates the triggers together with the table, which needs a column `session_id`."""
     for dialect in ("sqlite", "postgresql"):
         for statement in guards_until_pruned(table.name, dialect):
             event.listen(table, "after_create", sa.DDL(statement.replace("%", "%%")).execute_if(dialect=dialect))
 
 
 def guards_until_pruned(table: str, dialect: str) -> list[str]:
-    """The statements that make the triggers of a table."""
+    """The statements that create the triggers of a table."""
     pruned = "EXISTS (SELECT 1 FROM prunings p WHERE p.session_id = OLD.session_id)"
     if dialect == "sqlite":
         refuse = f"BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"

@@ -1,7 +1,7 @@
-"""Checks a whole log: every checksum and content hash, every reference, every delta, every alignment.
+"""Checks a whole log: checksums, content hashes, references, deltas and alignment.
 
-Nothing is repaired. A row that can't be decoded is one problem, and so is what else in its session then can't be
-checked; the rest of the log is checked all the same. Reading is by session, so memory stays flat.
+It repairs nothing. If a row cannot be decoded, the rest of its session is not checked, but the other sessions are. It
+reads one session at a time, so memory use is constant.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rolltap.tenants import EVERY_TENANT, acting_for
 
 PAGE = 200
 KEPT = 1000
-"""Problems that are reported in words; further ones are counted."""
+"""Maximum number of problems that are listed. Further ones are only counted."""
 
 
 @dataclass(slots=True)
 class Verified:
-    """What was checked, and what is wrong."""
+    """The number of checked items, and the problems."""
 
     sessions: int = 0
     calls: int = 0
@@ -45,7 +45,7 @@ class Verified:
 
 
 async def verify(database: Database, show: Callable[[int, int], None] = lambda done, total: None) -> Verified:
-    """Checks the log in `database`, of all tenants. `show` gets how many rows of calls and parts are done, of all."""
+    """Checks the log of all tenants. `show` gets the number of checked calls and parts, and of all."""
     with acting_for(EVERY_TENANT):
         return await _verify(database, show)
 
@@ -82,7 +82,7 @@ async def _verify_session(database: Database, row: sa.Row[Any], report: Verified
 
 
 def check_calls(stored: StoredCalls) -> tuple[list[str], list[CallRow]]:
-    """What is wrong with a session's rows, and its calls as far as they are right."""
+    """The problems in a session's rows; and its calls, if there are no problems."""
     problems: list[str] = []
     intents: list[CallIntent] = []
     completions: dict[str, CallCompletion] = {}
@@ -109,31 +109,31 @@ def check_calls(stored: StoredCalls) -> tuple[list[str], list[CallRow]]:
 
 
 def _call_problems(call: CallRow, items: dict[str | None, int]) -> Iterator[str]:
-    """Of one call; `items` counts the request items of those before it."""
+    """The problems of one call. `items` has the number of request items by call id, for the calls before it."""
     intent, done = call.intent, call.completion
     shared = intent.request.items_shared
     if shared > items[intent.parent_id]:
-        yield f"call {intent.id}: shares {shared} items of a request of {items[intent.parent_id]}"
+        yield f"call {intent.id}: shares {shared} items, but its parent has {items[intent.parent_id]}"
     items[intent.id] = shared + len(intent.request.items)
     try:
         call.call()
     except AlignmentError as error:
         yield str(error)
     if done is not None and done.flaw is None and not np.isfinite(done.logprobs).all():
-        yield f"call {intent.id}: has log-probs that are not finite, and no flaw says so"
+        yield f"call {intent.id}: has log-probs that are not finite, but no flaw"
 
 
 def part_problems(digest: bytes, data: bytes) -> Iterator[str]:
-    """What is wrong with a large request part."""
+    """The problems of a large request part."""
     try:
         if part_hash(unpack_bytes(data)) != digest:
-            yield f"request part {digest.hex()}: its content has another hash"
+            yield f"request part {digest.hex()}: its content does not match its hash"
     except RecordCorrupt as error:
         yield f"request part {digest.hex()}: {error}"
 
 
 def _strays(connection: sa.Connection) -> Iterator[str]:
-    """Rows whose owner is missing."""
+    """The rows whose session or call is missing."""
     no_call, session_id = "{} {}: there is no such call", call_intents.c.session_id
     owners = (
         (call_intents, session_id, sessions.c.id, "{} {}: belongs to a session that is not in the log"),

@@ -1,14 +1,14 @@
-"""Brings a database's tables to the version that this rolltap knows.
+"""Upgrades a database's tables to the schema version of this rolltap.
 
-The version stands in the table `alembic_version`, as Alembic keeps it. At start:
+The table `alembic_version` holds the version. At start:
 
-* a database without tables gets all of them as declared, and the version;
-* one of our version is used as it is (tables that are missing because only a part of rolltap ran there are made);
-* an older one is migrated by Alembic, all steps in one transaction. Databases from before versions were kept are 0001;
-* a newer one is refused, and so is an older one that is only to be read, or while Alembic is not installed.
+* a database without tables gets all declared tables and the current version;
+* one with the current version is used (missing tables are created, if only a part of rolltap used it before);
+* an older one is migrated by Alembic, all steps in one transaction. A database without a version is 0001;
+* a newer one is refused, and so is an older one that is opened read-only, or if Alembic is not installed.
 
-So Alembic is needed in the one moment of an upgrade. It comes with `rolltap[postgres]`; an installation that keeps its
-record in SQLite runs without it, and is told to install it for the upgrade of an older file.
+So Alembic is needed only for an upgrade. It comes with `rolltap[postgres]`. An installation with SQLite runs without
+it; the error message asks to install it when an older file needs an upgrade.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _versions = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", 
 
 
 async def bring_up_to_date(database: Database) -> None:
-    """Makes or migrates the tables of a started `database`; `ConfigError` where that can't be done."""
+    """Creates or migrates the tables of a started `database`. Raises `ConfigError` if that is not possible."""
     if database.writable:
         with acting_for(EVERY_TENANT):
             await database.transact(lambda connection: _upgrade(connection, database.name))
@@ -44,12 +44,12 @@ async def bring_up_to_date(database: Database) -> None:
     if version not in (None, VERSION):
         _refuse_newer(database.name, version)
         raise ConfigError(
-            f"{database.name} has schema {version}, this rolltap reads {VERSION}; `rolltap log upgrade` brings it up"
+            f"{database.name} has schema {version}, this rolltap reads {VERSION}; run `rolltap log upgrade`"
         )
 
 
 def version_of(connection: sa.Connection) -> str | None:
-    """The version of the tables; None where there are none."""
+    """The version of the tables; None if there are none."""
     inspector = sa.inspect(connection)
     if inspector.has_table(_versions.name):
         return connection.scalar(sa.select(_versions.c.version_num))
@@ -82,7 +82,7 @@ def _refuse_newer(name: str, version: str | None) -> None:
 
 
 def _migrate(connection: sa.Connection, version: str) -> None:
-    """Runs Alembic's steps after `version`, in the transaction under way."""
+    """Runs Alembic's steps after `version` in the current transaction."""
     from alembic import command
     from alembic.config import Config
 

@@ -1,4 +1,4 @@
-"""Writes encoded facts into the tables: one transaction a batch, and what to do about rows that clash."""
+"""Writes encoded facts to the tables, one transaction per batch, and handles conflicting rows."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from rolltap.tenants import EVERY_TENANT, acting_for
 
 KNOWN_PARTS = 4096
 PART_TRUST_S = 3600.0
-"""How long a part that this process wrote is taken to be in the log without writing it again."""
+"""Seconds for which a part that this process wrote is not written again."""
 
 _RELAXED = {schema.call_intents, schema.deliveries}
-"""Facts that must survive the death of this process only; all others must survive loss of power, too."""
+"""Tables whose facts must survive only the death of this process. All others must survive loss of power."""
 
 
 def known_parts() -> TTLCache[bytes, None]:
-    """Hashes of the request parts that were written within `PART_TRUST_S`, the last `KNOWN_PARTS` of them."""
+    """A cache of the hashes of request parts that were written recently."""
     return TTLCache(KNOWN_PARTS, PART_TRUST_S)
 
 
 class CommitBatch:
     """Encoded facts by table and key, and the large parts of their requests.
 
-    `repeats` are facts with the key of another one of the batch: they are for the next batch.
+    `repeats` are facts with the same key as another one in the batch. They belong to the next batch.
     """
 
     def __init__(self, facts: Sequence[EncodedFact]) -> None:
@@ -60,40 +60,40 @@ class CommitBatch:
 
 
 class SpoolState(NamedTuple):
-    """State of the spool that takes facts while the store is away."""
+    """State of the spool that takes facts while the store is unavailable."""
 
     in_use: bool
     room: bool  # for a new call
 
 
 class GroupWriter(Protocol):
-    """Makes groups of facts durable; a fact that can't be stored fails by itself."""
+    """Makes groups of facts durable. A fact that cannot be stored fails without affecting the others."""
 
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def write(self, facts: Sequence[EncodedFact]) -> None:
-        """Returns when every fact is durable or has its `failure`; raises if none is."""
+        """Returns when every fact is durable or has a `failure`. Raises if none is durable."""
         ...
 
     async def settled(self) -> None:
-        """Returns when all that was written can be read from the store; `StoreUnavailable` if that takes long."""
+        """Waits until all written facts can be read from the store. Raises `StoreUnavailable` if that takes long."""
         ...
 
     @property
     def waiting(self) -> int:
-        """How many facts are durable but, as far as is known, not in the store yet."""
+        """The number of facts that are durable but not known to be in the store yet."""
         ...
 
     @property
     def spool(self) -> SpoolState | None:
-        """None: there is no spool."""
+        """The state of the spool; None if there is none."""
         ...
 
 
 class FactWriter:
-    """The one writer of call-log tables in a process: a `GroupWriter` whose facts are in the store at once."""
+    """Writes directly to the call log's tables. The only writer of them in a process."""
 
     waiting = 0
     spool = None
@@ -114,12 +114,12 @@ class FactWriter:
     async def settled(self) -> None: ...
 
     async def write(self, facts: Sequence[EncodedFact]) -> None:
-        """Commits the facts together; one that can't be written fails by itself."""
+        """Commits the facts together. If a row is refused, it commits them one by one."""
         if not facts:
             return
         batch = CommitBatch(facts)
         try:
-            with acting_for(EVERY_TENANT):  # sessions name their tenant, and the rest is of whose session it is
+            with acting_for(EVERY_TENANT):  # the tenant follows from the session's tags
                 inserted = await self._commit(batch)
         except RecordCorrupt as error:
             if len(facts) == 1:
@@ -129,14 +129,14 @@ class FactWriter:
                 await self.write([fact])
             return
         crash_point("store.committed")
-        self._known_parts.update(dict.fromkeys(batch.parts))  # only what was written: `seen_at` must not grow old
+        self._known_parts.update(dict.fromkeys(batch.parts))  # only written parts, so that `seen_at` stays recent
         for table, by_key in batch.facts.items():
             if inserted[table] < len(by_key):
                 await self._compare(table, by_key)
         await self.write(batch.repeats)
 
     async def _commit(self, batch: CommitBatch) -> dict[sa.Table, int]:
-        """Writes the batch in one transaction, a second time if the connection was lost: writing twice is harmless."""
+        """Writes the batch in one transaction. Tries again if the connection was lost: writing twice is harmless."""
         batch.parts = {digest: part for digest, part in batch.parts.items() if digest not in self._known_parts}
         rows = batch.rows()
         if batch.parts:
@@ -149,7 +149,7 @@ class FactWriter:
             return await self._write_rows(rows, batch)
 
     async def _write_rows(self, rows: Mapping[sa.Table, Sequence[Row]], batch: CommitBatch) -> dict[sa.Table, int]:
-        """How many rows of each table were new or took the place of another."""
+        """Writes the rows; returns the number of new or replaced rows of each table."""
         if self._registry.knows(batch.processes):
             inserts = {self._inserts[table]: some for table, some in rows.items()}
             counts = await self._database.insert(inserts, batch.durability)
@@ -167,7 +167,7 @@ class FactWriter:
         return inserted
 
     async def _compare(self, table: sa.Table, facts: Mapping[str, EncodedFact]) -> None:
-        """Fails the facts whose row differs from the one that was there."""
+        """Sets a failure on facts whose row differs from the existing one."""
         key = next(iter(table.primary_key))
 
         def read(connection: sa.Connection) -> dict[str, Row]:
@@ -178,4 +178,4 @@ class FactWriter:
             stored = await self._database.query(read)
         for row_key, fact in facts.items():
             if not same_row(table.name, stored[row_key], fact.row):
-                fact.failure = RecordCorrupt(f"{fact.name} is in the log already, and differs")
+                fact.failure = RecordCorrupt(f"{fact.name} is already in the log with other values")

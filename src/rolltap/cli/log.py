@@ -177,29 +177,31 @@ def prune(
     """
     from rolltap.calllog import prune as retention
     from rolltap.calllog.separation import tenants_on_record
-    from rolltap.ledger.retention import claims, note_prune
+    from rolltap.ledger.retention import group_uses, note_prune
 
     age = _age(older_than)
 
     async def run() -> tuple[list[PruneDecision], retention.Pruned | None]:
         exported_ids = await asyncio.to_thread(retention.exported_in, exported or ())
-        verdicts: list[PruneDecision] = []
+        decisions: list[PruneDecision] = []
         pruned = retention.Pruned(0, 0, 0)
         async with _opened(chosen_store(store, config), writable=not dry_run) as database:
             before = await database.now() - age
             for tenant in await database.query(tenants_on_record):
                 with acting_for(tenant):
-                    verdicts += await retention.judge(database, before=before, exported=exported_ids, claims=claims)
+                    decisions += await retention.plan_pruning(
+                        database, before=before, exported=exported_ids, uses=group_uses
+                    )
                     if dry_run:
                         continue
                     await database.transact(lambda connection: note_prune(connection, older_than, exported or ()))
-                    more = await retention.prune(database, before=before, exported=exported_ids, claims=claims)
+                    more = await retention.prune(database, before=before, exported=exported_ids, uses=group_uses)
                 pruned = retention.Pruned(*map(sum, zip(astuple(pruned), astuple(more), strict=True)))
-        return verdicts, None if dry_run else pruned
+        return decisions, None if dry_run else pruned
 
     with console.status("pruning"):
-        verdicts, pruned = asyncio.run(run())
-    console.print(_verdicts(verdicts))
+        decisions, pruned = asyncio.run(run())
+    console.print(_decision_table(decisions))
     if pruned is None:
         console.print("dry run: nothing was removed")
     else:
@@ -210,7 +212,7 @@ def prune(
 @app.command()
 @one_line_errors
 def upgrade(store: StoreOption = "", config: ConfigOption = None) -> None:
-    """Brings the tables up to this version's schema (`serve` does so, too)."""
+    """Upgrades the tables to this version's schema. `rolltap serve` does the same."""
     from rolltap.calllog.schema import VERSION
 
     async def run() -> None:
@@ -241,15 +243,15 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _verdicts(verdicts: list[PruneDecision]) -> Table:
+def _decision_table(decisions: list[PruneDecision]) -> Table:
     table = Table("sessions", "calls", "", "because", "such as")
     by_reason: dict[tuple[bool, str], list[PruneDecision]] = defaultdict(list)
-    for verdict in verdicts:
-        by_reason[verdict.goes, verdict.reason].append(verdict)
-    for (goes, reason), verdicts_of_reason in sorted(by_reason.items(), key=lambda item: (not item[0][0], item[0][1])):
-        calls = sum(verdict.calls for verdict in verdicts_of_reason)
-        does = Text("goes", "red") if goes else "stays"
-        table.add_row(f"{len(verdicts_of_reason):,}", f"{calls:,}", does, reason, verdicts_of_reason[0].session_id)
+    for decision in decisions:
+        by_reason[decision.removes, decision.reason].append(decision)
+    for (removes, reason), group in sorted(by_reason.items(), key=lambda item: (not item[0][0], item[0][1])):
+        calls = sum(decision.calls for decision in group)
+        action = Text("goes", "red") if removes else "stays"
+        table.add_row(f"{len(group):,}", f"{calls:,}", action, reason, group[0].session_id)
     return table
 
 

@@ -1,5 +1,4 @@
-"""Which sessions the ledger still needs: consulted before calls are removed (`rolltap.calllog.prune`), which is noted
-in the audit log."""
+"""Tells `rolltap.calllog.prune` which sessions are still needed, and records a prune in the audit log."""
 
 from __future__ import annotations
 
@@ -11,23 +10,23 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from rolltap.calllog.database import database_clock
-from rolltap.calllog.prune import Claim
+from rolltap.calllog.prune import GroupUse
 from rolltap.ledger import audit
 from rolltap.ledger.schema import attempts, groups, lease_groups, leases, rollouts
 from rolltap.types import GroupStatus
 
-_CLAIMS: Mapping[str, Claim] = {
-    GroupStatus.ACKNOWLEDGED: Claim.ACKNOWLEDGED,
-    GroupStatus.STALE: Claim.ABANDONED,
-    GroupStatus.DEAD: Claim.ABANDONED,
-    GroupStatus.DROPPED: Claim.ABANDONED,
+_USES: Mapping[str, GroupUse] = {
+    GroupStatus.ACKNOWLEDGED: GroupUse.ACKNOWLEDGED,
+    GroupStatus.STALE: GroupUse.ABANDONED,
+    GroupStatus.DEAD: GroupUse.ABANDONED,
+    GroupStatus.DROPPED: GroupUse.ABANDONED,
 }
 
 
-def claims(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, tuple[Claim, float | None]]:
-    """Of those sessions that belong to a group, its claim and when it was acknowledged.
+def group_uses(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, tuple[GroupUse, float | None]]:
+    """The use of the groups of sessions, and when a group was acknowledged. Sessions without a group are left out.
 
-    The sessions of a rollout's former attempts stand under the same claim as the last one's.
+    Sessions of a rollout's earlier attempts have the same use as that of its last attempt.
     """
     if not session_ids or not sa.inspect(connection).has_table(groups.name):
         return {}
@@ -39,24 +38,24 @@ def claims(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, t
         .join(groups, groups.c.id == rollouts.c.group_id)
         .where(attempts.c.session_id.in_(session_ids))
     )
-    claims_by_session: dict[str, tuple[Claim, float | None]] = {}
+    use_by_session: dict[str, tuple[GroupUse, float | None]] = {}
     for row in connection.execute(query):
-        claim = _CLAIMS.get(row.status, Claim.WAITING)
-        if row.leased and claim is not Claim.WAITING:
-            claim = Claim.REPLAYED
-        claims_by_session[row.session_id] = (claim, row.acked_at)
-    return claims_by_session
+        use = _USES.get(row.status, GroupUse.WAITING)
+        if row.leased and use is not GroupUse.WAITING:
+            use = GroupUse.REPLAYED
+        use_by_session[row.session_id] = (use, row.acked_at)
+    return use_by_session
 
 
 def note_prune(connection: sa.Connection, older_than: str, exported: Sequence[Path]) -> None:
-    """Has the audit log say that this machine's user is about to prune."""
+    """Records in the audit log that this machine's user is about to prune."""
     detail = {"older_than": older_than, "exported": [str(path) for path in exported]}
     audit.append(connection, database_clock(connection), f"user {_user()}", "local", "log prune", detail)
 
 
 def _user() -> str:
-    """The name of this process's user; its number where it has no name, as in a container."""
+    """The name of this process's user; its number if it has no name, as in a container."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # before Python 3.13, and since
+    except (KeyError, OSError):  # KeyError before Python 3.13
         return str(os.getuid())

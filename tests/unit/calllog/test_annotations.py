@@ -18,7 +18,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.mismatch import NO_SUMS, PolicySums, updated_sums
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.prune import Reason, exported_in, judge, prune
+from rolltap.calllog.prune import Reason, exported_in, plan_pruning, prune
 from rolltap.calllog.schema import annotations, notes
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.transfer import export_sessions, import_sessions
@@ -27,7 +27,7 @@ from rolltap.contract.notes import NewNote
 from rolltap.contract.trainer import LeaseRequest, Rewind
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, RecordCorrupt, StoreError, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.retention import claims
+from rolltap.ledger.retention import group_uses
 from rolltap.types import VersionSpan
 
 from ..ledger.world import World, key
@@ -186,7 +186,7 @@ async def test_rows_can_not_be_changed_and_go_with_their_calls(trained: Trained)
         with pytest.raises((DBAPIError, StoreError), match="append-only"):
             await trained.log.database.transact(lambda connection, change=change: connection.execute(change))
     await trained.world.ledger.trainers.acknowledge(lease, 1)
-    done = await prune(trained.log.database, before=time.time() + 60, exported={}, claims=claims)
+    done = await prune(trained.log.database, before=time.time() + 60, exported={}, uses=group_uses)
     assert (done.sessions, await trained.rows()) == (1, 0)
 
 
@@ -241,7 +241,7 @@ async def test_an_archive_that_lacks_an_annotation_lets_nothing_be_pruned(traine
 
     async def reasons(name: str) -> list[Reason]:
         exported = exported_in([tmp_path / name])
-        verdicts = await judge(trained.log.database, before=100.0, exported=exported, claims=lambda *_: {})
+        verdicts = await plan_pruning(trained.log.database, before=100.0, exported=exported, uses=lambda *_: {})
         return [verdict.reason for verdict in verdicts]
 
     assert await reasons("early.rtlog") == [Reason.CHANGED]
@@ -293,7 +293,7 @@ async def test_sums_that_are_kept_follow_the_record(trained: Trained):
     assert (harness.calls, harness.mismatch_sum, harness.mismatch_max) == (2, pytest.approx(0.4), pytest.approx(0.1))
     assert await database.query(lambda connection: updated_sums(connection, "another", known)) == NO_SUMS
     await trained.world.ledger.trainers.acknowledge(two, 1)
-    await prune(database, before=time.time() + 60, exported={}, claims=claims)
+    await prune(database, before=time.time() + 60, exported={}, uses=group_uses)
     assert await looked(known) == NO_SUMS
 
 

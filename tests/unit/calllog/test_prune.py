@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 from rolltap.calllog import prune as retention
 from rolltap.calllog.base import RequestParts
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.prune import Pruned, Reason, exported_in, judge, prune
+from rolltap.calllog.prune import Pruned, Reason, exported_in, plan_pruning, prune
 from rolltap.calllog.schema import parts, prunings
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.calllog.verify import verify
 from rolltap.cli.main import app
 from rolltap.contract.trainer import LeaseRequest, Replay
-from rolltap.ledger.retention import claims, note_prune
+from rolltap.ledger.retention import group_uses, note_prune
 from rolltap.ledger.schema import audit
 from rolltap.types import Session
 
@@ -35,7 +35,7 @@ EXPIRED = {"expires_at": 5.0, "rollout_id": None}
 
 
 def nobody(connection: sa.Connection, session_ids: object) -> dict[str, Any]:
-    """The claims of no ledger."""
+    """The uses of no ledger."""
     return {}
 
 
@@ -48,8 +48,8 @@ async def ended(log: SqlCallLog, **changes: object) -> Session:
 
 
 async def reasons(log: SqlCallLog, *, before: float = 100.0, **options: Any) -> dict[str, Reason]:
-    options = {"exported": {}, "claims": nobody} | options
-    return {one.session_id: one.reason for one in await judge(log.database, before=before, **options)}
+    options = {"exported": {}, "uses": nobody} | options
+    return {one.session_id: one.reason for one in await plan_pruning(log.database, before=before, **options)}
 
 
 async def test_only_what_an_archive_holds_goes_and_comes_back_from_it(sql_log: SqlCallLog, tmp_path: Path):
@@ -69,7 +69,7 @@ async def test_only_what_an_archive_holds_goes_and_comes_back_from_it(sql_log: S
         under_way.id: Reason.UNDER_WAY,
     }
     assert await reasons(sql_log, exported=exported) == expected
-    done = await prune(sql_log.database, before=100.0, exported=exported, claims=nobody)
+    done = await prune(sql_log.database, before=100.0, exported=exported, uses=nobody)
     assert done == Pruned(1, 1, 0)
     assert [len(await sql_log.rows(session.id)) for session in (old, other, recent)] == [0, 1, 1]
     assert await sql_log.session_by_key(old.key_hash) == old
@@ -103,9 +103,9 @@ async def test_large_parts_go_with_their_last_call_but_not_while_a_writer_may_re
     exported = exported_in([path])
     monkeypatch.setattr(retention, "PART_SPARED_S", -60.0)
     only_first = {key: value for key, value in exported.items() if key != shared.id}
-    assert await prune(sql_log.database, before=100.0, exported=only_first, claims=nobody) == Pruned(1, 1, 0)
+    assert await prune(sql_log.database, before=100.0, exported=only_first, uses=nobody) == Pruned(1, 1, 0)
     monkeypatch.undo()
-    assert await prune(sql_log.database, before=100.0, exported=exported, claims=nobody) == Pruned(1, 1, 0)
+    assert await prune(sql_log.database, before=100.0, exported=exported, uses=nobody) == Pruned(1, 1, 0)
     monkeypatch.setattr(retention, "PART_SPARED_S", -60.0)
     await ended(sql_log)
     await sql_log.database.transact(lambda connection: connection.execute(sa.update(parts).values(hash=b"x" * 32)))
@@ -123,7 +123,7 @@ async def test_a_group_must_be_acknowledged_long_ago_and_not_be_leased_again(sql
         session = a_session(id=session_id, **EXPIRED)
         await sql_log.open_session(session)
         await append(sql_log, session)
-    held = {"claims": claims}
+    held = {"uses": claims}
     late = time.time() + 60
     assert set((await reasons(sql_log, before=late, **held)).values()) == {Reason.WAITING}
     wanted = LeaseRequest("trainer", "policy", 1)
@@ -135,7 +135,7 @@ async def test_a_group_must_be_acknowledged_long_ago_and_not_be_leased_again(sql
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.REPLAYED
     await world.ledger.trainers.release(key(again))
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.ACKNOWLEDGED
-    done = await prune(sql_log.database, before=late, exported={}, claims=claims)
+    done = await prune(sql_log.database, before=late, exported={}, uses=group_uses)
     assert (done.sessions, done.calls) == (1, 1)
     assert list(await reasons(sql_log, before=late, **held)) == [started.session_id]
 

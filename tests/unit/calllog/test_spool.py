@@ -300,7 +300,7 @@ async def test_readers_wait_for_the_spools_of_other_workers(store: Store, path: 
     """A group that one worker ends may have calls which another one took while the store was away."""
     other_path = path.with_name("spool-1")
     other = opened(other_path)
-    writer = SpoolWriter(store, Spool(path, LIMIT), beside=[other_path, path.with_name("spool-2")])
+    writer = SpoolWriter(store, Spool(path, LIMIT), others=[other_path, path.with_name("spool-2")])
     await writer.start()
     await asyncio.wait_for(writer.settled(), 5)
     other.append([b"a call's end"])
@@ -403,7 +403,7 @@ async def test_a_store_that_hangs_is_away(path: Path, caplog: pytest.LogCaptureF
     (fact,) = await write(writer, "a")
     assert fact.failure is None
     assert writer.waiting == 1
-    assert "the store is away, calls go to the spool: a commit took too long" in caplog.text
+    assert "the store is unavailable, calls go to the spool: a commit took too long" in caplog.text
     await writer.close()
     kept = opened(path)
     assert kept.count == 1

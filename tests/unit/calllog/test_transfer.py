@@ -121,7 +121,7 @@ async def test_rows_that_clash_or_fail_their_checks_are_refused_whole(sql_log: S
     with ArchiveWriter(tmp_path / "clash.rtlog") as archive:
         archive.add(block)
     before = await contents(sql_log)
-    with pytest.raises(RecordCorrupt, match=f"{session.id} is in the store already, and differs"):
+    with pytest.raises(RecordCorrupt, match=f"{session.id} is already in the store with other values"):
         await import_sessions(sql_log.database, tmp_path / "clash.rtlog")
     (block,) = read_archive(tmp_path / "good.rtlog")
     block.session[:3] = "other", "policy", "other key"

@@ -58,15 +58,15 @@ def faults(first: CallIntent, second: CallIntent) -> dict[str, tuple[sa.Executab
     fewer, more = RequestParts(b"{}", (), 0), RequestParts(b"{}", (b"{}",), 9)
     nan = np.array([-1.0, np.nan], np.float32)
     return {
-        "intent changed": (change(call_intents, policy="other"), "does not have its checksum"),
-        "completion changed": (change(call_completions, logprobs=b""), "does not have its checksum"),
+        "intent changed": (change(call_intents, policy="other"), "does not match its checksum"),
+        "completion changed": (change(call_completions, logprobs=b""), "does not match its checksum"),
         "part changed": (change(parts, data=b"\0other"), "another hash"),
         "part gone": (sa.delete(parts), "is not in the log"),
         "parent gone": (sa.delete(call_intents).where(call_intents.c.id == first.id), f"its parent {first.id}"),
         "session gone": (sa.delete(sessions), "belongs to a session"),
         "stray delivery": (sa.insert(deliveries).values(call_id="x", delivered=True), "deliveries x: there is no"),
-        "shares too much": (other_intent(second, shared=99), "shares 99 tokens of a context of 5"),
-        "shares too many items": (other_intent(second, request=more), "shares 9 items of a request of 1"),
+        "shares too much": (other_intent(second, shared=99), "shares 99 tokens, but its parent has 5"),
+        "shares too many items": (other_intent(second, request=more), "shares 9 items, but its parent has 1"),
         "short log-probs": (other_completion(second, logprobs=np.zeros(1, np.float32)), "but 1 log-probs"),
         "spans off": (other_completion(second, versions=(VersionSpan(1, 0, 1),)), "do not tile 2 ids"),
         "extra off": (other_completion(second, extras={"entropy": np.zeros(3)}), "has 3 rows for 2 ids"),

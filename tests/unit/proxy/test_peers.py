@@ -30,7 +30,7 @@ async def test_another_secret_is_refused_while_a_proxy_runs(
 ) -> None:
     monkeypatch.setattr(peers, "GONE_WITHIN_S", 0.3)
     async with Rolltap.running(settings(tmp_path / "one", postgres_url)) as one:
-        with pytest.raises(ConfigError, match=r"another proxy works on postgresql://.* with another keys\.secret"):
+        with pytest.raises(ConfigError, match=r"another proxy on postgresql://.* has a different keys\.secret"):
             async with Rolltap.running(settings(tmp_path / "two", postgres_url)):
                 pass
         monkeypatch.setattr(peers, "GONE_WITHIN_S", 3.0)  # the refused one's connections may take a while to end
@@ -38,7 +38,7 @@ async def test_another_secret_is_refused_while_a_proxy_runs(
             pass
         assert "other keys" not in caplog.text
         async with Rolltap.running(settings(tmp_path / "two", postgres_url, secret=one.settings.keys.secret)):
-            assert "has other keys than this one" in caplog.text
+            assert "has different keys, so only one" in caplog.text
     async with Rolltap.running(settings(tmp_path / "three", postgres_url)):  # none of them runs any more
         pass
 
