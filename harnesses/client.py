@@ -152,7 +152,7 @@ class AdminClient(AsyncHttpClient):
         rollouts = msgspec.convert(reply["rollouts"], list[AssignedRollout])
         return [LeasedRollout(ClaimedRollout(rollout.rollout_id, rollout.token), rollout.task) for rollout in rollouts]
 
-    async def anything_waits(self) -> bool:
+    async def has_work(self) -> bool:
         """True while unclaimed work exists, including work blocked by backpressure."""
         return (await self.get("/nodes/waiting"))["waiting"]
 

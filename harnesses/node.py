@@ -66,15 +66,15 @@ class NodeAgent:
                     leasing.cancel()
                     with suppress(asyncio.CancelledError):
                         await leasing
-                elif until_idle and not leasing.result() and not self._running and not await self._anything_waits():
+                elif until_idle and not leasing.result() and not self._running and not await self._has_work():
                     break
         finally:
             stopping.cancel()
             await asyncio.shield(self._leave(beating))
 
-    async def _anything_waits(self) -> bool:
+    async def _has_work(self) -> bool:
         try:
-            return await self._client.anything_waits()
+            return await self._client.has_work()
         except RolltapError as error:
             log.warning("no answer: %s", error.message)
             return True

@@ -1,6 +1,6 @@
 """Questions about the record, wherever they are answered: here, or in the process beside the server.
 
-A question is a method of one of the objects that answer (`RecordReader`, `Pages`, `SessionViews`, `OwnRebuilder`) and
+A question is a method of one of the objects that answer (`RecordReader`, `Pages`, `SessionViews`, `LocalRebuilder`) and
 its arguments, which are plain values. An answer is bytes: a page as HTML, a folder as a zip, arrays in the wire form,
 all else as JSON.
 """

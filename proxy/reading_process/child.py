@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rolltap.errors import NotFound, RolltapError
-from rolltap.ledger.rebuilding import OwnRebuilder
+from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.proxy.reading_process.asking import TENANT_HEADER, encode, names_of
 from rolltap.proxy.reading_process.session_views import SessionViews
 from rolltap.proxy.reading_process.vocabularies import Vocabularies
@@ -164,7 +164,7 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
 
         def answering() -> Answering:
             reader, database = readers.own(), readers.log.database
-            views, rebuilder = SessionViews(readers.log, trajectories), OwnRebuilder(database, trajectories)
+            views, rebuilder = SessionViews(readers.log, trajectories), LocalRebuilder(database, trajectories)
             pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
             return Answering(reader, pages, saved, selections, views, rebuilder)
 

@@ -8,8 +8,8 @@ from rolltap import wire
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.ledger.base import TrainedVersions
-from rolltap.ledger.claims import ClaimedGroups
-from rolltap.ledger.rebuilding import BrokenGroups, OwnRebuilder
+from rolltap.ledger.open_leases import OpenedLease
+from rolltap.ledger.rebuilding import BrokenGroups, LocalRebuilder
 from rolltap.proxy.reading_process.asking import Answer, AskRecord
 
 
@@ -20,18 +20,16 @@ class RemoteRebuilder:
         self._ask = ask
 
     async def trained_versions(self, session_id: str) -> TrainedVersions:
-        answer = await self._ask(OwnRebuilder.trained_versions, session_id)
+        answer = await self._ask(LocalRebuilder.trained_versions, session_id)
         return msgspec.json.decode(await answer.read(), type=TrainedVersions)
 
-    async def lease(self, request: LeaseRequest, claimed: ClaimedGroups, claimed_at: float) -> Lease | BrokenGroups:
-        lease = await self.packed_lease(request, claimed, claimed_at)
+    async def lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease | BrokenGroups:
+        lease = await self.packed_lease(request, opened, opened_at)
         return lease if isinstance(lease, BrokenGroups) else wire.unpack(await lease.read(), Lease)
 
-    async def packed_lease(
-        self, request: LeaseRequest, claimed: ClaimedGroups, claimed_at: float
-    ) -> Answer | BrokenGroups:
+    async def packed_lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Answer | BrokenGroups:
         """The lease as `rolltap.wire` packs it: this process only passes it on."""
-        answer = await self._ask(OwnRebuilder.lease, request, claimed, claimed_at)
+        answer = await self._ask(LocalRebuilder.lease, request, opened, opened_at)
         if answer.media_type == wire.CONTENT_TYPE:
             return answer
         return msgspec.json.decode(await answer.read(), type=BrokenGroups)

@@ -18,7 +18,7 @@ def router(services: Services) -> APIRouter:
     @routes.get("/nodes/waiting")
     async def waiting(submission: str | None = None) -> WorkWaits:
         """True while unclaimed work exists, including work blocked by backpressure."""
-        return WorkWaits(await nodes.anything_waits(submission))
+        return WorkWaits(await nodes.has_work(submission))
 
     @routes.post("/nodes/{node}/lease")
     async def lease(node: str, body: LeaseRollouts, by: By) -> AssignedRollouts:

@@ -69,7 +69,7 @@ def trainer_router(services: Services) -> APIRouter:
         check_weights_path(body.path, runtime.settings.weights_roots)
         if body.adapter and (await policies.get(name)).paused == LOST:
             raise still_lost(name)
-        await policies.give_version(name, body.version, body.digest, body)
+        await policies.assign_version(name, body.version, body.digest, body)
         adapter = (runtime.settings.model or name) if body.adapter else ""
         await runtime.engine.load_weights(body.path, body.version, adapter)
         return await serve_version(services, runtime, body.version)

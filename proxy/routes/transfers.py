@@ -27,7 +27,7 @@ def router(services: Services) -> APIRouter:
     async def receive(name: str, body: Transfer) -> ServedVersion:
         runtime = policy_of(services, name)
         receiver = _receiver(runtime)
-        await policies.give_version(name, body.version, body.digest, body)
+        await policies.assign_version(name, body.version, body.digest, body)
         before = (await policies.get(name)).paused
         if before is None:
             raise LedgerError(f"policy {name!r} is not paused: begin_update comes first")

@@ -37,7 +37,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
-from rolltap.ledger.rebuilding import OwnRebuilder
+from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.types import Finish, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
@@ -82,7 +82,7 @@ async def write(url: str, groups: int) -> None:
         await log.close_session(session_id, time.time())
 
     database = log.database  # type: ignore[attr-defined]
-    ledger = Ledger(database, rebuilder=OwnRebuilder(database, trajectories), close_session=close_session)
+    ledger = Ledger(database, rebuilder=LocalRebuilder(database, trajectories), close_session=close_session)
     await ledger.policies.register(POLICY)
 
     async def rollout(rollout_id: str, reward: float) -> None:

@@ -97,8 +97,8 @@ class Trainers(RuleBasedStateMachine):
     def push(self, trainer: Trainer, version: int, *, fails: bool = False) -> None:
         assert self.lines.setdefault(version, self.line) == self.line, "a number stands for two sets of weights"
         by = BeginUpdate(trainer=trainer.name, incarnation=trainer.incarnation)
-        self.run(self.world.ledger.policies.give_version("policy", version, str(self.line), by))
-        other = self.result(self.world.ledger.policies.give_version("policy", version, "other weights", by))
+        self.run(self.world.ledger.policies.assign_version("policy", version, str(self.line), by))
+        other = self.result(self.world.ledger.policies.assign_version("policy", version, "other weights", by))
         assert isinstance(other, LedgerError)
         if not fails:
             self.run(self.world.ledger.policies.set_version("policy", version))

@@ -166,7 +166,7 @@ async def test_a_group_that_is_refused_too_often_is_dead_until_revived(world: Wo
     await world.ledger.trainers.revive(poisoned)
     lease = await world.ledger.trainers.lease(wants(2))
     assert [group.group.id for group in lease.groups] == [poisoned]
-    with pytest.raises(InvalidRequest, match="not groups of lease"):
+    with pytest.raises(InvalidRequest, match="does not have the groups"):
         await world.ledger.trainers.refuse(key(lease), "?", [fine])
 
 

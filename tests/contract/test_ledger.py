@@ -202,12 +202,12 @@ async def test_a_version_is_never_the_number_of_other_weights(world: World) -> N
         await policies.set_version("policy", 3)
     first = await world.ledger.trainers.rewind("trainer", Rewind(5, {"policy": 5}, "run"))
     owner = BeginUpdate(trainer="trainer", incarnation=first.incarnation)
-    await policies.give_version("policy", 6, "digest", owner)  # and the push fails
+    await policies.assign_version("policy", 6, "digest", owner)  # and the push fails
     for _ in range(2):  # the reply was lost, the request is sent again
         rewound = await world.ledger.trainers.rewind("trainer", Rewind(3, {"policy": 3}, "run"))
         assert rewound.versions == {"policy": 7}
     for version in (3, 4, 6):
-        with pytest.raises(LedgerError, match="it is at 5, with all up to 6 taken back"):
+        with pytest.raises(LedgerError, match="it is at 5, with all up to 6 abandoned"):
             await policies.set_version("policy", version)
     await policies.set_version("policy", 7)
     assert (await world.ledger.trainers.rewind("trainer", Rewind(3, {"policy": 7}, "run"))).versions == {"policy": 7}

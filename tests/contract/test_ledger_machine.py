@@ -220,7 +220,7 @@ class Machine(Trainers):
         request = LeaseRequest(self.owner, "policy", 3, ttl=TTL, incarnation=older)
         assert isinstance(self.result(self.ledger.lease(request)), TrainerFenced)
         by = BeginUpdate(trainer=self.owner, incarnation=older)
-        pushed = self.result(self.world.ledger.policies.give_version("policy", max(self.lines) + 1, "other", by))
+        pushed = self.result(self.world.ledger.policies.assign_version("policy", max(self.lines) + 1, "other", by))
         assert isinstance(pushed, TrainerFenced)
 
     @rule(name=trainers, step=st.integers(1, 9))
@@ -282,7 +282,7 @@ class Machine(Trainers):
         version = pusher.memory.version + 1
         if name != self.owner:
             by = BeginUpdate(trainer=name, incarnation=pusher.incarnation)
-            refused = self.result(self.world.ledger.policies.give_version("policy", version, "other", by))
+            refused = self.result(self.world.ledger.policies.assign_version("policy", version, "other", by))
             self.is_fenced(pusher, refused)
             return
         self.updates += 1

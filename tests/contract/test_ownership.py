@@ -30,7 +30,7 @@ async def restored(world: World, name: str, step: int = 0, version: int = 0, *, 
 async def pushed(world: World, name: str, incarnation: int, version: int, digest: str = "") -> None:
     policies = world.ledger.policies
     by = BeginUpdate(trainer=name, incarnation=incarnation)
-    await policies.give_version("policy", version, digest or f"weights {version}", by)
+    await policies.assign_version("policy", version, digest or f"weights {version}", by)
     await policies.set_version("policy", version)
 
 
@@ -59,7 +59,7 @@ async def test_another_trainer_is_told_who_trains_the_policy(world: World) -> No
 
 async def test_another_run_of_the_same_name_is_refused(world: World) -> None:
     await restored(world, "one", run="its folder")
-    with pytest.raises(TrainerFenced, match=r"the name 'one' is another run's since .* another name"):
+    with pytest.raises(TrainerFenced, match=r"the name 'one' belongs to another run since .* another name"):
         await restored(world, "one", run="an empty folder")
     await restored(world, "one", run="an empty folder", take_over=True)
     with pytest.raises(TrainerFenced, match="another run's"):
@@ -86,9 +86,9 @@ async def test_a_zombie_of_the_same_run_trains_nothing_more(world: World) -> Non
         trainers.refuse(key(held, zombie), "late"),
         trainers.release(key(held, zombie)),
         policies.check_weights_owner("policy", by),
-        policies.give_version("policy", 1, "its weights", by),
+        policies.assign_version("policy", 1, "its weights", by),
     ):
-        with pytest.raises(TrainerFenced, match=rf"held by its incarnation {now} since .* stop this process"):
+        with pytest.raises(TrainerFenced, match=rf"has the newer incarnation {now} since .* stop this process"):
             await refused
     lease = await trainers.lease(of("one", now))
     assert [one.group.id for one in lease.groups] == [group.id]
@@ -123,7 +123,7 @@ async def test_a_version_is_never_pushed_with_other_weights(world: World) -> Non
     now = (await restored(world, "one")).incarnation
     for _ in range(2):  # a push whose reply was lost is sent again
         await pushed(world, "one", now, 1, "digest a")
-    with pytest.raises(LedgerError, match="version 1 of policy 'policy' stands for weights with digest"):
+    with pytest.raises(LedgerError, match="version 1 of policy 'policy' is assigned to weights with digest"):
         await pushed(world, "one", now, 1, "digest b")
     await pushed(world, "one", now, 2, "digest b")
 

@@ -11,11 +11,11 @@ from rolltap.calllog.database import Database
 from rolltap.contract.admin import DETAIL_BYTES, LARGEST_REWARD, NewReward
 from rolltap.contract.keys import Caller
 from rolltap.errors import InvalidRequest, LedgerError, StoreError
-from rolltap.ledger.append_only import guards, removals
+from rolltap.ledger.append_only import guards
 from rolltap.ledger.reward_chain import verify_rewards
 from rolltap.types import Rollout
 
-from ..unit.ledger.world import World, wants
+from ..unit.ledger.world import World, removals, wants
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 EVALUATOR, SECOND = Caller("key-1", "evaluator"), Caller("key-2", "evaluator")

@@ -57,7 +57,7 @@ async def test_a_submission_is_queued_leased_and_run_to_its_end(world: World) ->
     given = await lease(world)
     assert sorted(one.task.id for one in given) == ["t0", "t0", "t1", "t1"]
     assert await lease(world, "n2") == ()
-    assert not await world.ledger.nodes.anything_waits()
+    assert not await world.ledger.nodes.has_work()
     for one in given:
         await run(world, one)
     ended = await world.ledger.submissions.get("s")
@@ -120,7 +120,7 @@ async def test_groups_wait_in_the_queue_while_the_trainers_have_no_room(world: W
     (only,) = await lease(world)
     await run(world, only)
     assert await lease(world) == ()
-    assert await world.ledger.nodes.anything_waits()
+    assert await world.ledger.nodes.has_work()
     claimed = await world.ledger.trainers.lease(LeaseRequest("trainer", "policy", 1, max_staleness=0))
     await world.ledger.trainers.acknowledge(key(claimed), 1)
     assert len(await lease(world)) == 1

@@ -3,8 +3,8 @@
 A transaction acts for the tenant in the setting `rolltap.tenant` (`rolltap.calllog.postgres` sets it). The tenant of a
 session and of its calls is in the session's tags. Every table of the ledger has a column `tenant`, whose default is the
 setting. It is part of primary and foreign keys, so two tenants may use the same names, and no row refers to another
-tenant's. rolltap's statements do not name the column, except in keys. Request parts are shared by hash; they are read as
-`EVERY_TENANT` for calls that the tenant may see (`every_row`).
+tenant's. rolltap's statements do not name the column, except in keys. Tenants share request parts by hash; they are
+read as `EVERY_TENANT` for calls that the tenant may see (`every_row`).
 
 This protects against statements without a tenant condition. It does not protect against somebody who runs SQL as the
 proxy's role, who can set `rolltap.tenant`. Superusers and roles with BYPASSRLS are not restricted (`check_separation`).

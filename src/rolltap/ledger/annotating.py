@@ -1,4 +1,4 @@
-"""What a trainer may annotate: the calls of groups that it holds, or has acknowledged and not rewound since."""
+"""Annotations by a trainer: of calls in its open leases, or in acknowledged ones that were not rewound."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rolltap.ledger.unit_of_work import Tx
 
 
 def annotate(tx: Tx, key: LeaseKey, posted: AnnotateLease) -> tuple[str, list[AnnotationLine]]:
-    """Appends annotations of the lease's calls, all or nothing; returns its policy and those that are new.
+    """Appends annotations of the lease's calls, all or none; returns the lease's policy and the new annotations.
 
-    A retry finds its rows on record. After a crash the trainer rewinds, and leases the groups under another token.
+    A retry has no effect. After a crash the trainer rewinds and leases the groups again under another token.
     """
     lease = locked_lease(tx, key)
     if lease.status not in ("open", "acknowledged"):

@@ -1,6 +1,6 @@
-"""Tables whose rows can't be changed: triggers in the database refuse UPDATE, DELETE and TRUNCATE, whoever asks.
+"""Database triggers that refuse UPDATE, DELETE and TRUNCATE on append-only tables.
 
-Who may alter tables can drop a trigger. Rewards are chained for that case (`rolltap.ledger.reward_chain`).
+Somebody who may alter tables can drop a trigger. For that case rewards are chained (`rolltap.ledger.reward_chain`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from sqlalchemy import event
 
 
 def append_only(table: sa.Table) -> None:
-    """Has the triggers made with the table."""
+    """Creates the triggers together with the table."""
     for dialect in ("sqlite", "postgresql"):
         for statement in guards(table.name, dialect):
             event.listen(table, "after_create", sa.DDL(statement.replace("%", "%%")).execute_if(dialect=dialect))
 
 
 def guards(table: str, dialect: str) -> list[str]:
-    """The statements that make the triggers of a table."""
+    """The statements that create the triggers of a table."""
     if dialect == "sqlite":
         refuse = f"BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"
         return [

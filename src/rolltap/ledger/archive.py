@@ -1,4 +1,4 @@
-"""Reads the ledger from end to end, for datasets: every group with its task, oldest first."""
+"""Reads all groups of the ledger with their tasks, the oldest first, for datasets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = 100
 
 
 async def all_groups(database: Database) -> AsyncIterator[tuple[Group, Task]]:
-    """Every group with its rollouts, their rewards and its task, streamed; none where there is no ledger yet."""
+    """Every group with its rollouts, rewards and task, streamed; none if the ledger has no tables yet."""
     after = ""
     while page := await database.query(lambda connection, after=after: _page(connection, after)):
         for group_and_task in page:

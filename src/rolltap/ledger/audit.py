@@ -1,7 +1,7 @@
-"""Who did what: an append-only log of what changes sessions, policies, tasks and keys.
+"""The audit log: an append-only log of changes to sessions, policies, tasks and keys.
 
-An entry is written before what it tells of, with the id of the key. Rewards, claims and attempts name their key in
-their own rows.
+An entry with the id of the key is written before the change. Rewards, claims and attempts have the key's id in their
+own rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Audit:
         await self._uow.transact(lambda tx: append(tx.connection, tx.now, key_id, role, action, detail))
 
     async def newest(self, *, key_id: str | None = None, before: int | None = None, limit: int) -> Sequence[AuditEntry]:
-        """The newest entries first, of one key if given; `before` is the last `seq` of the former page."""
+        """A page of entries, the newest first, of one key if given. `before`: the last `seq` of the previous page."""
         statement = sa.select(audit).order_by(audit.c.seq.desc()).limit(limit)
         if key_id is not None:
             statement = statement.where(audit.c.key_id == key_id)
@@ -48,7 +48,7 @@ class Audit:
 def append(
     connection: sa.Connection, at: float, key_id: str, role: str, action: str, detail: Mapping[str, Any]
 ) -> None:
-    """An entry within the transaction under way."""
+    """Appends an entry in the current transaction."""
     values = {"at": at, "key_id": key_id, "role": role, "action": action, "detail": dict(detail)}
     connection.execute(audit.insert().values(values))
 

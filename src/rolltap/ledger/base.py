@@ -11,10 +11,10 @@ import numpy as np
 from rolltap.types import NO_VERSION, Group, Rollout, Trajectory
 
 TrajectoriesOf = Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
-"""Session ids to trajectories, in their order: the reconstructor on the call log."""
+"""Rebuilds the trajectories of sessions, in the order of their ids: the reconstructor on the call log."""
 
 CloseSession = Callable[[str], Awaitable[None]]
-"""Closes a session: later calls with its key are refused. Closing a closed one changes nothing."""
+"""Closes a session, so that later calls with its key are refused. Closing it again has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +25,30 @@ class LedgerSettings:
     """A group is dead after this many refusals by trainers."""
 
     lease_ttl: float = 600.0
-    """Lifetime of a lease that names none."""
+    """Default lifetime of a lease."""
 
     poll: float = 0.5
-    """How often a waiting lease looks for changes by other processes."""
+    """Interval at which a waiting lease looks for changes by other processes."""
 
     open_retry_after: float = 1.0
-    """`Retry-After` while too many groups are outstanding."""
+    """`Retry-After` if too many groups are outstanding."""
 
     trainer_silence: float = 600.0
-    """A trainer that was silent (no lease taken, extended or ended) for this long no longer counts for backpressure."""
+    """A trainer that took, extended or ended no lease for this long does not count for backpressure."""
 
     infra_retries: int = 3
-    """Attempts that a rollout may lose to the infrastructure and be tried again; the next failure ends it."""
+    """Number of retries of a rollout after infrastructure failures. The next such failure ends it."""
 
     max_generations: int = 4
-    """How often a zero-variance group is replaced, counting the first one."""
+    """Maximum number of groups for one task when zero-variance groups are replaced, including the first."""
 
     event_memory: float = 86_400.0
-    """How long events are kept."""
+    """Time for which events are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedVersions:
-    """What the ledger keeps of a trajectory: the weight versions of its trained tokens, and the trained calls."""
+    """A trajectory's oldest and newest weight version over its trained tokens, and its trained calls."""
 
     oldest: int = NO_VERSION
     newest: int = NO_VERSION
@@ -61,13 +61,13 @@ class TrainedVersions:
         newest = max((int(array.max()) for array in versions), default=NO_VERSION)
         if newest == NO_VERSION:
             return cls(calls=calls)
-        # What is not trained has version -1, which without a sign is the largest number.
+        # Untrained tokens have version -1, which is the largest number when read as unsigned.
         return cls(min(int(array.view(np.uint32).min()) for array in versions), newest, calls)
 
 
 @dataclass(frozen=True, slots=True)
 class StartedRollout:
-    """A new attempt."""
+    """A rollout with a new attempt, and its policy."""
 
     rollout: Rollout
     policy: str
@@ -75,7 +75,7 @@ class StartedRollout:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A group that trainers refused too often, and the last reason."""
+    """A group that trainers refused too often, with the last reason."""
 
     group: Group
     reason: str
@@ -83,9 +83,9 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStats:
-    """Counts of one policy. `room` is how many groups may still be opened, None while nothing bounds it.
+    """Counts of one policy. `room`: the number of groups that may still be opened; None if there is no limit.
 
-    `staleness` counts the groups that are ready by how many updates their oldest trained token is behind.
+    `staleness`: the number of ready groups by the staleness of their oldest trained token.
     """
 
     policy: str
@@ -100,7 +100,7 @@ class PolicyStats:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, in the order of `seq`."""
+    """An event of the ledger. `seq` gives the order."""
 
     seq: int
     at: float

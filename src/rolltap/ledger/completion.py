@@ -1,6 +1,6 @@
-"""What becomes of a group when one of its rollouts ends, a reward comes, or its deadline passes.
+"""Applies a group's rule when one of its rollouts ends, a reward arrives, or its deadline passes.
 
-Called within a transaction that holds the group's lock. This is the only place where a group leaves the state `open`.
+Call it in a transaction that holds the group's lock. Only this module takes a group out of the state `open`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ FREE = {"node": None, "node_token": None, "node_expires_at": None, "node_key": N
 """No node claims the rollout."""
 
 
-def comes_back(row: Any, *, failed: bool, reason: str | None = None) -> dict[str, Any]:
-    """The columns of a rollout whose attempt is over, so that a new one is made; `failed` counts one of the few.
+def pending_again(row: Any, *, failed: bool, reason: str | None = None) -> dict[str, Any]:
+    """The columns of a rollout that waits for a new attempt. `failed` counts an infrastructure failure.
 
-    The new attempt has its number at once, but no session yet: whatever the former one says is refused from now on.
+    The new attempt has its number at once but no session yet, so everything from the previous attempt is refused.
     """
     attempt = row.attempt + 1 if failed or row.session_id else row.attempt
     values = {**FREE, "status": RolloutStatus.PENDING, "attempt": attempt, "session_id": None}
@@ -33,7 +33,7 @@ def comes_back(row: Any, *, failed: bool, reason: str | None = None) -> dict[str
 
 
 def settle(tx: Tx, group: Any, settings: LedgerSettings) -> None:
-    """Applies the group's rule to what is now known of its rollouts."""
+    """Applies the group's rule to the current state of its rollouts."""
     if group.status != GroupStatus.OPEN:
         return
     rows_and_rollouts = rollout_rows(tx, [group.id])[group.id]
@@ -68,7 +68,7 @@ def _complete(
         and row.oldest_version != NO_VERSION
     ]
     rewards = usable_rewards(members, left_out)
-    flat, mean = zero_variance(rewards), sum(rewards) / len(rewards) if rewards else None
+    is_even, mean = zero_variance(rewards), sum(rewards) / len(rewards) if rewards else None
     update = sa.update(groups).where(groups.c.id == group.id)
     tx.run(
         update.values(
@@ -76,7 +76,7 @@ def _complete(
             completed_at=tx.now,
             oldest_version=min((row.oldest_version for row in trained), default=NO_VERSION),
             newest_version=max((row.newest_version for row in trained), default=NO_VERSION),
-            zero_variance=flat,
+            zero_variance=is_even,
             reward_mean=mean,
         )
     )
@@ -84,7 +84,7 @@ def _complete(
         drop(tx, group.id, "evaluation")
         return
     rule = rule_of(group)
-    if flat and rule.zero_variance != "keep":
+    if is_even and rule.zero_variance != "keep":
         drop(tx, group.id, "zero variance")
         if rule.zero_variance == "replace" and group.generation < settings.max_generations:
             _replace(tx, group)
@@ -94,7 +94,7 @@ def _complete(
 
 
 def _replace(tx: Tx, group: Any) -> None:
-    """Opens a new group of the same task in the place of a dropped one."""
+    """Opens a new group of the same task to replace a dropped one."""
     values = {
         **group._mapping,
         "id": new_id(),
@@ -109,14 +109,14 @@ def _replace(tx: Tx, group: Any) -> None:
 
 
 def drop(tx: Tx, group_id: str, reason: str) -> None:
-    """The group will not be trained."""
+    """Drops a group: it will not be trained."""
     statement = sa.update(groups).where(groups.c.id == group_id)
     tx.run(statement.values(status=GroupStatus.DROPPED, reason=reason))
     tx.note("group_dropped", group_id, reason=reason)
 
 
 def leave_out(tx: Tx, rollout_ids: Sequence[str], rows: Sequence[Any], reason: str) -> None:
-    """The rollouts become unscorable; those that are not terminal are cancelled, and their sessions closed."""
+    """Makes rollouts unscorable. Cancels those that are not terminal, and closes their sessions."""
     for row in rows:
         if row.id not in rollout_ids:
             continue
@@ -130,7 +130,7 @@ def leave_out(tx: Tx, rollout_ids: Sequence[str], rows: Sequence[Any], reason: s
 
 
 def insert_rollouts(tx: Tx, group_id: str, indices: Sequence[int]) -> None:
-    """Pending rollouts of a group."""
+    """Inserts pending rollouts of a group."""
     rows = [
         {
             "id": new_id(),

@@ -22,7 +22,7 @@ def listed(tx: Tx, policy: str | None, limit: int) -> list[DeadLetter]:
 
 
 def revive(tx: Tx, group_id: str) -> None:
-    """A dead group is ready again, its failures forgotten."""
+    """Makes a dead group ready again and resets its failures."""
     row = tx.first(sa.select(groups).where(groups.c.id == group_id).with_for_update(key_share=True))
     if row is None:
         raise NotFound(f"no group {group_id!r}", param="group_id")

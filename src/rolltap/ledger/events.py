@@ -1,7 +1,7 @@
-"""The ledger's events in order. They are in a table, so every process sees those of all.
+"""The ledger's events, in order. They are in a table, so every process sees the events of all processes.
 
-Postgres hands out `seq` before a transaction commits, so a lower one may appear after a higher one. A reader goes over
-the last `OVERLAP` seconds again and passes on what it has not seen.
+Postgres assigns `seq` before a transaction commits, so a lower number may appear after a higher one. A reader reads the
+last `OVERLAP` seconds again and yields the events that it has not seen.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Events:
         return await self._uow.query(lambda tx: _page(tx, seq, limit))
 
     async def last(self) -> int:
-        """The greatest `seq` so far; 0 if nothing happened yet."""
+        """The greatest `seq` so far; 0 if there are no events."""
         return await self._uow.query(lambda tx: tx.scalar(sa.select(sa.func.max(events.c.seq))) or 0)
 
     async def follow(self, seq: int) -> AsyncIterator[Event]:
-        """The events after `seq`, then those to come."""
+        """Yields the events after `seq`, then new ones as they occur."""
         seen: dict[int, float] = {}
         while True:
             ticket = self._uow.changed.ticket()
@@ -48,7 +48,7 @@ class Events:
             await wait_for(ticket, self._uow.settings.poll)
 
     async def forget(self) -> int:
-        """Deletes events that are older than the settings' `event_memory`; returns how many."""
+        """Deletes events older than the setting `event_memory`; returns their number."""
         memory = self._uow.settings.event_memory
         return await self._uow.transact(lambda tx: tx.run(sa.delete(events).where(events.c.at < tx.now - memory)))
 

@@ -1,4 +1,4 @@
-"""Groups: opened as there is room, cancelled, looked at."""
+"""Groups: opening (if there is room), cancelling and listing them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MAX_ROLLOUTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """What is asked for when a group is opened. A greater `priority` is run and trained first.
+    """A group to open. A greater `priority` is run and trained first.
 
-    `policy` is the one that is trained; `roles` maps each role to its policy where several play.
+    `policy` is the trained one. `roles` maps each role to its policy if there are several.
     """
 
     policy: str
@@ -47,9 +47,9 @@ class Groups:
         self._uow = uow
 
     async def open(self, spec: GroupSpec, *, group_id: str | None = None) -> Group:
-        """A group of `spec.n` pending rollouts; the same `group_id` again returns the same group.
+        """Opens a group of `spec.n` pending rollouts. The same `group_id` again returns the same group.
 
-        `RateLimited` while too many groups are outstanding for the policy's trainers.
+        Raises `RateLimited` if too many groups are outstanding for the policy's trainers.
         """
         id = group_id or new_id()
 
@@ -68,7 +68,7 @@ class Groups:
     def _check_room(self, tx: Tx, policy: str) -> None:
         if room(tx, policy, self._uow.settings.trainer_silence) == 0:
             raise RateLimited(
-                f"policy {policy!r} has as many groups outstanding as its trainers can take; open this one later",
+                f"policy {policy!r} has as many outstanding groups as its trainers can take; open this one later",
                 retry_after=self._uow.settings.open_retry_after,
             )
 
@@ -84,7 +84,7 @@ class Groups:
         limit: int = 100,
         before: str | None = None,
     ) -> Sequence[Group]:
-        """The newest groups first; `before` is the last id of the former page."""
+        """A page of groups, the newest first. `before` is the last id of the previous page."""
         ids = sa.select(groups.c.id).order_by(groups.c.created_at.desc(), groups.c.id.desc()).limit(limit)
         for column, value in ((groups.c.status, status), (groups.c.policy, policy), (groups.c.task_id, task_id)):
             if value is not None:
@@ -95,9 +95,9 @@ class Groups:
         return await self._uow.query(lambda tx: load_groups(tx, [row.id for row in tx.all(ids)]))
 
     async def cancel(self, group_id: str, reason: str = "cancelled") -> Group:
-        """Ends an open group: its rollouts are cancelled where they are not terminal. A group that is not open stays.
+        """Drops an open group and cancels its rollouts that are not terminal. Cancelling it again has no effect.
 
-        Cancelling a cancelled group again changes nothing.
+        Raises `LedgerError` for a complete, leased or acknowledged group.
         """
 
         def work(tx: Tx) -> Group:
@@ -113,7 +113,7 @@ class Groups:
         return await self._uow.transact(work)
 
     async def settle_late(self) -> int:
-        """Applies the rules of open groups whose deadline has passed; returns how many there were."""
+        """Applies the rules of open groups whose deadline has passed; returns their number."""
 
         def work(tx: Tx) -> int:
             late = (
@@ -132,7 +132,7 @@ class Groups:
 
 
 def insert_task(tx: Tx, task: Task) -> str:
-    """Keeps the task's content; returns its digest."""
+    """Stores the task unless it is stored already; returns its digest."""
     digest = task_digest(task)
     content = {"id": task.id, "instruction": task.instruction, "spec": dict(task.spec), "tags": list(task.tags)}
     tx.insert_new(tasks, {"digest": digest, **content})
@@ -140,7 +140,7 @@ def insert_task(tx: Tx, task: Task) -> str:
 
 
 def insert_group(tx: Tx, id: str, spec: GroupSpec, *, submission_id: str | None = None) -> None:
-    """An open group with its pending rollouts."""
+    """Inserts an open group with its pending rollouts."""
     tx.run(
         groups.insert().values(
             id=id,
@@ -173,7 +173,7 @@ def locked_group_row(tx: Tx, group_id: str) -> Any:
 
 
 def _check_same(known: Any, spec: GroupSpec) -> None:
-    """The same id must stand for the same group."""
+    """Raises `LedgerError` if the group with this id was opened with another content."""
     roles = dict(spec.roles) or None
     requested = {"policy": spec.policy, "roles": roles, "n": spec.n, "task": task_digest(spec.task)}
     requested["rule"] = rule_json(spec.rule)

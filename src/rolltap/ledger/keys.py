@@ -1,15 +1,15 @@
-"""Minted keys: who holds one, what it may do, and how long.
+"""Minted keys: their roles, policies, budgets and expiry.
 
-A key is a record with one or more secrets, of which the store has the hashes only. Rotation gives it another secret and
-an end to the former ones, so its id (which claims, rewards and the audit log name) stays. No key grants more than it
-has: only admin keys mint, and what they mint ends no later than they do. Revoking a key also revokes all that was
-minted with it.
+A key is a record with one or more secrets; the store has only the secrets' hashes. Rotation adds a secret and sets an
+expiry on the previous ones, so the key's id (in claims, rewards and the audit log) stays. No key grants more than it
+has: only admin keys mint, and a minted key expires no later than its minter. Revoking a key also revokes all keys that
+were minted with it.
 
-A project's key may have a budget, which is set once: rotation changes neither it nor what is used. Project keys mint
-nothing, so nobody gives a larger one.
+A project key may have a budget, which is set once: rotation changes neither the budget nor the usage. Project keys
+cannot mint, so they cannot grant a larger budget.
 
-A key is of one tenant, that of the key which minted it; the deployment's admin keys also make, list, rotate and revoke
-those of other tenants.
+A key belongs to the tenant of its minter. The deployment's admin keys also mint, list, rotate and revoke keys of other
+tenants.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Keys:
         self._uow = uow
 
     async def mint(self, body: MintKey, by: Caller) -> MintedKey:
-        """A new key; its secret is in this answer only."""
+        """Mints a key. Only this answer contains its secret."""
 
         def work(tx: Tx) -> MintedKey:
             _check_may_grant(tx, by)
@@ -73,7 +73,7 @@ class Keys:
         return await self._uow.transact(work)
 
     async def rotate(self, key_id: str, body: RotateKey, by: Caller) -> MintedKey:
-        """Another secret for the key; the former ones end after `body.overlap` seconds."""
+        """Adds a secret to the key. The previous ones expire after `body.overlap` seconds."""
 
         def work(tx: Tx) -> MintedKey:
             _check_may_grant(tx, by)
@@ -81,7 +81,7 @@ class Keys:
                 row = _locked(tx, key_id)
                 _check_descends(tx, row, by)
             if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= tx.now):
-                raise LedgerError(f"key {key_id} is over; mint a new one")
+                raise LedgerError(f"key {key_id} has expired or was revoked; mint a new one")
             end = _end(tx, row.expires_at if body.ttl is None else tx.now + body.ttl, by)
             last = tx.now + body.overlap
             longer = sa.or_(key_secrets.c.expires_at.is_(None), key_secrets.c.expires_at > last)
@@ -95,7 +95,7 @@ class Keys:
         return await self._uow.transact(work)
 
     async def revoke(self, key_id: str, by: Caller) -> Sequence[str]:
-        """Ends the key and every key that was minted with it; their ids. Revoking a revoked one changes nothing."""
+        """Revokes the key and all keys minted with it; returns the ids of those that were not revoked before."""
 
         def work(tx: Tx) -> Sequence[str]:
             with _reach(tx, by):
@@ -107,7 +107,7 @@ class Keys:
         return await self._uow.transact(work)
 
     async def list(self, by: Caller) -> Sequence[KeyRecord]:
-        """Every minted key that `by` may end, also those that are over, the newest first."""
+        """All minted keys that `by` may revoke, including expired ones, the newest first."""
 
         def work(tx: Tx) -> Sequence[KeyRecord]:
             with _reach(tx, by):
@@ -116,10 +116,10 @@ class Keys:
         return await self._uow.query(work)
 
     async def add_usage(self, usages: Mapping[str, KeyUsage]) -> dict[str, KeyUsage]:
-        """Adds what these keys used since the last time; what each has used in all, by every proxy. Of all tenants."""
+        """Adds new usage to the keys of any tenant; returns each key's total usage over all proxies."""
 
         def work(tx: Tx) -> dict[str, KeyUsage]:
-            for id in sorted(usages):  # proxies and `revoke` lock in this order, so none waits in circles
+            for id in sorted(usages):  # proxies and `revoke` lock in this order, so there are no deadlocks
                 more = usages[id]
                 values = {
                     "used_calls": keys.c.used_calls + more.calls,
@@ -133,18 +133,18 @@ class Keys:
             return await self._uow.transact(work)
 
     async def working(self) -> dict[str, tuple[Caller, float | None]]:
-        """By the hash of a secret: whose it is, and in how many seconds it ends. Of all tenants."""
+        """The valid keys of all tenants: secret hash to caller and remaining seconds (None: no expiry)."""
         with acting_for(EVERY_TENANT):
             return await self._uow.query(_working)
 
 
 def _reach(tx: Tx, by: Caller) -> AbstractContextManager[None]:
-    """Within, `tx` sees the keys that `by` may list, rotate and revoke."""
+    """A context in which `tx` sees the keys that `by` may list, rotate and revoke."""
     return every_row(tx.connection) if by.of_deployment else nullcontext()
 
 
 def _revoke(tx: Tx, key_id: str) -> list[str]:
-    """The ids of those that were not revoked before."""
+    """Revokes the key and its descendants; returns the ids of those that were not revoked before."""
     _locked(tx, key_id)
     ended, level = [], [key_id]
     while level:
@@ -158,29 +158,29 @@ def _revoke(tx: Tx, key_id: str) -> list[str]:
 
 
 def _check_may_grant(tx: Tx, by: Caller) -> None:
-    """`by` is an admin key that goes on; it can't be revoked before this transaction's end."""
+    """Raises `Forbidden` unless `by` is a valid admin key. Locks it against revocation until the transaction's end."""
     if by.role != "admin":
-        raise Forbidden("only admin keys make keys")
+        raise Forbidden("only admin keys can mint and rotate keys")
     row = tx.first(sa.select(keys).where(keys.c.id == by.id).with_for_update())
     if row is not None and row.revoked_at is not None:
         raise Forbidden("this key was revoked")
 
 
 def _check_descends(tx: Tx, row: Any, by: Caller) -> None:
-    """A minted key hands out secrets of itself and of what was minted with it; a key of the settings, of any."""
+    """Raises `Forbidden` if a minted key rotates a key other than itself and its descendants."""
     if tx.first(sa.select(keys.c.id).where(keys.c.id == by.id)) is None:
         return
     while row is not None and row.id != by.id:
         row = tx.first(sa.select(keys).where(keys.c.id == row.minted_by))
     if row is None:
-        raise Forbidden("a minted key rotates itself and what was minted with it, no other key")
+        raise Forbidden("a minted key can rotate only itself and keys that were minted with it")
 
 
 def _end(tx: Tx, end: float | None, by: Caller) -> float | None:
-    """`end`, unless it is later than that of `by`, which grants it."""
+    """Returns `end`. Raises `InvalidRequest` if it is later than the expiry of `by`."""
     if by.expires_at is not None and (end is None or end > by.expires_at):
         remaining_s = max(0.0, by.expires_at - tx.now)
-        raise InvalidRequest(f"ttl: the key that grants this one ends in {remaining_s:.0f} seconds itself", param="ttl")
+        raise InvalidRequest(f"ttl: the minting key itself expires in {remaining_s:.0f} seconds", param="ttl")
     return end
 
 
@@ -230,13 +230,13 @@ def _usage(row: Any) -> KeyUsage:
 
 
 def _working(tx: Tx) -> dict[str, tuple[Caller, float | None]]:
-    def goes_on(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    def not_expired(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
         return sa.or_(column.is_(None), column > tx.now)
 
     statement = (
         sa.select(keys, key_secrets.c.hash, key_secrets.c.expires_at.label("secret_expires_at"))
         .join(key_secrets, key_secrets.c.key_id == keys.c.id)
-        .where(keys.c.revoked_at.is_(None), goes_on(keys.c.expires_at), goes_on(key_secrets.c.expires_at))
+        .where(keys.c.revoked_at.is_(None), not_expired(keys.c.expires_at), not_expired(key_secrets.c.expires_at))
     )
     callers: dict[str, tuple[Caller, float | None]] = {}
     for row in tx.all(statement):

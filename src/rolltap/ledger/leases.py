@@ -1,14 +1,14 @@
-"""Leases under way: extended, acknowledged, refused, rewound.
+"""Operations on open leases: extend, acknowledge, refuse, release, rewind.
 
-At-least-once delivery, exactly-once effect, if a trainer does three things:
+Delivery is at least once and the effect exactly once if a trainer follows three rules:
 
-1. It acknowledges a lease *before* it applies the update that was made from it, with the step the update leads to.
-   If the acknowledgement is refused, it forgets the update.
-2. After restoring a checkpoint of step s it calls `rewind(trainer, s, versions)` before anything else, with the weight
-   version that the checkpoint is of each of its policies. What it had acknowledged after s is not part of its weights,
-   and comes back; so do the groups of its open leases. Versions after the checkpoint's are abandoned.
-3. It keeps its name and its run over restarts, and sends the incarnation that its last rewind gave it with every call.
-   A process of an older incarnation is refused, and so is another trainer (`rolltap.ledger.ownership`).
+1. It acknowledges a lease *before* it applies the lease's update, with the step that the update leads to. If the
+   acknowledgement is refused, it discards the update.
+2. After restoring a checkpoint of step s it first calls `rewind(trainer, s, versions)`, with the checkpoint's weight
+   version of each policy. Groups acknowledged after s are not part of its weights and become available again, and so do
+   the groups of its open leases. Versions after the checkpoint's are abandoned.
+3. It keeps its name and its run over restarts, and sends the incarnation of its last rewind with every call. A process
+   of an older incarnation is refused, and so is another trainer (`rolltap.ledger.ownership`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from rolltap.contract.trainer import Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression
 from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.claims import end_lease, fail
+from rolltap.ledger.open_leases import end_lease, fail
 from rolltap.ledger.ownership import check_owner, lock_incarnation, new_incarnation, own
 from rolltap.ledger.policies import locked_policy, policy_row, restore
 from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
@@ -32,7 +32,7 @@ from rolltap.types import GroupStatus
 
 @dataclass(frozen=True, slots=True)
 class LeaseKey:
-    """What a call about a lease shows: the lease's fencing token and the trainer's incarnation."""
+    """The credentials for a call on a lease: its id, its fencing token and the trainer's incarnation."""
 
     id: str
     token: int
@@ -40,9 +40,9 @@ class LeaseKey:
 
 
 def locked_lease(tx: Tx, key: LeaseKey) -> Any:
-    """The lease's row, its trainer and itself locked.
+    """Locks the lease and its trainer; returns the lease's row.
 
-    `LeaseLost` unless the token is its own, `TrainerFenced` unless the trainer is of this incarnation and owns the
+    Raises `LeaseLost` for a wrong token, and `TrainerFenced` if the trainer has another incarnation or does not own the
     policy.
     """
     lease_id, token = key.id, key.token
@@ -58,8 +58,8 @@ def locked_lease(tx: Tx, key: LeaseKey) -> Any:
     return lease
 
 
-def _held_lease(tx: Tx, key: LeaseKey) -> Any:
-    """The lease's row, and its trainer was heard of; `LeaseLost` unless it is open and its time is not over."""
+def _open_lease(tx: Tx, key: LeaseKey) -> Any:
+    """Locks the lease, updates its trainer's `seen_at`, and returns its row. Raises `LeaseLost` if it is not open."""
     lease = locked_lease(tx, key)
     if lease.status != "open":
         raise LeaseLost(f"lease {key.id} is {lease.status}")
@@ -71,19 +71,19 @@ def _held_lease(tx: Tx, key: LeaseKey) -> Any:
 
 
 def extend(tx: Tx, key: LeaseKey, ttl: float) -> float:
-    """The lease holds for `ttl` seconds from now; returns them."""
-    _held_lease(tx, key)
+    """Extends the lease to `ttl` seconds from now; returns `ttl`."""
+    _open_lease(tx, key)
     tx.run(sa.update(leases).where(leases.c.id == key.id).values(expires_at=tx.now + ttl))
     return ttl
 
 
 def acknowledge(tx: Tx, key: LeaseKey, step: int) -> int:
-    """The groups are part of the trainer's step `step`. The same again changes nothing. Returns how many groups."""
+    """Records that the groups are part of the trainer's step `step`; returns their number. Idempotent."""
     lease, token = locked_lease(tx, key), key.token
     members = sa.select(lease_groups.c.group_id).where(lease_groups.c.token == token)
     if lease.status == "acknowledged" and lease.step == step:
         return len(tx.all(members))
-    lease = _held_lease(tx, key)
+    lease = _open_lease(tx, key)
     last = tx.scalar(sa.select(trainers.c.step).where(trainers.c.name == lease.trainer))
     if step < 0 or (last is not None and step < last):
         raise StepRegression(
@@ -101,16 +101,16 @@ def acknowledge(tx: Tx, key: LeaseKey, step: int) -> int:
 
 
 def refuse(tx: Tx, key: LeaseKey, reason: str, blamed: Sequence[str], settings: LedgerSettings) -> int:
-    """The trainer could not use the groups: they are ready for others, or dead after too many failures.
+    """Ends a lease whose groups the trainer could not use: they are ready again, or dead after too many failures.
 
-    Only the `blamed` groups count a failure, all of them where none is named; replayed ones stay as they are. Returns
-    how many are dead now.
+    Only the `blamed` groups (default: all) count a failure; replayed groups do not change. Returns how many are dead
+    now.
     """
-    lease = _held_lease(tx, key)
+    lease = _open_lease(tx, key)
     members = tx.all(sa.select(lease_groups.c.group_id).where(lease_groups.c.token == key.token))
     unknown = set(blamed) - {row.group_id for row in members}
     if unknown:
-        raise InvalidRequest(f"not groups of lease {key.id}: {', '.join(sorted(unknown))}", param="blamed")
+        raise InvalidRequest(f"lease {key.id} does not have the groups {', '.join(sorted(unknown))}", param="blamed")
     leased_groups = tx.all(
         sa.select(groups).where(groups.c.lease_token == key.token, groups.c.status == GroupStatus.LEASED)
     )
@@ -125,15 +125,15 @@ def refuse(tx: Tx, key: LeaseKey, reason: str, blamed: Sequence[str], settings: 
 
 
 def release(tx: Tx, key: LeaseKey) -> None:
-    """The lease is over, unused."""
-    end_lease(tx, _held_lease(tx, key), "released")
+    """Ends an unused lease."""
+    end_lease(tx, _open_lease(tx, key), "released")
 
 
 def rewind(tx: Tx, trainer: str, restored: Rewind) -> Rewound:
-    """Brings back what the trainer acknowledged of the policies after the step, and the groups of its open leases.
+    """Makes the groups that the trainer acknowledged after the step, and those of its open leases, available again.
 
-    The trainer goes on as a new incarnation, which owns the policies; later versions of them are abandoned, and the
-    leases of others on them are over.
+    The trainer continues as a new incarnation, which owns the policies. Later versions of the policies are abandoned,
+    and other trainers' leases on them end.
     """
     step = restored.step
     row = new_incarnation(tx, trainer, restored)

@@ -1,18 +1,18 @@
-"""The ledger: what was asked for, what became of it, and who trains on what.
+"""The ledger: tasks, groups, rollouts, rewards, leases and policy versions.
 
-`Ledger` puts the parts together; each is a topic of its own and can be read by itself:
+`Ledger` combines its parts. Each part can be read by itself:
 
-* `groups`, `rollouts`, `rewards`: the rollout side. Groups are opened, rollouts reach one terminal state each, rewards
-  are appended; a group is complete when its rule says so (`rolltap.ledger.rules`).
-* `submissions`, `nodes`: tasks that wait to be rolled out, and the machines that do it.
-* `trainers`: leases on whole groups (`rolltap.ledger.claims`, `rolltap.ledger.leases`, `rolltap.ledger.replay`).
+* `groups`, `rollouts`, `rewards`: the rollout side. Groups are opened, each rollout reaches one terminal state, rewards
+  are appended. A group's rule decides when it is complete (`rolltap.ledger.rules`).
+* `submissions`, `nodes`: queued tasks, and the machines that run them.
+* `trainers`: leases on whole groups (`rolltap.ledger.open_leases`, `rolltap.ledger.leases`, `rolltap.ledger.replay`).
 * `policies`: weight versions and backpressure.
-* `events`: what happened.
-* `keys`, `audit`: who may do what, and who did.
-* `tampering`: what agents tried that they may not.
+* `events`: the log of changes.
+* `keys`, `audit`: permissions, and the log of their use.
+* `tampering`: forbidden actions that agents tried.
 
-It knows neither the proxy nor the reconstructor: it is given what rebuilds trajectories (`rolltap.ledger.rebuilding`),
-and a function that closes a session.
+It does not depend on the proxy or the reconstructor. It gets an object that rebuilds trajectories
+(`rolltap.ledger.rebuilding`) and a function that closes a session.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rolltap.calllog.database import Database, database_clock
 from rolltap.errors import StoreError
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import CloseSession, LedgerSettings
-from rolltap.ledger.claims import expire
 from rolltap.ledger.events import Events
 from rolltap.ledger.groups import Groups
 from rolltap.ledger.keys import Keys
 from rolltap.ledger.nodes import Nodes
+from rolltap.ledger.open_leases import expire
 from rolltap.ledger.policies import PolicyVersions
 from rolltap.ledger.rebuilding import Rebuilder
 from rolltap.ledger.rewards import Rewards
@@ -49,9 +49,9 @@ SWEEP_S = 1.0
 
 
 class Ledger:
-    """See the module. The database must be started, with the tables of `rolltap.ledger.schema`.
+    """The ledger on a started database with the tables of `rolltap.ledger.schema`.
 
-    Every operation is for the tenant of its task; `tenants` are those that are swept.
+    Every operation acts for the current tenant. `sweep` covers `tenants`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Ledger:
         self.tampering = Tampering(self._uow)
 
     async def sweep(self) -> None:
-        """Does what time brings, for each tenant: ends leases and claims that have run out, settles late groups."""
+        """Ends expired leases and claims and settles groups after their deadline, for each tenant."""
         for tenant in self._tenants:
             with acting_for(tenant):
                 await self._uow.transact(expire)
@@ -92,12 +92,12 @@ class Ledger:
                     pass
 
     async def standing(self) -> LedgerStanding:
-        """The queue, the leases and the nodes, as they are now."""
+        """The current counts of queued tasks, leases and nodes."""
         return await self._uow.query(standing)
 
     @asynccontextmanager
     async def sweeping(self, every: float = SWEEP_S) -> AsyncIterator[None]:
-        """Sweeps every `every` seconds within the context; a store that is away is waited for."""
+        """Sweeps every `every` seconds inside the context. Continues when the store was unavailable."""
 
         async def run() -> None:
             while True:
@@ -105,7 +105,7 @@ class Ledger:
                 try:
                     await self.sweep()
                 except StoreError as error:
-                    log.warning("the ledger could not be swept: %s", error.message)
+                    log.warning("cannot sweep the ledger: %s", error.message)
 
         task = asyncio.create_task(run())
         try:

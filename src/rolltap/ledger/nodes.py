@@ -1,9 +1,9 @@
 """Nodes' claims on rollouts: a node claims work, extends its claims by heartbeats, and loses them when it dies.
 
 Only rollouts of submitted tasks can be claimed; a runner runs the groups that it opened itself. A claim has a token and
-expires by the database's clock. Starting and ending a rollout takes the token, so a node that lost its claim can't
-interfere with the next one. When a claim expires, the session of its attempt is closed, and the rollout is run again as
-a new attempt, or is lost after `infra_retries` failures.
+expires by the database's clock. Starting and finishing a rollout needs the token, so a node that lost its claim cannot
+disturb the next one. When a claim expires, the session of its attempt is closed. The rollout gets a new attempt, or is
+lost after `infra_retries` failures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rolltap.contract.base import check_ttl
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.completion import FREE, comes_back, settle
+from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
 from rolltap.ledger.submissions import open_queued, queue_head
@@ -33,29 +33,29 @@ class Nodes:
         self._uow = uow
 
     async def lease(self, node: str, request: LeaseRollouts, by: Caller = SERVER) -> Sequence[AssignedRollout]:
-        """Rollouts for the node, highest priority first, then the longest waiting."""
+        """Claims rollouts for the node: highest priority first, then the longest waiting."""
         silence = self._uow.settings.trainer_silence
         deadline = time.monotonic() + request.wait
         ticket = self._uow.changed.ticket()
         assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence, by))
-        while not assigned and (left := deadline - time.monotonic()) > 0:
-            await wait_for(ticket, min(left, self._uow.settings.poll))
+        while not assigned and (remaining_s := deadline - time.monotonic()) > 0:
+            await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
-            if await self._uow.query(lambda tx: _anything(tx, request.submission)):
+            if await self._uow.query(lambda tx: _has_work(tx, request.submission)):
                 assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence, by))
         return assigned
 
-    async def anything_waits(self, submission: str | None = None) -> bool:
+    async def has_work(self, submission: str | None = None) -> bool:
         """True while unclaimed work exists, including work blocked by backpressure."""
-        return await self._uow.query(lambda tx: _anything(tx, submission))
+        return await self._uow.query(lambda tx: _has_work(tx, submission))
 
     async def heartbeat(self, tokens: Collection[str], ttl: float, by: Caller = SERVER) -> Sequence[str]:
-        """The claims of `tokens` hold for `ttl` seconds from now; the rollouts that are still theirs."""
+        """Extends the claims with `tokens` to `ttl` seconds from now; returns the rollouts that they still hold."""
         check_ttl(ttl)
         return await self._uow.transact(lambda tx: _heartbeat(tx, tokens, ttl, by))
 
     async def release(self, node: str, by: Caller = SERVER) -> int:
-        """Everything the node holds is to be run by others at once, and no failure is counted. Returns how many."""
+        """Gives back all rollouts of the node, without counting failures; returns their number."""
 
         def work(tx: Tx) -> int:
             tx.run(sa.delete(nodes).where(nodes.c.name == node))
@@ -64,7 +64,7 @@ class Nodes:
         return await self._uow.transact(work)
 
     async def expire(self) -> int:
-        """Ends the claims that have run out; returns how many there were."""
+        """Ends expired claims; returns their number."""
 
         def over(tx: Tx) -> sa.ColumnElement[bool]:
             return rollouts.c.node_expires_at <= tx.now
@@ -75,12 +75,12 @@ class Nodes:
 
 
 def claimed_by(by: Caller) -> sa.ColumnElement[bool]:
-    """Rollouts whose claims `by` may extend and give back."""
+    """The condition for rollouts whose claims `by` may extend and give back."""
     return rollouts.c.node_key == by.id if by.only_own else sa.true()
 
 
 def _waiting(submission: str | None) -> sa.ColumnElement[bool]:
-    """Rollouts, joined with their groups, that nobody runs."""
+    """The condition for unclaimed rollouts, joined with their groups."""
     of_tasks = groups.c.submission_id.is_not(None) if submission is None else groups.c.submission_id == submission
     free = sa.and_(rollouts.c.status == RolloutStatus.PENDING, rollouts.c.node_token.is_(None))
     return sa.and_(groups.c.status == GroupStatus.OPEN, of_tasks, free)
@@ -89,7 +89,7 @@ def _waiting(submission: str | None) -> sa.ColumnElement[bool]:
 JOINED = rollouts.join(groups, groups.c.id == rollouts.c.group_id)
 
 
-def _anything(tx: Tx, submission: str | None) -> bool:
+def _has_work(tx: Tx, submission: str | None) -> bool:
     waiting = sa.select(rollouts.c.id).select_from(JOINED).where(_waiting(submission)).limit(1)
     return tx.first(waiting) is not None or queue_head(tx, submission) is not None
 
@@ -118,7 +118,7 @@ def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float, by: Caller
 
 
 def _open_what_is_due(tx: Tx, request: LeaseRollouts, silence: float) -> None:
-    """Opens groups of queued tasks until those that go first could fill the node."""
+    """Opens groups of queued tasks until enough rollouts wait to fill the node."""
     while (head := queue_head(tx, request.submission, silence)) is not None:
         ahead = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
         if tx.scalar(ahead.where(groups.c.priority >= head.priority)) >= request.capacity:
@@ -130,7 +130,7 @@ def _open_what_is_due(tx: Tx, request: LeaseRollouts, silence: float) -> None:
 def _heartbeat(tx: Tx, tokens: Collection[str], ttl: float, by: Caller) -> list[str]:
     claimed = sa.and_(rollouts.c.node_token.in_(tokens), rollouts.c.node_expires_at > tx.now, claimed_by(by))
     own = [row.id for row in tx.all(sa.select(rollouts.c.id).where(claimed))]
-    # What another transaction changes just now is left to the next heartbeat.
+    # Rows that another transaction is changing are extended by the next heartbeat.
     lockable = sa.select(rollouts.c.id).where(claimed).order_by(rollouts.c.id).with_for_update(skip_locked=True)
     ids = [row.id for row in tx.all(lockable)]
     tx.run(sa.update(rollouts).where(rollouts.c.id.in_(ids)).values(node_expires_at=tx.now + ttl))
@@ -138,18 +138,18 @@ def _heartbeat(tx: Tx, tokens: Collection[str], ttl: float, by: Caller) -> list[
 
 
 def _give_back(tx: Tx, which: sa.ColumnElement[bool], settings: LedgerSettings | None) -> int:
-    """Ends the claims `which`. With `settings` each counts as a failure of the node, and too many lose the rollout."""
+    """Ends the claims `which`. With `settings`, each counts a failure; too many failures lose the rollout."""
     concerned = sa.select(rollouts.c.group_id).where(rollouts.c.node_token.is_not(None), which)
     lock = sa.select(groups).where(groups.c.id.in_(concerned)).order_by(groups.c.id)
     locked = {row.id: row for row in tx.all(lock.with_for_update(skip_locked=True, key_share=True))}
     claimed = sa.select(rollouts).where(rollouts.c.node_token.is_not(None), which, rollouts.c.group_id.in_(locked))
     rows = tx.all(claimed.order_by(rollouts.c.id))
     for row in rows:
-        lost = settings is not None and row.infra_failures >= settings.infra_retries
-        values = _lost(tx, row) if lost else comes_back(row, failed=settings is not None)
+        is_lost = settings is not None and row.infra_failures >= settings.infra_retries
+        values = _lost(tx, row) if is_lost else pending_again(row, failed=settings is not None)
         tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
         tx.end_session(row.session_id)
-        kind = "rollout_finished" if lost else "rollout_returned"
+        kind = "rollout_finished" if is_lost else "rollout_returned"
         tx.note(kind, row.id, group_id=row.group_id, status=values["status"], node=row.node, attempt=row.attempt)
     if settings is not None:
         for group_id in dict.fromkeys(row.group_id for row in rows):

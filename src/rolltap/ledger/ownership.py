@@ -1,13 +1,12 @@
-"""Who trains a policy: one incarnation of one trainer.
+"""Ownership of policies: one incarnation of one trainer owns a policy.
 
-A trainer's name stands for one run: one folder of checkpoints, known by the id `run` that is kept in it. Each rewind
-begins a new incarnation of the run, and makes it the owner of the policies that it restored. From then on every call
-for them carries the trainer's name and incarnation. A process of an older incarnation, one that was paused or that
-nobody remembers, is refused with who holds the policy and since when. So is another trainer, and another run of the
-same name, unless it takes over.
+A trainer's name belongs to one run: one folder of checkpoints, which contains the run's id. Each rewind starts a new
+incarnation of the run and makes it the owner of the restored policies. From then on every call for them contains the
+trainer's name and incarnation. Calls of an older incarnation are refused; the error names the owner and its start. So
+are calls of another trainer, and of another run with the same name, unless it takes over.
 
-A policy that nobody has claimed may be leased from by any trainer that has not rewound (its incarnation is 0). Weights
-are the owner's alone.
+A policy without an owner can be leased by any trainer that has not rewound (incarnation 0). Only an owner may change
+weights.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from rolltap.ledger.unit_of_work import Tx
 
 
 def lock_trainer(tx: Tx, name: str) -> Any:
-    """The trainer's row, locked until the transaction ends; made where it is new."""
+    """The trainer's row, created if it is new, and locked until the transaction ends."""
     tx.insert_new(trainers, {"name": name, "step": None, "incarnation": 0})
     return tx.first(sa.select(trainers).where(trainers.c.name == name).with_for_update(key_share=True))
 
 
 def lock_incarnation(tx: Tx, name: str, incarnation: int) -> Any:
-    """As `lock_trainer`; `TrainerFenced` unless `incarnation` is the trainer's current one."""
+    """Like `lock_trainer`. Raises `TrainerFenced` unless `incarnation` is the trainer's current one."""
     row = lock_trainer(tx, name)
     if row.incarnation != incarnation:
         raise TrainerFenced(
-            f"trainer {name!r} is held by its incarnation {row.incarnation}{_since(row.started_at)}, this call is of "
+            f"trainer {name!r} has the newer incarnation {row.incarnation}{_since(row.started_at)}; this call is from "
             f"{f'incarnation {incarnation}' if incarnation else 'a process that has not rewound'}: stop this process",
             param="incarnation",
         )
@@ -43,25 +42,29 @@ def lock_incarnation(tx: Tx, name: str, incarnation: int) -> Any:
 
 
 def check_owner(policy: Any, trainer: str) -> None:
-    """`TrainerFenced` if the policy with the row `policy` is another trainer's."""
+    """Raises `TrainerFenced` if another trainer owns the policy with the row `policy`."""
     if policy.owner not in (None, trainer):
-        raise TrainerFenced(_held(policy), param="trainer")
+        raise TrainerFenced(
+            f"policy {policy.name!r} is trained by {policy.owner!r}{_since(policy.owned_since)}: stop that trainer "
+            "first, then let this one take over (rolltap train --take-over)",
+            param="trainer",
+        )
 
 
 def check_weights_owner(policy: Any, trainer: str) -> None:
-    """`TrainerFenced` unless the trainer owns the policy with the row `policy`: only then it may change weights."""
+    """Raises `TrainerFenced` unless the trainer owns the policy with the row `policy`, as weight changes require."""
     if policy.owner is None:
         raise TrainerFenced(f"policy {policy.name!r} has no trainer yet: rewind before changing its weights")
     check_owner(policy, trainer)
 
 
 def new_incarnation(tx: Tx, name: str, rewind: Rewind) -> Any:
-    """The trainer's row with a new incarnation; `TrainerFenced` where another run has the name."""
+    """Starts a new incarnation; returns the trainer's row. Raises `TrainerFenced` if another run has the name."""
     row = lock_trainer(tx, name)
     if row.run not in (None, rewind.run) and not rewind.take_over:
         raise TrainerFenced(
-            f"the name {name!r} is another run's{_since(row.started_at)}, with other checkpoints: give this trainer "
-            "another name, or let it take over (rolltap train --take-over)",
+            f"the name {name!r} belongs to another run{_since(row.started_at)}, with other checkpoints: give this "
+            "trainer another name, or let it take over (rolltap train --take-over)",
             param="run",
         )
     values = {"run": rewind.run, "incarnation": row.incarnation + 1, "started_at": tx.now}
@@ -74,7 +77,7 @@ def own(tx: Tx, policy: Any, trainer: str, *, take_over: bool) -> Sequence[Any]:
     if not take_over:
         check_owner(policy, trainer)
     foreign = sa.and_(leases.c.policy == policy.name, leases.c.trainer != trainer, leases.c.status == "open")
-    # Before the demands: an acknowledgement locks its lease, then its trainer's demand.
+    # Lock leases before demands, in the same order as an acknowledgement.
     others = tx.all(sa.select(leases).where(foreign).order_by(leases.c.token).with_for_update(key_share=True))
     if policy.owner != trainer:
         values = {"owner": trainer, "owned_since": tx.now}
@@ -82,13 +85,6 @@ def own(tx: Tx, policy: Any, trainer: str, *, take_over: bool) -> Sequence[Any]:
         tx.run(sa.delete(demands).where(demands.c.policy == policy.name, demands.c.trainer != trainer))
         tx.note("policy_owned", policy.name, trainer=trainer, before=policy.owner)
     return others
-
-
-def _held(policy: Any) -> str:
-    return (
-        f"policy {policy.name!r} is trained by {policy.owner!r}{_since(policy.owned_since)}: stop that trainer first, "
-        "then let this one take over (rolltap train --take-over)"
-    )
 
 
 def _since(at: float | None) -> str:

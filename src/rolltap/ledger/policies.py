@@ -1,4 +1,4 @@
-"""PolicyVersions: their versions, and how much the rollout side may have outstanding for their trainers."""
+"""Policies: their weight versions, and the number of outstanding groups that their trainers allow."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rolltap.types import GroupStatus
 
 
 class PolicyVersions:
-    """A version names one set of weights for ever; it only goes up (see `rolltap.ledger.version_history`)."""
+    """A version number stands for one set of weights forever, and only grows (`rolltap.ledger.version_history`)."""
 
     def __init__(self, uow: UnitOfWork) -> None:
         self._uow = uow
 
     async def register(self, name: str, *, tokenizer_hash: str = "", version: int = 0) -> PolicyState:
-        """Makes the policy known; a known one keeps its version. `ConfigError` if its tokenizer has changed."""
+        """Adds the policy; an existing one keeps its version. Raises `ConfigError` if its tokenizer has changed."""
 
         def work(tx: Tx) -> PolicyState:
             values = {"name": name, "version": version, "given": version, "tokenizer_hash": tokenizer_hash}
@@ -52,10 +52,10 @@ class PolicyVersions:
         return [_state_of(row) for row in await self._uow.select(statement)]
 
     async def set_version(self, name: str, version: int) -> PolicyState:
-        """From now on the engines serve `version`. Setting the current one again changes nothing."""
+        """Records that the engines serve `version` from now on. Setting the current one again has no effect."""
 
         def work(tx: Tx) -> PolicyState:
-            _give(tx, name, version)
+            _assign(tx, name, version)
             tx.run(_update(name).values(version=version))
             tx.note("policy_version", name, version=version)
             tx.wake_trainers()
@@ -64,24 +64,24 @@ class PolicyVersions:
         return await self._uow.transact(work)
 
     async def check_weights_owner(self, name: str, by: OwnerRequest) -> None:
-        """`TrainerFenced` unless the policy is the trainer's, in this incarnation."""
+        """Raises `TrainerFenced` unless this incarnation of the trainer owns the policy."""
         await self._uow.transact(lambda tx: _owned(tx, name, by))
 
-    async def give_version(self, name: str, version: int, digest: str, by: OwnerRequest) -> None:
-        """The engines are about to load the weights with `digest` as `version`: the number is never that of others.
+    async def assign_version(self, name: str, version: int, digest: str, by: OwnerRequest) -> None:
+        """Assigns `version` to the weights with `digest`, before the engines load them.
 
-        `LedgerError` if it is lower than the one served, of weights that a rewind abandoned, or of another digest.
+        Raises `LedgerError` if the number is lower than the served one, is abandoned, or has another digest.
         """
 
         def work(tx: Tx) -> None:
             _owned(tx, name, by)
-            _give(tx, name, version)
+            _assign(tx, name, version)
             _check_digest(tx, name, version, digest)
 
         await self._uow.transact(work)
 
     async def set_paused(self, name: str, mode: str | None) -> None:
-        """Notes that a weight update has begun in `mode`, or has ended."""
+        """Records that a weight update has begun in `mode`, or has ended (None)."""
 
         def work(tx: Tx) -> None:
             locked_policy(tx, name)
@@ -91,7 +91,7 @@ class PolicyVersions:
         await self._uow.transact(work)
 
     async def stats(self, name: str) -> PolicyStats:
-        """Counts of everything the ledger holds for the policy."""
+        """The policy's counts."""
         silence = self._uow.settings.trainer_silence
         return await self._uow.query(lambda tx: _stats(tx, policy_row(tx, name), silence))
 
@@ -116,20 +116,20 @@ def _check_digest(tx: Tx, name: str, version: int, digest: str) -> None:
     known = tx.scalar(sa.select(version_digests.c.digest).where(of_version))
     if known != digest:
         raise VersionTaken(
-            f"version {version} of policy {name!r} stands for weights with digest {known[:12]}, and these have "
-            f"{digest[:12]}: push them under the next number",
+            f"version {version} of policy {name!r} is assigned to weights with digest {known[:12]}, and these have "
+            f"{digest[:12]}: push them with the next number",
             param="version",
         )
 
 
 def restore(tx: Tx, name: str, version: int) -> int:
-    """The policy's trainer has the weights of `version` again: what was made after it is abandoned.
+    """Abandons all versions after `version`, whose weights the policy's trainer has restored.
 
-    Returns the number under which these weights go on: `version` itself if nothing was made after it.
+    Returns the number with which these weights continue: `version` itself if there are no later versions.
     """
     _check_number(version)
     policy = locked_policy(tx, name)
-    if version <= policy.given:  # a number that a rewind gave out and no engine was asked to load is free again
+    if version <= policy.given:  # a number from an earlier rewind that no engine was asked to load is free again
         tx.run(sa.delete(abandoned).where(abandoned.c.policy == name, abandoned.c.last >= policy.given))
     if version >= policy.given:
         return version
@@ -138,15 +138,15 @@ def restore(tx: Tx, name: str, version: int) -> int:
     return policy.given + 1
 
 
-def _give(tx: Tx, name: str, version: int) -> None:
+def _assign(tx: Tx, name: str, version: int) -> None:
     _check_number(version)
     policy = locked_policy(tx, name)
-    taken_back = [last for _, last in history_of(tx, policy).abandoned]
-    lowest = max([policy.version, *(last + 1 for last in taken_back)])
+    last_abandoned = [last for _, last in history_of(tx, policy).abandoned]
+    lowest = max([policy.version, *(last + 1 for last in last_abandoned)])
     if version < lowest:
         raise LedgerError(
             f"policy {name!r} can't go to version {version}: numbers only grow, and it is at {policy.version}"
-            + (f", with all up to {taken_back[-1]} taken back" if lowest > policy.version else ""),
+            + (f", with all up to {last_abandoned[-1]} abandoned" if lowest > policy.version else ""),
             param="version",
         )
     tx.run(_update(name).values(given=max(policy.given, version)))
@@ -173,7 +173,7 @@ def locked_policy(tx: Tx, name: str) -> Any:
 
 
 def shared_policy(tx: Tx, name: str) -> Any:
-    """The policy's row: it gets no other owner until the transaction ends."""
+    """The policy's row, share-locked: its owner cannot change until the transaction ends."""
     row = tx.first(sa.select(policies).where(policies.c.name == name).with_for_update(read=True))
     if row is None:
         raise _unknown(tx, name)
@@ -186,21 +186,20 @@ def _unknown(tx: Tx, name: str) -> UnknownPolicy:
 
 
 def outstanding(tx: Tx, policy: str) -> int:
-    """How many groups are under way, wait for a trainer, or are with one."""
+    """The number of the policy's open, complete and leased groups."""
     statement = sa.select(sa.func.count()).where(groups.c.policy == policy, groups.c.status.in_(OUTSTANDING))
     return tx.scalar(statement)
 
 
 def demands_of(tx: Tx, policy: str, silence: float) -> Sequence[Any]:
-    """What the policy's trainers take, of those that were heard of in the last `silence` seconds."""
+    """The demands of the policy's trainers that were active in the last `silence` seconds."""
     recent = sa.and_(demands.c.policy == policy, demands.c.seen_at > tx.now - silence)
     return tx.all(sa.select(demands).where(recent).order_by(demands.c.trainer))
 
 
 def room(tx: Tx, policy: str, silence: float) -> int | None:
-    """How many groups may be opened: (max_staleness + 1) · batch over its trainers, less the outstanding ones.
-
-    None where no trainer was heard of in the last `silence` seconds or one of them takes groups of any age.
+    """The number of groups that may be opened: the sum of (max_staleness + 1) · batch over the policy's trainers, minus
+    the outstanding groups. None if no trainer was active in the last `silence` seconds or one accepts any staleness.
     """
     demands_now = demands_of(tx, policy, silence)
     if not demands_now or any(row.max_staleness is None for row in demands_now):

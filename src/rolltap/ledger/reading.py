@@ -1,6 +1,6 @@
-"""Reads the ledger for those who look at it: rollouts with what belongs to them, groups side by side, curves of a run.
+"""Reads the ledger for viewers: rollouts with their group and task, groups, policies and curves of a run.
 
-Plain functions of a connection that change nothing; where there is no ledger yet they find nothing.
+Read-only functions of a connection. They find nothing if the ledger has no tables yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST_ACTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class SessionOrigin:
-    """What the ledger knows of a session's rollout."""
+    """A session's rollout with its group, task and total reward."""
 
     rollout: Rollout
     group: Group
@@ -38,7 +38,7 @@ def has_ledger(connection: sa.Connection) -> bool:
 
 
 def origins(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, SessionOrigin]:
-    """The rollouts by id, each with its group and task; unknown ones are left out."""
+    """The origins of sessions by rollout id. Unknown rollouts are left out."""
     if not rollout_ids or not has_ledger(connection):
         return {}
     tx = Tx(connection, 0.0)
@@ -55,22 +55,22 @@ def origins(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """What has changed since a moment: rollouts and groups, the time of the last event, and which events were read."""
+class LedgerChanges:
+    """Changed rollouts and groups (`subjects`), the time of the last event, and the numbers of the events read."""
 
     subjects: frozenset[str]
     at: float
     seen: frozenset[int]
 
 
-def happened_since(connection: sa.Connection, at: float, seen: Collection[int] = ()) -> Happened:
-    """The subjects of all events that are not `seen`, and the groups that they name.
+def ledger_changes_since(connection: sa.Connection, at: float, seen: Collection[int] = ()) -> LedgerChanges:
+    """The rollouts and groups of all events since `at` whose numbers are not in `seen`.
 
-    An event has its transaction's time, and a later transaction may be committed first: so `EVENT_MARGIN_S` before `at`
-    are looked over again.
+    An event has its transaction's time, and a later transaction may commit first. So this reads from `EVENT_MARGIN_S`
+    before `at` on.
     """
     if not has_ledger(connection):
-        return Happened(frozenset(), at, frozenset())
+        return LedgerChanges(frozenset(), at, frozenset())
     subjects: set[str] = set()
     numbers: set[int] = set()
     last = at
@@ -83,11 +83,11 @@ def happened_since(connection: sa.Connection, at: float, seen: Collection[int] =
         subjects.add(row.subject)
         if isinstance(group_id := row.data.get("group_id"), str):
             subjects.add(group_id)
-    return Happened(frozenset(subjects), last, frozenset(numbers))
+    return LedgerChanges(frozenset(subjects), last, frozenset(numbers))
 
 
 def tampered_since(connection: sa.Connection, at: float) -> set[str]:
-    """The sessions of the last `LAST_ACTS` acts of tampering that are no older than `EVENT_MARGIN_S` before `at`."""
+    """The sessions with acts of tampering since `EVENT_MARGIN_S` before `at`, among the last `LAST_ACTS` acts."""
     if not has_ledger(connection):
         return set()
     last = sa.select(tampering.c.session_id, tampering.c.at).order_by(tampering.c.seq.desc()).limit(LAST_ACTS)
@@ -95,7 +95,7 @@ def tampered_since(connection: sa.Connection, at: float) -> set[str]:
 
 
 def tampering_counts(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, int]:
-    """How many acts of tampering each of the sessions has made; those without one are left out."""
+    """The number of acts of tampering by session. Sessions without any are left out."""
     if not has_ledger(connection):
         return {}
     column = tampering.c.session_id
@@ -105,7 +105,7 @@ def tampering_counts(connection: sa.Connection, session_ids: Sequence[str]) -> d
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group and the columns of its row that `Group` does not have."""
+    """A group, and its row with the columns that `Group` does not have."""
 
     group: Group
     row: Any
@@ -114,7 +114,7 @@ class GroupRow:
 def group_rows(
     connection: sa.Connection, *, policy: str | None = None, limit: int = 50, before: str | None = None
 ) -> list[GroupRow]:
-    """The newest groups first; `before` is the last id of the former page."""
+    """A page of groups, the newest first. `before` is the last id of the previous page."""
     if not has_ledger(connection):
         return []
     newest = sa.select(groups).order_by(groups.c.created_at.desc(), groups.c.id.desc()).limit(limit)
@@ -130,7 +130,7 @@ def group_rows(
 
 
 def group_row(connection: sa.Connection, group_id: str) -> tuple[GroupRow, Task]:
-    """The group with its task; `NotFound`."""
+    """The group with its task. Raises `NotFound`."""
     tx = Tx(connection, 0.0)
     row = tx.first(sa.select(groups).where(groups.c.id == group_id)) if has_ledger(connection) else None
     if row is None:
@@ -139,13 +139,13 @@ def group_row(connection: sa.Connection, group_id: str) -> tuple[GroupRow, Task]
 
 
 def seen_by_evaluators(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, str]:
-    """What the evaluator of each rollout's last attempt saw."""
+    """The text that the evaluator of each rollout's last attempt saw, by rollout id."""
     query = sa.select(evaluations).where(evaluations.c.rollout_id.in_(rollout_ids))
     return {row.rollout_id: unpack_bytes(row.seen).decode(errors="replace") for row in connection.execute(query)}
 
 
 def attempt_counts(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, int]:
-    """How many attempts of each rollout were begun."""
+    """The number of started attempts by rollout id."""
     column = attempts.c.rollout_id
     query = sa.select(column, sa.func.count()).where(column.in_(rollout_ids)).group_by(column)
     return {row[0]: row[1] for row in connection.execute(query)}
@@ -153,7 +153,7 @@ def attempt_counts(connection: sa.Connection, rollout_ids: Sequence[str]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class PolicyCounts:
-    """A policy's row, and how many groups and rollouts it has by status."""
+    """A policy with the number of its groups and rollouts by status."""
 
     name: str
     version: int
@@ -204,9 +204,9 @@ def policy_counts(connection: sa.Connection) -> list[PolicyCounts]:
 def rewarded_rollouts(
     connection: sa.Connection, policy: str, first: int, last: int, task_id: str | None = None
 ) -> Sequence[Any]:
-    """The policy's scored and masked rollouts with a reward whose trained tokens are all of versions `first` to `last`,
-    and those without trained tokens (evaluations), whose versions are -1; of one task, if it is given. Rows of
-    `ComparedRollout`'s names."""
+    """Scored and masked rollouts with a reward whose trained tokens all have versions `first` to `last`, of one task if
+    given. Includes rollouts without trained tokens (evaluations), with version -1. The columns are named as in
+    `ComparedRollout`."""
     if not has_ledger(connection):
         return []
     value = sa.func.sum(rewards.c.value).label("reward")
@@ -226,7 +226,7 @@ def rewarded_rollouts(
 
 
 def completed_groups(connection: sa.Connection, policy: str, limit: int) -> Sequence[Any]:
-    """The rows of the policy's last `limit` groups that have completed, in the order in which they did."""
+    """The rows of the policy's last `limit` completed groups, in order of completion."""
     if not has_ledger(connection):
         return []
     ended = groups.c.completed_at

@@ -1,7 +1,7 @@
-"""What the ledger needs of trajectories: rebuilt from the call log, in this process or in another one. Writes nothing.
+"""Rebuilds trajectories from the call log for the ledger, in this or another process. Read-only.
 
-A server does this in a process beside it (`rolltap.proxy.reading_process`): it takes much more processor time than
-the ledger's own work.
+A server does this in another process (`rolltap.proxy.reading_process`), as it takes much more CPU time than the
+ledger's own work.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger.base import TrainedVersions, TrajectoriesOf
-from rolltap.ledger.claims import ClaimedGroups
+from rolltap.ledger.open_leases import OpenedLease
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
 from rolltap.ledger.stale_tokens import without_stale
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import NO_VERSION, Group, Scoring, Task, Trajectory
 
 GROUPS_AT_ONCE = 16
-"""How many groups' sessions are read and rebuilt together."""
+"""Number of groups whose sessions are read and rebuilt together."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenGroups:
-    """Groups of a claim that can't be rebuilt, each with the reason; there is no lease then."""
+    """Groups of a lease that cannot be rebuilt, with the reason by group id."""
 
     reasons: Mapping[str, str]
 
@@ -37,16 +37,16 @@ class Rebuilder(Protocol):
     """Rebuilds the trajectories of sessions, for the ledger."""
 
     async def trained_versions(self, session_id: str) -> TrainedVersions:
-        """Of an ended rollout. `RecordCorrupt` or `AlignmentError` where its calls can't be rebuilt."""
+        """The trained versions of an ended rollout. Raises `RecordCorrupt` or `AlignmentError`."""
         ...
 
-    async def lease(self, request: LeaseRequest, claimed: ClaimedGroups, claimed_at: float) -> Lease | BrokenGroups:
-        """The claimed groups with their trajectories. `claimed_at`: on this machine's monotonic clock, in seconds."""
+    async def lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease | BrokenGroups:
+        """The lease with its groups' trajectories. `opened_at`: seconds on this machine's monotonic clock."""
         ...
 
 
-class OwnRebuilder:
-    """Rebuilds in this process. `database` is read only; `trajectories` are the call log's."""
+class LocalRebuilder:
+    """Rebuilds in this process. It only reads `database`; `trajectories` come from the call log."""
 
     def __init__(self, database: Database, trajectories: TrajectoriesOf) -> None:
         self._database = database
@@ -56,8 +56,8 @@ class OwnRebuilder:
         (trajectory,) = await self._trajectories([session_id])
         return TrainedVersions.of(trajectory)
 
-    async def lease(self, request: LeaseRequest, claimed: ClaimedGroups, claimed_at: float) -> Lease | BrokenGroups:
-        ids = claimed.group_ids
+    async def lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease | BrokenGroups:
+        ids = opened.group_ids
 
         def load(tx: Tx) -> tuple[Sequence[Group], Mapping[str, Task], Set[str]]:
             return load_groups(tx, ids), load_tasks(tx, ids), trained_rollouts(tx, ids)
@@ -65,20 +65,20 @@ class OwnRebuilder:
         groups, tasks, trained = await self._database.query(
             lambda connection: load(Tx(connection, database_clock(connection)))
         )
-        groups = [_screened(group, request.tampered) for group in groups]
+        groups = [_score_tampered(group, request.tampered) for group in groups]
         leased: list[LeasedGroup] = []
         broken: dict[str, str] = {}
         for start in range(0, len(groups), GROUPS_AT_ONCE):
-            leased += await self._rebuilt(groups[start : start + GROUPS_AT_ONCE], tasks, trained, claimed, broken)
+            leased += await self._rebuilt(groups[start : start + GROUPS_AT_ONCE], tasks, trained, opened, broken)
         if broken:
             return BrokenGroups(broken)
         return Lease(
-            id=claimed.id,
+            id=opened.id,
             trainer=request.trainer,
             policy=request.policy,
-            token=claimed.token,
-            expires_in=max(0.0, request.ttl - (time.monotonic() - claimed_at)),
-            policy_version=claimed.history.version,
+            token=opened.token,
+            expires_in=max(0.0, request.ttl - (time.monotonic() - opened_at)),
+            policy_version=opened.history.version,
             groups=tuple(leased),
         )
 
@@ -87,27 +87,27 @@ class OwnRebuilder:
         groups: Sequence[Group],
         tasks: Mapping[str, Task],
         trained: Set[str],
-        claimed: ClaimedGroups,
+        opened: OpenedLease,
         broken: dict[str, str],
     ) -> list[LeasedGroup]:
-        """The groups with their trajectories, read together; one by one if one of them can't be rebuilt.
+        """The groups with their trajectories. They are read together, or one by one if one of them cannot be rebuilt.
 
-        `trained` are the rollouts that had tokens to train when they ended. `broken` takes the reasons of those that
-        can't be.
+        `trained`: the rollouts that had tokens to train when they ended. Adds groups that cannot be rebuilt to
+        `broken`.
         """
         session_ids = [session_id for group in groups for session_id in _sessions(group)]
         try:
             trajectories = dict(zip(session_ids, await self._trajectories(session_ids), strict=True))
             for group in groups:
-                _check_kept(group, trajectories, trained)
+                _check_not_pruned(group, trajectories, trained)
         except (RecordCorrupt, AlignmentError) as error:
             if len(groups) == 1:
                 broken[groups[0].id] = f"{error.code}: {error.message}"
                 return []
-            return [one for group in groups for one in await self._rebuilt([group], tasks, trained, claimed, broken)]
-        if (most := claimed.mask_beyond) is not None:
-            trajectories = {id: without_stale(one, claimed.history, most) for id, one in trajectories.items()}
-        return [_leased_group(group, tasks[group.id], trajectories, claimed) for group in groups]
+            return [one for group in groups for one in await self._rebuilt([group], tasks, trained, opened, broken)]
+        if (most := opened.mask_beyond) is not None:
+            trajectories = {id: without_stale(one, opened.history, most) for id, one in trajectories.items()}
+        return [_leased_group(group, tasks[group.id], trajectories, opened) for group in groups]
 
 
 def _sessions(group: Group) -> list[str]:
@@ -119,8 +119,8 @@ def _sessions(group: Group) -> list[str]:
     ]
 
 
-def _screened(group: Group, tampered: str) -> Group:
-    """The group with rollouts that tampered counting as `tampered` says."""
+def _score_tampered(group: Group, tampered: str) -> Group:
+    """The group with the scoring of tampered rollouts set by the option `tampered` ("keep", "drop" or "mask")."""
     if tampered == "keep" or not any(rollout.tampering for rollout in group.rollouts):
         return group
     counts_as = Scoring.UNSCORABLE if tampered == "drop" else Scoring.MASKED
@@ -133,18 +133,16 @@ def _screened(group: Group, tampered: str) -> Group:
     return replace(group, rollouts=tuple(rollouts))
 
 
-def _check_kept(group: Group, trajectories: Mapping[str, Trajectory], trained: Set[str]) -> None:
-    """`RecordCorrupt` where a rollout that had tokens to train has none any more: they were removed from the log."""
+def _check_not_pruned(group: Group, trajectories: Mapping[str, Trajectory], trained: Set[str]) -> None:
+    """Raises `RecordCorrupt` if the calls of a rollout with tokens to train were removed from the log."""
     for rollout in group.rollouts:
         trajectory = trajectories.get(rollout.session_id or "")
         if rollout.id in trained and trajectory is not None and not trajectory.segments:
             raise RecordCorrupt(f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed")
 
 
-def _leased_group(
-    group: Group, task: Task, trajectories: Mapping[str, Trajectory], claimed: ClaimedGroups
-) -> LeasedGroup:
-    """`trajectories` are by session id; an unscorable rollout gets an empty one."""
+def _leased_group(group: Group, task: Task, trajectories: Mapping[str, Trajectory], opened: OpenedLease) -> LeasedGroup:
+    """The leased group. `trajectories` is by session id; an unscorable rollout gets an empty trajectory."""
     records = tuple(
         RolloutRecord(
             rollout,
@@ -162,6 +160,6 @@ def _leased_group(
         rollouts=records,
         oldest_version=oldest,
         newest_version=max((versions.newest for versions in known), default=NO_VERSION),
-        staleness=0 if oldest == NO_VERSION else claimed.history.behind(oldest),
-        replay=claimed.replay,
+        staleness=0 if oldest == NO_VERSION else opened.history.behind(oldest),
+        replay=opened.replay,
     )

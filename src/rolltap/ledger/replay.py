@@ -1,25 +1,25 @@
-"""Replay: groups that were trained are leased again on purpose. They stay acknowledged."""
+"""Replay: leases on acknowledged groups, which stay acknowledged."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
 from rolltap.contract.trainer import LeaseRequest, Replay
-from rolltap.ledger.claims import ClaimedGroups, admit, open_lease
+from rolltap.ledger.open_leases import OpenedLease, admit, open_lease
 from rolltap.ledger.schema import groups
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.ledger.version_history import VersionHistory, fresh
 from rolltap.types import GroupStatus
 
 
-def claim_replay(tx: Tx, request: LeaseRequest, replay: Replay) -> ClaimedGroups:
-    """A lease on groups that `wanted` describes. They may be leased for replay any number of times."""
+def open_replay_lease(tx: Tx, request: LeaseRequest, replay: Replay) -> OpenedLease:
+    """Opens a lease on acknowledged groups that match `replay`. They can be replayed any number of times."""
     history = admit(tx, request)
     group_ids = _matching(tx, request, replay, history)
     if not group_ids:
-        return ClaimedGroups("", 0, (), history)
+        return OpenedLease("", 0, (), history)
     token, lease_id = open_lease(tx, request, group_ids, replay=True)
-    return ClaimedGroups(lease_id, token, group_ids, history, replay=True)
+    return OpenedLease(lease_id, token, group_ids, history, replay=True)
 
 
 def _matching(tx: Tx, request: LeaseRequest, replay: Replay, history: VersionHistory) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""A rollout's rewards are chained: each row's hash covers its content and the hash of the row before it.
+"""The hash chain of a rollout's rewards: each row's hash covers its content and the hash of the row before it.
 
-The rollout holds the hash of its last row, so a row that was changed, added, moved or taken out past the triggers is
-found (`rolltap log verify`). Who changes the rows may compute the chain anew: keep the digest that `verify` prints, and
-compare it later.
+The rollout stores the hash of its last row. So `rolltap log verify` finds a row that was changed, added, moved or
+removed despite the triggers. Somebody who can change rows can also compute a new chain: keep the digest that `verify`
+prints, and compare it later.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PAGE = 1000
 
 
 def chained_hash(previous: str, row: Mapping[str, Any]) -> str:
-    """SHA-256 of the former row's hash ("" for the first) and of this row's fields."""
+    """SHA-256 of the previous row's hash ("" for the first row) and this row's fields."""
     content = json.dumps([previous, *(row[name] for name in FIELDS)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 @dataclass(slots=True)
 class VerifiedRewards:
-    """What was checked, and what is wrong. `digest` is over the last hashes of all rollouts, by rollout."""
+    """The number of checked rewards, and the problems. `digest` covers the last hashes of all rollouts."""
 
     rewards: int = 0
     digest: str = ""
@@ -41,7 +41,7 @@ class VerifiedRewards:
 
 
 async def verify_rewards(database: Database) -> VerifiedRewards:
-    """Checks every chain of `database`, of each tenant; it is read a page of rollouts at a time."""
+    """Checks the reward chains of all tenants."""
     report, digest = VerifiedRewards(), hashlib.sha256()
     if not await database.query(lambda connection: sa.inspect(connection).has_table(rewards.name)):
         return report
@@ -53,7 +53,7 @@ async def verify_rewards(database: Database) -> VerifiedRewards:
 
 
 async def _verify(database: Database, report: VerifiedRewards, digest: Any) -> None:
-    """The chains of the task's tenant."""
+    """Checks the chains of the current tenant."""
     last = ""
     while page := await database.query(lambda connection, after=last: _page(connection, after)):
         for rollout_id, head, rows in page:
@@ -63,12 +63,12 @@ async def _verify(database: Database, report: VerifiedRewards, digest: Any) -> N
                 digest.update(f"{rollout_id} {head}\n".encode())
         last = page[-1][0]
     orphans = sa.select(sa.func.count()).where(rewards.c.rollout_id.not_in(sa.select(rollouts.c.id)))
-    if lost := await database.query(lambda connection: connection.execute(orphans).scalar_one()):
-        report.problems.append(f"{lost} rewards are of no rollout")
+    if count := await database.query(lambda connection: connection.execute(orphans).scalar_one()):
+        report.problems.append(f"{count} rewards belong to no rollout")
 
 
 def _page(connection: sa.Connection, after: str) -> list[tuple[str, str | None, list[sa.Row[Any]]]]:
-    """Rollouts after `after`, each with the hash that it holds and its rewards in the order of their numbers."""
+    """A page of rollouts after `after`, each with its stored hash and its rewards in order."""
     page = sa.select(rollouts.c.id, rollouts.c.reward_head).where(rollouts.c.id > after).order_by(rollouts.c.id)
     heads = {row.id: row.reward_head for row in connection.execute(page.limit(PAGE))}
     if not heads:
@@ -85,7 +85,7 @@ def _problems(rollout_id: str, head: str | None, rows: list[sa.Row[Any]]) -> Ite
         if row.number != number:
             yield f"rollout {rollout_id}: reward {row.id} is number {row.number}, not {number}"
         if chained_hash(previous, row._asdict()) != row.hash:
-            yield f"rollout {rollout_id}: reward {row.id} is not what was appended"
+            yield f"rollout {rollout_id}: reward {row.id} was changed"
         previous = row.hash
     if previous != (head or ""):
         yield f"rollout {rollout_id}: its last reward is missing, or another was added"

@@ -1,7 +1,7 @@
-"""Rewards: appended facts. A reward counts for the attempt that was current when it came.
+"""Rewards: appended facts. A reward belongs to the rollout's attempt at that time.
 
-An attempt has one reward of each scope: the first stands, and a second evaluator's is refused. So nobody adds to what
-was judged; to judge again, run the rollout again.
+An attempt has at most one reward of each scope. The first one counts, and a second one is refused, so nobody can change
+a score later. To score again, run the rollout again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ class Rewards:
         self._uow = uow
 
     async def append(self, reward: NewReward, by: Caller = SERVER) -> Reward:
-        """Appends; the same `id` with the same content again changes nothing, with another is refused.
+        """Appends a reward. The same `id` with the same content has no effect; with another content it is refused.
 
-        May come after the rollout has ended, and completes its group if that was all it waited for. A reward for an
-        attempt that is not the last one is refused.
+        The rollout may have ended. The reward may complete its group. A reward for an earlier attempt is refused.
         """
         id = reward.id or new_id()
 
@@ -55,7 +54,7 @@ class Rewards:
                 )
             if rollout.attempt and rollout.session_id is None and rollout.status == RolloutStatus.PENDING:
                 raise LedgerError(
-                    f"rollout {rollout.id} waits for attempt {rollout.attempt} to begin; nothing of it can be judged",
+                    f"rollout {rollout.id} waits for attempt {rollout.attempt} to begin; it cannot be scored yet",
                     param="attempt",
                 )
             _check_first(tx, rollout, reward.scope)
@@ -64,7 +63,7 @@ class Rewards:
                 "id": id,
                 "rollout_id": rollout.id,
                 "attempt": rollout.attempt,
-                "value": float(reward.value) + 0.0,  # as the database gives it back: a float, and no -0.0
+                "value": float(reward.value) + 0.0,  # the form that the database returns: a float, and no -0.0
                 "scope": reward.scope,
                 "source": reward.source,
                 "detail": json.loads(json.dumps(dict(reward.detail))),
@@ -83,7 +82,7 @@ class Rewards:
         return await self._uow.transact(work)
 
     async def of(self, rollout_id: str) -> Sequence[Reward]:
-        """Every reward ever appended to the rollout, also of earlier attempts, in order."""
+        """All rewards of the rollout, including those of earlier attempts, in order."""
         statement = sa.select(rewards).where(rewards.c.rollout_id == rollout_id)
         ordered = statement.order_by(rewards.c.number)
         return await self._uow.query(lambda tx: [reward_of(row) for row in tx.all(ordered)])
@@ -94,8 +93,8 @@ def _check_first(tx: Tx, rollout: Any, scope: str) -> None:
     first = tx.first(sa.select(rewards).where(rewards.c.rollout_id == rollout.id, of_scope))
     if first is not None:
         raise LedgerError(
-            f"rollout {rollout.id}, attempt {rollout.attempt} has its reward of scope {scope} already: {first.id} by "
-            f"{first.source or 'no source'}, key {first.key_id or 'unknown'}; an attempt is judged once",
+            f"rollout {rollout.id}, attempt {rollout.attempt} already has a reward of scope {scope}: {first.id} by "
+            f"{first.source or 'no source'}, key {first.key_id or 'unknown'}; an attempt is scored once",
             param="scope",
         )
 

@@ -1,8 +1,8 @@
-"""Rollouts: attempts begun, and each brought to exactly one terminal state.
+"""Rollouts: starting attempts, and finishing each rollout in exactly one terminal state.
 
-A rollout's attempts are numbered from 1, each with a session of its own; a new attempt ends the session of the one
-before it, and what an older attempt says afterwards is refused. An attempt that failed for the infrastructure is no
-end: the rollout waits for a new one, `infra_retries` times, while the others of its group stay as they are.
+Attempts are numbered from 1, and each has its own session. A new attempt closes the previous session, and calls from
+older attempts are refused. An attempt that failed because of the infrastructure does not end the rollout: it waits for
+a new attempt, up to `infra_retries` times. The other rollouts of its group are not affected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rolltap.contract.admin import FinishRollout
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
 from rolltap.ledger.base import LedgerSettings, StartedRollout, TrainedVersions
-from rolltap.ledger.completion import FREE, comes_back, settle
+from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rows import load_group, locked_group
 from rolltap.ledger.schema import attempts, evaluations, rollouts
 from rolltap.ledger.tampering import append, counted
@@ -34,14 +34,14 @@ class Rollouts:
         return next(rollout for rollout in group.rollouts if rollout.id == rollout_id)
 
     async def evaluation(self, rollout_id: str) -> str:
-        """What the rollout's evaluator saw; "" where there was none."""
+        """The text that the rollout's evaluator saw; "" if there is none."""
         packed = await self._uow.query(
             lambda tx: tx.scalar(sa.select(evaluations.c.seen).where(evaluations.c.rollout_id == rollout_id))
         )
         return unpack_bytes(packed or b"").decode()
 
     async def group_of(self, rollout_id: str) -> Group:
-        """The group that the rollout belongs to."""
+        """The rollout's group."""
 
         def work(tx: Tx) -> Group:
             group_id = tx.scalar(sa.select(rollouts.c.group_id).where(rollouts.c.id == rollout_id))
@@ -52,23 +52,23 @@ class Rollouts:
         return await self._uow.query(work)
 
     async def check_own(self, rollout_id: str, by: Caller, node_token: str = "") -> None:
-        """As `rolltap.ledger.rollouts.check_own`, in a transaction of its own."""
+        """`rolltap.ledger.rollouts.check_own` in its own transaction."""
         if by.only_own:
             await self._uow.query(lambda tx: check_own(tx, rollout_id, by, node_token))
 
     async def check_own_session(self, session_id: str, rollout_id: str | None, by: Caller) -> None:
-        """`Forbidden` unless `by` may close the session of the rollout: a runner those of attempts that it began."""
+        """Raises `Forbidden` if a runner's key closes the session of an attempt that it did not start."""
         of_rollout = sa.and_(attempts.c.rollout_id == rollout_id, attempts.c.session_id == session_id)
-        own = sa.select(attempts.c.key_id).where(of_rollout)  # by the primary key: every rollout's end asks this
+        own = sa.select(attempts.c.key_id).where(of_rollout)  # uses the primary key, as every rollout's end runs this
         if by.only_own and await self._uow.query(lambda tx: tx.scalar(own)) != by.id:
-            raise Forbidden("a runner's key closes the sessions of the attempts that it began, no others")
+            raise Forbidden("a runner's key can close only the sessions of attempts that it started")
 
     async def start(
         self, rollout_id: str, session_id: str, *, runner: str = "", node_token: str = "", by: Caller = SERVER
     ) -> StartedRollout:
-        """A new attempt on `session_id`; the session of the attempt before it is closed.
+        """Starts a new attempt with `session_id`; closes the session of the previous attempt.
 
-        `LedgerError` if the rollout has ended, `LeaseLost` if it is another node's.
+        Raises `LedgerError` if the rollout has ended, `LeaseLost` if another node has claimed it.
         """
 
         def work(tx: Tx) -> StartedRollout:
@@ -77,8 +77,8 @@ class Rollouts:
                 raise LedgerError(f"rollout {rollout_id} has ended as {rollout.status}; it can't be started again")
             _check_claim(rollout, node_token)
             check_own(tx, rollout_id, by)
-            came_back = rollout.attempt > 0 and rollout.session_id is None  # the attempt has its number
-            attempt = rollout.attempt if came_back else rollout.attempt + 1
+            is_numbered = rollout.attempt > 0 and rollout.session_id is None  # see `pending_again`
+            attempt = rollout.attempt if is_numbered else rollout.attempt + 1
             tx.end_session(rollout.session_id)
             values = {"status": RolloutStatus.RUNNING, "attempt": attempt, "session_id": session_id}
             tx.run(sa.update(rollouts).where(rollouts.c.id == rollout_id).values(values))
@@ -91,11 +91,11 @@ class Rollouts:
         return await self._uow.transact(work)
 
     async def finish(self, rollout_id: str, ending: FinishRollout, by: Caller = SERVER) -> Rollout:
-        """The one terminal state; the session is closed. The same ending again changes nothing.
+        """Ends the rollout in a terminal state and closes its session. The same ending again has no effect.
 
-        Where the infrastructure failed, the rollout is pending again under the next attempt's number.
-        `LedgerError` if the rollout has ended in another way, or the attempt is not the last one; `LeaseLost` if it is
-        another node's. A scored rollout whose calls can't be reconstructed becomes unscorable, and its reason says why.
+        After an infrastructure failure the rollout may be pending again, with the next attempt's number. A scored
+        rollout whose calls cannot be reconstructed becomes unscorable, with a reason. Raises `LedgerError` if the
+        rollout has ended differently or the attempt is not the last one, `LeaseLost` if another node has claimed it.
         """
         await self.check_own(rollout_id, by, ending.node_token)
         rollout = await self.get(rollout_id)
@@ -112,7 +112,7 @@ class Rollouts:
                 check_own(tx, rollout_id, by)
                 if row.session_id is not None:
                     append(tx, row.session_id, ending.tampering)
-                if _tried_again(row, group, ending, self._uow.settings):
+                if _may_retry(row, group, ending, self._uow.settings):
                     _give_back(tx, row, ending)
                     return
                 _end(tx, row, ending, trained)
@@ -133,7 +133,7 @@ class Rollouts:
 
 
 def _check_ending(rollout: Any, ending: FinishRollout) -> bool:
-    """Whether `ending` may be applied to a rollout (or its row); False if it already was."""
+    """Whether `ending` can be applied to a rollout (or its row); False if it is applied already. Raises otherwise."""
     if ending.attempt != rollout.attempt:
         raise LedgerError(
             f"rollout {rollout.id} is at attempt {rollout.attempt}; attempt {ending.attempt} can't end it",
@@ -153,7 +153,7 @@ def _describe(status: str, cause: str | None) -> str:
 
 def _check_claim(row: Any, node_token: str) -> None:
     if (row.node_token or "") != node_token:
-        raise LeaseLost(f"rollout {row.id} is not this node's any more; its claim ran out or was given to another")
+        raise LeaseLost(f"this node has lost rollout {row.id}: its claim expired, or another node has claimed it")
 
 
 def check_own(tx: Tx, rollout_id: str, by: Caller, node_token: str = "") -> None:
@@ -171,21 +171,21 @@ def check_own(tx: Tx, rollout_id: str, by: Caller, node_token: str = "") -> None
         return
     own_attempts = sa.select(attempts.c.attempt).where(attempts.c.rollout_id == rollout_id, attempts.c.key_id == by.id)
     if row is not None and tx.first(own_attempts) is not None:
-        raise LeaseLost(f"rollout {rollout_id} is not this key's any more: its claim ran out, and {_holder(row)}")
+        raise LeaseLost(f"this key has lost rollout {rollout_id}: its claim expired, and {_holder(row)}")
     if row is not None and node_token not in ("", row.node_token):
-        raise LeaseLost(f"rollout {rollout_id} is not this node's any more; its claim ran out or was given to another")
-    raise Forbidden(f"rollout {rollout_id} is not of this key: it was claimed with another one, or with none")
+        raise LeaseLost(f"this node has lost rollout {rollout_id}: its claim expired, or another node has claimed it")
+    raise Forbidden(f"this key has not claimed rollout {rollout_id}: another key or no key has claimed it")
 
 
 def _holder(row: Any) -> str:
-    """Who has the rollout with this row, in words."""
+    """The current holder of the rollout, as text."""
     if row.node is not None:
         return f"node {row.node!r} has it, with key {row.node_key}"
     return f"it has ended as {row.status}" if RolloutStatus(row.status).terminal else "nobody has it now"
 
 
-def _tried_again(row: Any, group: Any, ending: FinishRollout, settings: LedgerSettings) -> bool:
-    """Whether the group still waits for the rollout, and nothing but the infrastructure failed, not too often yet."""
+def _may_retry(row: Any, group: Any, ending: FinishRollout, settings: LedgerSettings) -> bool:
+    """Whether a failed attempt is retried: only the infrastructure failed, not too often, and the group is open."""
     failed = ending.status in (RolloutStatus.FAILED, RolloutStatus.TIMED_OUT)
     blameless = ending.caused_by is Cause.INFRASTRUCTURE and ending.counts_as is Scoring.UNSCORABLE
     waited_for = group.status == GroupStatus.OPEN
@@ -193,7 +193,7 @@ def _tried_again(row: Any, group: Any, ending: FinishRollout, settings: LedgerSe
 
 
 def _give_back(tx: Tx, row: Any, ending: FinishRollout) -> None:
-    values = comes_back(row, failed=True, reason=ending.reason)
+    values = pending_again(row, failed=True, reason=ending.reason)
     tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
     why = {"status": values["status"], "attempt": row.attempt, "reason": ending.reason}
     tx.note("rollout_returned", row.id, group_id=row.group_id, **why)

@@ -1,4 +1,4 @@
-"""Rows become the glossary's types here, and only here."""
+"""Converts the ledger's rows to the glossary's types. No other module does that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Cause, Group, GroupStatus, Reward, Rollout, RolloutStatus, Scoring, Task
 
 OUTSTANDING = (GroupStatus.OPEN, GroupStatus.COMPLETE, GroupStatus.LEASED)
-"""A group of these states takes room: it is under way, waits for a trainer, or is with one."""
+"""States of groups that count for backpressure: open, ready for a trainer, or leased."""
 
 
 def reward_of(row: Any) -> Reward:
@@ -90,20 +90,20 @@ def member_of(row: Any, rollout: Rollout) -> Member:
 
 
 def total_reward(rollout: Rollout) -> float | None:
-    """The sum of the rollout-scope rewards; None while there is none."""
+    """The sum of the rewards with scope "rollout"; None if there are none."""
     values = [reward.value for reward in rollout.rewards if reward.scope == "rollout"]
     return sum(values) if values else None
 
 
 def task_digest(task: Task) -> str:
-    """SHA-256 of the task's content: the same id may stand for another content later."""
+    """SHA-256 of the task's content: a task id may get another content later."""
     content = [task.id, task.instruction, task.spec, list(task.tags)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()
 
 
 def rollout_rows(tx: Tx, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, Rollout]]]:
-    """Every rollout of the groups in order, as its row and as the type, by group. Rewards are of the last attempt."""
-    earned: defaultdict[str, list[Reward]] = defaultdict(list)
+    """The groups' rollouts by group, in order, as (row, rollout). Their rewards are those of the last attempt."""
+    rewards_of: defaultdict[str, list[Reward]] = defaultdict(list)
     current = (
         sa.select(rewards)
         .join(rollouts, rollouts.c.id == rewards.c.rollout_id)
@@ -111,7 +111,7 @@ def rollout_rows(tx: Tx, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, 
         .order_by(rewards.c.rollout_id, rewards.c.number)
     )
     for row in tx.all(current):
-        earned[row.rollout_id].append(reward_of(row))
+        rewards_of[row.rollout_id].append(reward_of(row))
     by_group: dict[str, list[tuple[Any, Rollout]]] = {group_id: [] for group_id in group_ids}
     members = (
         sa.select(rollouts, groups.c.task_id)
@@ -120,12 +120,12 @@ def rollout_rows(tx: Tx, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, 
         .order_by(rollouts.c.group_id, rollouts.c.position)
     )
     for row in tx.all(members):
-        by_group[row.group_id].append((row, rollout_of(row, row.task_id, earned[row.id])))
+        by_group[row.group_id].append((row, rollout_of(row, row.task_id, rewards_of[row.id])))
     return by_group
 
 
 def load_groups(tx: Tx, group_ids: Sequence[str]) -> list[Group]:
-    """The groups in the order of `group_ids`; unknown ones are left out."""
+    """The groups in the order of `group_ids`. Unknown ids are left out."""
     if not group_ids:
         return []
     members = rollout_rows(tx, group_ids)
@@ -145,7 +145,7 @@ def load_group(tx: Tx, group_id: str) -> Group:
 
 
 def load_tasks(tx: Tx, group_ids: Sequence[str]) -> dict[str, Task]:
-    """The task of each group, by the group's id."""
+    """The tasks by group id."""
     statement = (
         sa.select(tasks, groups.c.id.label("group_id"))
         .join(groups, groups.c.task_digest == tasks.c.digest)
@@ -156,12 +156,12 @@ def load_tasks(tx: Tx, group_ids: Sequence[str]) -> dict[str, Task]:
 
 def trained_rollouts(tx: Tx, group_ids: Sequence[str]) -> set[str]:
     """The ids of the groups' rollouts that had tokens to train when they ended."""
-    had = sa.select(rollouts.c.id).where(rollouts.c.group_id.in_(group_ids), rollouts.c.oldest_version >= 0)
-    return {row.id for row in tx.all(had)}
+    trained = sa.select(rollouts.c.id).where(rollouts.c.group_id.in_(group_ids), rollouts.c.oldest_version >= 0)
+    return {row.id for row in tx.all(trained)}
 
 
 def locked_group(tx: Tx, rollout_id: str) -> tuple[Any, Any]:
-    """The rows of a rollout and of its group, which is locked until the transaction ends."""
+    """The rows of a rollout and its group. The group is locked until the transaction ends."""
     group_id = tx.scalar(sa.select(rollouts.c.group_id).where(rollouts.c.id == rollout_id))
     if group_id is None:
         raise NotFound(f"no rollout {rollout_id!r}", param="rollout_id")

@@ -1,8 +1,8 @@
-"""When a group is complete: a pure decision over its rollouts.
+"""Decides when a group is complete: a pure function of its rollouts.
 
-A rollout is *settled* when it is terminal and, if it is scored, has the rewards that the rule asks for. It is
-*usable* when it is settled and not unscorable. A masked rollout does not wait for a reward; without one it stays out
-of the baseline too.
+A rollout is *settled* if it is terminal and, if it is scored, has the rewards that the rule requires. It is *usable* if
+it is settled and not unscorable. A masked rollout does not wait for a reward; without a reward it is not in the
+baseline either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rolltap.types import RolloutStatus, Scoring
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A rollout as the rule sees it. `scopes` are those it has rewards for, `reward` the sum of rollout scope."""
+    """A rollout's input to the rule. `scopes`: scopes of its rewards; `reward`: its total reward of scope rollout."""
 
     rollout_id: str
     status: RolloutStatus
@@ -35,32 +35,32 @@ class Member:
         if scope == EACH_CALL:
             return all(f"call:{call}" in self.scopes for call in self.trained_calls)
         if scope in WILDCARDS:
-            return any(had.startswith(scope[:-1]) for had in self.scopes)
+            return any(own.startswith(scope[:-1]) for own in self.scopes)
         return scope in self.scopes
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not yet."""
+    """The group stays open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """`count` more rollouts are to be opened."""
+    """The group needs `count` more rollouts."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The group is ready, without the rollouts `left_out`, which become unscorable (cancelled where still open)."""
+    """The group is ready. The rollouts `left_out` become unscorable, and are cancelled if they are not terminal."""
 
     left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The group will never be ready."""
+    """The group can never be ready."""
 
     reason: str
     left_out: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ Decision = Wait | Refill | Complete | Drop
 
 
 def decide(rule: GroupRule, members: Sequence[Member], *, n: int, late: bool) -> Decision:
-    """What becomes of an open group of `n` first rollouts; `late` says that its deadline has passed."""
+    """The decision for an open group that began with `n` rollouts. `late`: its deadline has passed."""
     settled = [member for member in members if member.settled(rule.scopes)]
     usable = [member for member in settled if member.scoring is not Scoring.UNSCORABLE]
     waiting = tuple(member.rollout_id for member in members if not member.settled(rule.scopes))
@@ -92,7 +92,7 @@ def decide(rule: GroupRule, members: Sequence[Member], *, n: int, late: bool) ->
 
 
 def usable_rewards(members: Sequence[Member], left_out: Sequence[str]) -> list[float]:
-    """The rewards of the usable rollouts that have one."""
+    """The rewards of the usable rollouts."""
     return [
         member.reward
         for member in members
@@ -101,5 +101,5 @@ def usable_rewards(members: Sequence[Member], left_out: Sequence[str]) -> list[f
 
 
 def zero_variance(rewards: Sequence[float]) -> bool:
-    """Whether there are at least two rewards and all are equal: nothing to learn from."""
+    """Whether there are at least two rewards and all are equal, so that the group has no gradient."""
     return len(rewards) > 1 and even(rewards)

@@ -1,7 +1,4 @@
-"""What a policy's run is doing now: what waits, who works on it, who trains on it, and what was given up.
-
-Plain functions of a connection that change nothing.
-"""
+"""The current state of a policy's run: waiting work, leases, nodes and dead groups. Read-only."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus
 
 GIVEN_UP = 20
-"""Dead groups that are listed, the newest."""
+"""Maximum number of listed dead groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLine:
-    """A trainer's lease that runs. `step` is the last one that the trainer acknowledged."""
+    """An open lease. `step` is the last one that its trainer acknowledged."""
 
     trainer: str
     groups: int
@@ -33,7 +30,7 @@ class LeaseLine:
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """A node with the policy's rollouts in its hands, until `expires_at` unless it says that it lives."""
+    """A node with claims on the policy's rollouts, which expire at `expires_at` without a heartbeat."""
 
     name: str
     rollouts: int
@@ -42,7 +39,7 @@ class NodeLine:
 
 @dataclass(frozen=True, slots=True)
 class DeadLine:
-    """A group that was given up, and why."""
+    """A dead group with the last reason."""
 
     group_id: str
     failures: int
@@ -51,7 +48,7 @@ class DeadLine:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """`waiting_tasks` are submitted and not begun; `waiting_rollouts` are of open groups and with no node."""
+    """`waiting_tasks`: submitted tasks without a group. `waiting_rollouts`: unclaimed rollouts of open groups."""
 
     waiting_tasks: int
     waiting_rollouts: int

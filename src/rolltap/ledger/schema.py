@@ -1,11 +1,10 @@
 """The ledger's tables, on the same MetaData as the call log's.
 
-Times are seconds since the epoch by the database's clock. A group's and a rollout's rows hold their current state;
-`rewards` and `audit` are append-only by the
-database, `attempts` and `events` by the code. `leases.token` is the fencing token: an
-autoincrement key, so a later lease always has a greater one.
+Times are seconds since the epoch by the database's clock. Rows of groups and rollouts hold the current state. The
+database keeps `rewards` and `audit` append-only; the code does so for `attempts` and `events`. `leases.token` is the
+fencing token: an autoincrement key, so a later lease always has a greater one.
 
-On Postgres every table has a column `tenant` besides, which is the database's own (`rolltap.calllog.separation`).
+On Postgres every table also has a column `tenant` (`rolltap.calllog.separation`).
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ policies = Table(
     Column("version", Integer, nullable=False),
     Column("tokenizer_hash", String, nullable=False),
     Column("given", Integer, nullable=False),  # the highest version that engines were asked to load
-    Column("paused", String),  # mode of the weight update under way
-    Column("owner", String),  # the trainer that trains it; None: nobody has claimed it yet
+    Column("paused", String),  # mode of the running weight update
+    Column("owner", String),  # the trainer that owns it; None: no trainer yet
     Column("owned_since", Double),
     Column("created_at", Double, nullable=False),
 )
@@ -49,14 +48,14 @@ version_digests = Table(
     metadata,
     Column("policy", ForeignKey("policies.name"), primary_key=True),
     Column("version", Integer, primary_key=True),
-    Column("digest", String, nullable=False),  # of the weights that engines were asked to load as this version
+    Column("digest", String, nullable=False),  # of the weights that were assigned this version
 )
 
 abandoned = Table(
     "abandoned",
     metadata,
     Column("policy", ForeignKey("policies.name"), primary_key=True),
-    Column("first", Integer, nullable=False),  # versions that a rewind took back
+    Column("first", Integer, nullable=False),  # first and last of the versions that a rewind abandoned
     Column("last", Integer, primary_key=True),
 )
 
@@ -83,7 +82,7 @@ submissions = Table(
     Column("id", String, primary_key=True),
     Column("digest", String, nullable=False),
     Column("policy", ForeignKey("policies.name"), nullable=False),
-    Column("roles", JSON(none_as_null=True)),  # role to policy; None: one policy plays alone
+    Column("roles", JSON(none_as_null=True)),  # role to policy; None: only one policy
     Column("n", Integer, nullable=False),
     Column("priority", Integer, nullable=False),
     Column("tags", JSON, nullable=False),
@@ -98,7 +97,7 @@ submitted = Table(
     Column("submission_id", ForeignKey("submissions.id"), primary_key=True),
     Column("position", Integer, primary_key=True),
     Column("task_digest", ForeignKey("tasks.digest"), nullable=False),
-    Column("group_id", String),  # None while it waits in the queue
+    Column("group_id", String),  # None while it is queued
     Index("submitted_queue", "group_id", "submission_id"),
 )
 
@@ -109,7 +108,7 @@ groups = Table(
     Column("task_id", String, nullable=False, index=True),
     Column("task_digest", ForeignKey("tasks.digest"), nullable=False),
     Column("policy", ForeignKey("policies.name"), nullable=False),
-    Column("roles", JSON(none_as_null=True)),  # role to policy; None: one policy plays alone
+    Column("roles", JSON(none_as_null=True)),  # role to policy; None: only one policy
     Column("n", Integer, nullable=False),
     Column("priority", Integer, nullable=False),
     Column("tags", JSON, nullable=False),
@@ -155,9 +154,9 @@ rollouts = Table(
     Column("node", String),
     Column("node_token", String),
     Column("node_expires_at", Double),
-    Column("node_key", String),  # id of the key that claimed it
+    Column("node_key", String),  # id of the key that claimed the rollout
     Column("reward_head", String),  # hash of its last reward
-    Column("tampering", JSON(none_as_null=True)),  # attempts of its last session by kind, counted at its end
+    Column("tampering", JSON(none_as_null=True)),  # acts of its last session by kind, counted at its end
     Index("rollouts_by_group", "group_id", "position", unique=True),
     Index("rollouts_by_status", "status", "node_expires_at"),
     Index("rollouts_by_claim", "node_expires_at"),
@@ -171,18 +170,18 @@ attempts = Table(
     Column("session_id", String, nullable=False),
     Column("runner", String, nullable=False),
     Column("started_at", Double, nullable=False),
-    Column("key_id", String, index=True),  # of the key that began it
+    Column("key_id", String, index=True),  # the key that started it
 )
 
 evaluations = Table(
     "evaluations",
     metadata,
     Column("rollout_id", ForeignKey("rollouts.id"), primary_key=True),
-    Column("seen", LargeBinary, nullable=False),  # what the evaluator of the last attempt saw, packed text
+    Column("seen", LargeBinary, nullable=False),  # packed text that the evaluator of the last attempt saw
 )
 
 tampering = Table(
-    "tampering",  # what agents tried, as runners and proxies saw it
+    "tampering",  # acts of tampering that runners and proxies noticed
     metadata,
     Column("seq", Serial, primary_key=True, autoincrement=True),
     Column("at", Double, nullable=False),
@@ -203,9 +202,9 @@ rewards = Table(
     Column("source", String, nullable=False),
     Column("detail", JSON, nullable=False),
     Column("created_at", Double, nullable=False),
-    Column("key_id", String, nullable=False),  # of the key that appended it; "" before keys had ids
-    Column("number", Integer, nullable=False),  # its place among the rollout's, from 0
-    Column("hash", String, nullable=False),  # of this row and the one before it
+    Column("key_id", String, nullable=False),  # the key that appended it; "" before keys had ids
+    Column("number", Integer, nullable=False),  # its position among the rollout's rewards, from 0
+    Column("hash", String, nullable=False),  # covers this row and the previous hash
 )
 append_only(rewards)
 
@@ -214,8 +213,8 @@ trainers = Table(
     metadata,
     Column("name", String, primary_key=True),
     Column("step", BigInteger),
-    Column("run", String),  # the folder of checkpoints that goes by this name; None: it never rewound
-    Column("incarnation", Integer, nullable=False),  # how often the run was started; older ones are fenced
+    Column("run", String),  # id of its folder of checkpoints; None: it never rewound
+    Column("incarnation", Integer, nullable=False),  # number of starts; older incarnations are refused
     Column("started_at", Double),  # of the incarnation
 )
 
@@ -263,7 +262,7 @@ lease_groups = Table(
 )
 
 keys = Table(
-    "keys",  # minted ones; those of the settings are in no table
+    "keys",  # minted keys; the settings' keys are in no table
     metadata,
     Column("id", String, primary_key=True),
     Column("name", String, nullable=False),
@@ -274,8 +273,8 @@ keys = Table(
     Column("expires_at", Double),
     Column("revoked_at", Double),
     Column("tenant", String, nullable=False, server_default=DEFAULT_TENANT),
-    Column("budget", JSON(none_as_null=True)),  # of a project's key; None: none
-    Column("used_calls", BigInteger, nullable=False, server_default="0"),  # by a project's key, in all
+    Column("budget", JSON(none_as_null=True)),  # of a project key; None: no budget
+    Column("used_calls", BigInteger, nullable=False, server_default="0"),  # total usage of a project key
     Column("used_tokens", BigInteger, nullable=False, server_default="0"),
     Column("used_bytes", BigInteger, nullable=False, server_default="0"),
 )
@@ -314,4 +313,4 @@ events = Table(
 
 for _table in metadata.tables.values():
     for _constraint in _table.foreign_key_constraints:
-        _constraint.ddl_if(dialect="sqlite")  # Postgres' have the tenant in them, too: `calllog.separation` makes them
+        _constraint.ddl_if(dialect="sqlite")  # on Postgres `calllog.separation` creates them, with the tenant

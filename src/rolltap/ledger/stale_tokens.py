@@ -1,4 +1,4 @@
-"""Stale tokens of a leased group lose their loss, where a trainer would rather have the rest than none of it."""
+"""Masks the stale tokens of a leased group, for trainers that choose `stale = "mask"`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Segment, Trajectory
 
 
 def without_stale(trajectory: Trajectory, history: VersionHistory, max_staleness: int) -> Trajectory:
-    """The trajectory with loss only on tokens at most `max_staleness` updates behind, and of weights that count."""
+    """The trajectory with loss only on tokens of staleness `max_staleness` or less, and not of abandoned versions."""
     segments = tuple(_masked(segment, history, max_staleness) for segment in trajectory.segments)
     return replace(trajectory, segments=segments)
 
@@ -28,7 +28,7 @@ def _masked(segment: Segment, history: VersionHistory, max_staleness: int) -> Se
         logprobs=np.where(kept, segment.logprobs, np.float32(0)),
         versions=np.where(kept, segment.versions, np.int32(NO_VERSION)),
         turns=tuple(replace(turn, trained=bool(kept[turn.start : turn.end].any())) for turn in segment.turns),
-        extras={  # experts are of context, too: a stale token's are as true as before
+        extras={  # routed experts are kept, as they are needed for context tokens as well
             name: array if name == ROUTED_EXPERTS else _cleared(array, ~kept) for name, array in segment.extras.items()
         },
     )

@@ -1,4 +1,4 @@
-"""How the ledger stands beside its policies' counts: the queue, the leases and the nodes."""
+"""Counts of the queue, the leases and the nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NODE_SILENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LedgerStanding:
-    """`queued` tasks that wait, open `leases` by policy, `nodes` that asked for work within the last minute."""
+    """The number of queued tasks, of open leases by policy, and of nodes that asked for work in the last minute."""
 
     queued: int
     leases: Mapping[str, int]

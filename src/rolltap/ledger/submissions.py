@@ -1,8 +1,8 @@
-"""Submissions: lists of tasks to roll out, queued until there is room, and their progress.
+"""Submissions: lists of queued tasks, and their progress.
 
 A submission is a list of tasks that share a policy, a group size and a rule. Each task waits in the queue until a node
-asks for work and the policy's trainers have room for another group; then its group is opened. A group that is replaced
-for its zero variance stays part of the submission.
+asks for work and the policy's trainers have room for another group. Then its group is opened. A group that replaces a
+zero-variance one belongs to the same submission.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MAX_TASKS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SubmissionSpec:
-    """What is asked for: `n` rollouts of each of `tasks`, compared by `rule`. A greater `priority` goes first.
+    """A submission to queue: `n` rollouts of each of `tasks`, with one `rule`. A greater `priority` goes first.
 
-    `policy` is the one that is trained; `roles` maps each role to its policy where several play.
+    `policy` is the trained one. `roles` maps each role to its policy if there are several.
     """
 
     policy: str
@@ -61,7 +61,7 @@ class SubmissionSpec:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of it but the priority."""
+        """SHA-256 of the content, without the priority."""
         policy = dict(self.roles) or self.policy
         content = [policy, self.n, [task_digest(task) for task in self.tasks], self.tags, rule_json(self.rule)]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()
@@ -69,10 +69,9 @@ class SubmissionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """How far a submission has come. `queued` tasks have no group yet; the mappings count by status.
+    """A submission and its progress. `queued` tasks have no group yet. `groups` and `rollouts` are counts by status.
 
-    `waits_for` says in words what the work that nobody runs waits for; `ended`, whether nothing is left to run or to be
-    scored.
+    `waits_for`: what the unclaimed work waits for, as text. `ended`: nothing is left to run or to score.
     """
 
     id: str
@@ -97,7 +96,7 @@ class Submissions:
         self._uow = uow
 
     async def submit(self, spec: SubmissionSpec, *, submission_id: str | None = None) -> Submission:
-        """Queues the tasks; the same `submission_id` with the same content again changes nothing."""
+        """Queues the tasks. The same `submission_id` with the same content again has no effect."""
         id = submission_id or new_id()
 
         def work(tx: Tx) -> Submission:
@@ -117,24 +116,24 @@ class Submissions:
         return await self._uow.query(lambda tx: _load(tx, submission_id, self._uow.settings))
 
     async def list(self, *, limit: int = 50) -> Sequence[Submission]:
-        """The newest first."""
+        """The newest submissions first."""
         ids = sa.select(submissions.c.id).order_by(submissions.c.created_at.desc(), submissions.c.id.desc())
         settings = self._uow.settings
         return await self._uow.query(lambda tx: [_load(tx, row.id, settings) for row in tx.all(ids.limit(limit))])
 
     async def groups(self, submission_id: str, *, after: str = "", limit: int = 100) -> Sequence[Group]:
-        """Its groups by id, with rollouts and rewards; `after` is the last id of the former page."""
+        """A page of its groups by id, with rollouts and rewards. `after` is the last id of the previous page."""
         ids = sa.select(groups.c.id).where(groups.c.submission_id == submission_id, groups.c.id > after)
         ids = ids.order_by(groups.c.id).limit(limit)
         return await self._uow.query(lambda tx: load_groups(tx, [row.id for row in tx.all(ids)]))
 
     async def of_group(self, group_id: str) -> str | None:
-        """The submission that the group belongs to."""
+        """The id of the group's submission, if it has one."""
         statement = sa.select(groups.c.submission_id).where(groups.c.id == group_id)
         return await self._uow.query(lambda tx: tx.scalar(statement))
 
     async def cancel(self, submission_id: str, reason: str = "cancelled") -> Submission:
-        """Nothing more of it is started, and what is under way is cancelled; groups that are complete stay."""
+        """Cancels the submission: its queued tasks and its open groups. Complete groups stay."""
 
         def work(tx: Tx) -> Submission:
             locked = sa.select(submissions).where(submissions.c.id == submission_id).with_for_update()
@@ -171,7 +170,7 @@ def _insert(tx: Tx, id: str, spec: SubmissionSpec) -> None:
 
 
 def queue_head(tx: Tx, submission: str | None, silence: float | None = None) -> Any:
-    """The queued task that goes next, locked, or None. With `silence`, only of policies that have room for a group."""
+    """The next queued task, or None. With `silence`, it is locked and its policy has room for a group."""
     waiting = (
         sa.select(submitted, submissions.c.priority, submissions.c.policy)
         .join(submissions, submissions.c.id == submitted.c.submission_id)
@@ -190,7 +189,7 @@ def queue_head(tx: Tx, submission: str | None, silence: float | None = None) -> 
 
 
 def open_queued(tx: Tx, head: Any, silence: float) -> bool:
-    """Opens the group of a queued task; False where another transaction has just taken the room, or cancelled it."""
+    """Opens the group of a queued task; False if another transaction has just taken the room or cancelled the task."""
     locked_policy(tx, head.policy)
     if room(tx, head.policy, silence) == 0:
         return False

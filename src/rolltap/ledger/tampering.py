@@ -1,4 +1,4 @@
-"""What agents tried, by session: each attempt is a row, and a rollout that ends gets the counts of its session."""
+"""Acts of tampering by session. Each act is a row; a rollout gets the counts of its session when it ends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Tampering:
         await self._uow.transact(lambda tx: append(tx, session_id, [act]))
 
     async def of(self, session_id: str) -> Sequence[TamperingAct]:
-        """A session's acts in the order in which they were seen."""
+        """A session's acts, in order."""
         return await self._uow.query(lambda tx: acts_of(tx, session_id))
 
     async def counts(self, session_ids: Sequence[str]) -> dict[str, int]:
-        """How many acts each of the sessions has made; those without one are left out."""
+        """The number of acts by session. Sessions without any are left out."""
         return await self._uow.query(lambda tx: tampering_counts(tx.connection, session_ids))
 
 
@@ -39,5 +39,5 @@ def acts_of(tx: Tx, session_id: str) -> list[TamperingAct]:
 
 
 def counted(tx: Tx, session_id: str | None) -> dict[str, int]:
-    """How many acts of each kind a session has made."""
+    """The number of a session's acts by kind."""
     return count_by_kind(acts_of(tx, session_id)) if session_id else {}

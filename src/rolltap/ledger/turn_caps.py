@@ -1,4 +1,4 @@
-"""Caps on the turns of a policy's rollouts, which may change during training (curricula)."""
+"""Turn caps of policies. They can change during training, for a curriculum."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class TurnCaps:
         self._uow = uow
 
     async def set(self, policy: str, turns: int) -> None:
-        """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
+        """Sets the cap for attempts that begin from now on; 0 removes it."""
         if turns < 0:
-            raise InvalidRequest(f"a cap is a number of turns, or 0 for none; not {turns}", param="turns")
+            raise InvalidRequest(f"turns: the cap must be 0 (no cap) or more, not {turns}", param="turns")
 
         def work(tx: Tx) -> None:
             locked_policy(tx, policy)
@@ -28,7 +28,7 @@ class TurnCaps:
         await self._uow.transact(work)
 
     async def of(self, policy: str, requested: int) -> int:
-        """The lower of what the policy and the task allow; 0 where neither has a cap."""
+        """The lower of the policy's cap and `requested`; 0 if there is no cap."""
         statement = sa.select(turn_caps.c.turns).where(turn_caps.c.policy == policy)
         cap = await self._uow.query(lambda tx: tx.scalar(statement)) or 0
         return min(cap, requested) if cap and requested else cap or requested

@@ -1,8 +1,8 @@
-"""One transaction of the ledger: its connection, the database's time, and what follows from its commit.
+"""Transactions of the ledger: connection, database time, and the actions after a commit.
 
-Every operation of the ledger is a plain function of a `Tx`, run in one hop to the database. Rows are locked in the
-order trainer, policy, lease, demand, group (what a transaction changes of a rollout, it changes under its group's
-lock), and rows of other trainers only where nobody holds them (`SKIP LOCKED`), so none waits in circles.
+Every operation of the ledger is a plain function of a `Tx`, run in one call to the database's thread. To avoid
+deadlocks, rows are locked in the order trainer, policy, lease, demand, group, and rows of other trainers only if they
+are free (`SKIP LOCKED`). A rollout is changed only under its group's lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Clock = Callable[[sa.Connection], float]
 
 @dataclass(slots=True, eq=False)
 class Tx:
-    """What a function of the ledger works on."""
+    """A transaction: the argument of the ledger's functions."""
 
     connection: sa.Connection
     now: float
@@ -49,32 +49,32 @@ class Tx:
         return self.connection.execute(statement).scalar()
 
     def run(self, statement: sa.Executable, rows: Sequence[Mapping[str, Any]] | None = None) -> int:
-        """How many rows `statement` touched."""
+        """Runs a statement; returns the number of affected rows."""
         if rows is not None and not rows:
             return 0
         return self.connection.execute(statement, rows).rowcount  # type: ignore[arg-type]
 
     def insert_new(self, table: sa.Table, values: Mapping[str, Any]) -> bool:
-        """Inserts unless a row of that key is there already; whether it did."""
+        """Inserts a row unless one with this key exists; True if it did."""
         dialect = sqlite if self.connection.dialect.name == "sqlite" else postgresql
         return self.connection.execute(dialect.insert(table).values(values).on_conflict_do_nothing()).rowcount > 0
 
     def note(self, kind: str, subject: str, **data: Any) -> None:
-        """Records an event, seen by others once the transaction is committed."""
+        """Records an event, visible to others after the commit."""
         self.noted.append({"at": self.now, "kind": kind, "subject": subject, "data": data})
 
     def end_session(self, session_id: str | None) -> None:
-        """The session is closed after the commit."""
+        """Closes the session after the commit."""
         if session_id is not None:
             self.ended_sessions.append(session_id)
 
     def wake_trainers(self) -> None:
-        """Waiting leases look again after the commit."""
+        """Makes waiting lease requests look again after the commit."""
         self.wakes_trainers = True
 
 
 class Wakeups:
-    """Tells waiters of this process that something changed. Take a ticket, look, then wait on the ticket."""
+    """Wakes waiters in this process when something changes. Take a ticket, look, then wait for the ticket."""
 
     def __init__(self) -> None:
         self._current = asyncio.Event()
@@ -89,14 +89,14 @@ class Wakeups:
 
 
 async def wait_for(ticket: asyncio.Event, seconds: float) -> None:
-    """Returns when the ticket is called or `seconds` have passed."""
+    """Waits until the ticket is set, at most `seconds`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, seconds)):
             await ticket.wait()
 
 
 class UnitOfWork:
-    """What the parts of the ledger share."""
+    """Runs the ledger's transactions; its parts share one."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class UnitOfWork:
         self._clock = clock
 
     async def transact(self, work: Callable[[Tx], T]) -> T:
-        """Runs `work` in one durable transaction, then closes the sessions it ended and wakes who waits."""
+        """Runs `work` in one durable transaction, then closes the sessions that it ended and wakes waiters."""
 
         def run(connection: sa.Connection) -> tuple[T, Tx]:
             transaction = Tx(connection, self._clock(connection))
@@ -136,9 +136,9 @@ class UnitOfWork:
         return result
 
     async def query(self, work: Callable[[Tx], T]) -> T:
-        """Runs `work` on a snapshot."""
+        """Runs `work` on a read-only snapshot."""
         return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-        """The rows of one statement: without a transaction's clock and round trips."""
+        """The rows of a single statement, without a transaction."""
         return await self._database.select(statement)

@@ -1,8 +1,8 @@
-"""Which weights a policy's version numbers name, and how many updates they are behind the current ones.
+"""The history of a policy's version numbers, and the staleness of versions.
 
-A number names one set of weights for ever, and numbers only grow. A trainer that restores an older checkpoint abandons
-the later versions, and its weights continue under the next free number. Example: after 6 to 8 are abandoned, 9 names
-the weights of 5 again. A token of 5 is as fresh as one of 9; one of 7 comes from weights that the trainer gave up.
+A number stands for one set of weights forever, and numbers only grow. A trainer that restores an older checkpoint
+abandons the later versions, and its weights continue with the next free number. Example: after 6 to 8 are abandoned, 9
+stands for the weights of 5. A token of 5 is as fresh as one of 9; a token of 7 comes from abandoned weights.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rolltap.ledger.unit_of_work import Tx
 
 @dataclass(frozen=True, slots=True)
 class VersionHistory:
-    """A policy's `version`, and the spans of abandoned ones (first, last), in order; each is followed by a number that
-    stands for the version before it."""
+    """A policy's `version`, and its abandoned spans (first, last) in order. The number after a span stands for the
+    weights of the version before it."""
 
     version: int
     abandoned: tuple[tuple[int, int], ...] = ()
 
     def behind(self, version: int) -> int:
-        """How many updates lie between the weights of `version` and those of now."""
+        """The number of updates between the weights of `version` and the current ones."""
         for first, last in self.abandoned:
             if first <= version <= last:
                 return version - first + 1 + self.behind(first - 1)
@@ -33,7 +33,7 @@ class VersionHistory:
         return max(0, self._newest - version - skipped)
 
     def oldest(self, behind: int) -> int:
-        """The lowest version at most `behind` updates from now, if it is not abandoned."""
+        """The lowest version that is at most `behind` updates behind, ignoring abandoned ones."""
         version = self._newest - behind
         for first, last in reversed(self.abandoned):
             if version > last + 1:
@@ -42,13 +42,13 @@ class VersionHistory:
         return version
 
     def is_fresh(self, version: int, max_staleness: int) -> bool:
-        """Whether a token of `version` is at most so many updates behind, and not of abandoned weights."""
-        given_up = any(first <= version <= last for first, last in self.abandoned)
-        return not given_up and self.behind(version) <= max_staleness
+        """Whether `version` is at most `max_staleness` updates behind, and not abandoned."""
+        is_abandoned = any(first <= version <= last for first, last in self.abandoned)
+        return not is_abandoned and self.behind(version) <= max_staleness
 
     @property
     def _newest(self) -> int:
-        """The served version, or the one that restored weights are about to be pushed as."""
+        """The served version, or the number with which restored weights will be pushed."""
         return max(self.version, self.abandoned[-1][1] + 1) if self.abandoned else self.version
 
 
@@ -66,10 +66,10 @@ def history_of(tx: Tx, policy: Any) -> VersionHistory:
 
 
 def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
-    """Whether a group has no trained token that is staler, or of abandoned weights.
+    """The condition for groups without a trained token that is staler or of an abandoned version.
 
-    Only the oldest and newest version of a group are known: one that spans an abandoned version counts as sampled from
-    it. Groups without a trained token are of no age.
+    Only a group's oldest and newest version are known. So a group counts as sampled from every version between them.
+    Groups without trained tokens are always fresh.
     """
     floor = history.oldest(max_staleness)
     own = [
@@ -81,9 +81,9 @@ def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]
 
 
 def partly_fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
-    """Whether a group may have a trained token that is fresh enough: its newest is, or an older one may be."""
+    """The condition for groups that may have a fresh trained token."""
     floor = history.oldest(max_staleness)
-    given_up = [
+    abandoned_only = [
         sa.and_(groups.c.oldest_version >= first, groups.c.newest_version <= last) for first, last in history.abandoned
     ]
-    return sa.or_(groups.c.oldest_version < 0, sa.and_(groups.c.newest_version >= floor, *map(sa.not_, given_up)))
+    return sa.or_(groups.c.oldest_version < 0, sa.and_(groups.c.newest_version >= floor, *map(sa.not_, abandoned_only)))

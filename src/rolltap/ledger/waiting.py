@@ -1,6 +1,6 @@
 """Why a submission waits: for a node, or for its trainers to consume groups.
 
-A node that holds rollouts, or has asked for some within `NODE_MEMORY` seconds, counts as alive.
+A node is alive if it has claims, or has asked for work within `NODE_MEMORY` seconds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus, RolloutStatus
 
 NODE_MEMORY = 60.0
-"""A node that waits for work asks again within the longest wait of a lease, which is shorter."""
+"""Seconds. A waiting node asks again sooner, as the longest wait of a lease is shorter."""
 
 FORGOTTEN_AFTER = 86_400.0
 
 
 def note_node(tx: Tx, name: str, submission: str | None) -> None:
-    """The node asks for work now. Nodes that have not asked for a day are forgotten."""
+    """Records that the node asks for work now. Deletes nodes that have not asked for a day."""
     tx.run(sa.delete(nodes).where(nodes.c.asked_at < tx.now - FORGOTTEN_AFTER))
     values = {"submission_id": submission, "asked_at": tx.now}
     if not tx.insert_new(nodes, {"name": name, **values}):
@@ -32,7 +32,7 @@ def note_node(tx: Tx, name: str, submission: str | None) -> None:
 
 
 def waits_for(tx: Tx, submission: Any, queued: int, settings: LedgerSettings) -> str:
-    """What the work of a submission (its row) that nobody runs waits for, in words; "" where all of it runs."""
+    """What the unclaimed work of a submission (its row) waits for, as text; "" if all of it runs."""
     free = (
         sa.select(sa.func.count())
         .select_from(rollouts.join(groups, groups.c.id == rollouts.c.group_id))

@@ -18,7 +18,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.outline import call_words, fetch_summarized
 from rolltap.errors import StoreError
-from rolltap.ledger.reading import happened_since, origins, tampered_since, tampering_counts
+from rolltap.ledger.reading import ledger_changes_since, origins, tampered_since, tampering_counts
 from rolltap.reading.index import SessionIndex
 from rolltap.reading.summaries import summary_of
 
@@ -100,18 +100,20 @@ class Indexer:
         open_calls = await asyncio.to_thread(self.index.open_calls)
         seen = Seen(looked, count, last, list(open_calls))
         changes = await self._database.query(lambda connection: changes_since(connection, seen))
-        happened = await self._database.query(lambda connection: happened_since(connection, events_at, self._events))
+        in_ledger = await self._database.query(
+            lambda connection: ledger_changes_since(connection, events_at, self._events)
+        )
         stale = {*changes.new_sessions, *changes.changed_sessions}
         stale.update(open_calls[call_id] for call_id in changes.ended)
         new_calls = await asyncio.to_thread(self.index.unknown_calls, list(changes.calls))
         stale.update(changes.calls[call_id] for call_id in new_calls)
-        stale |= await asyncio.to_thread(self.index.of_subjects, happened.subjects)
+        stale |= await asyncio.to_thread(self.index.of_subjects, in_ledger.subjects)
         stale |= await self._database.query(lambda connection: tampered_since(connection, events_at))
         if changes.missing or (thorough and self._is_thorough_due()):
             stale |= await self._look_thoroughly()
-        marks = {"looked_at": repr(now), "events_at": repr(happened.at)}
+        marks = {"looked_at": repr(now), "events_at": repr(in_ledger.at)}
         await asyncio.to_thread(lambda: self.index.mark(stale, **marks))
-        self._events = happened.seen
+        self._events = in_ledger.seen
         self._looked_at = time.monotonic()
 
     async def _look_thoroughly(self) -> set[str]:

@@ -123,7 +123,7 @@ async def test_a_group_must_be_acknowledged_long_ago_and_not_be_leased_again(sql
         session = a_session(id=session_id, **EXPIRED)
         await sql_log.open_session(session)
         await append(sql_log, session)
-    held = {"uses": claims}
+    held = {"uses": group_uses}
     late = time.time() + 60
     assert set((await reasons(sql_log, before=late, **held)).values()) == {Reason.WAITING}
     wanted = LeaseRequest("trainer", "policy", 1)

@@ -23,7 +23,7 @@ from rolltap.cli.export import export
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
-from rolltap.ledger.rebuilding import OwnRebuilder
+from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.dialects import DIALECTS
@@ -121,7 +121,7 @@ async def _record(url: str) -> None:
     async def close(session_id: str) -> None:
         await log.close_session(session_id, 1_772_000_009.0)
 
-    ledger = Ledger(log.database, rebuilder=OwnRebuilder(log.database, trajectories), close_session=close)
+    ledger = Ledger(log.database, rebuilder=LocalRebuilder(log.database, trajectories), close_session=close)
     await ledger.policies.register("tiny")
     task = Task("list-files", "List.", {"harness": "codex"}, ("files",))
     group = await ledger.groups.open(GroupSpec("tiny", 2, task, ("first",)))

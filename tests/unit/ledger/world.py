@@ -19,12 +19,12 @@ from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import RecordCorrupt
 from rolltap.ids import new_id
-from rolltap.ledger.append_only import guards, removals
+from rolltap.ledger.append_only import guards
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.ledger import Ledger
-from rolltap.ledger.rebuilding import OwnRebuilder
+from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.ledger.schema import audit, metadata, rewards
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
 
@@ -51,6 +51,13 @@ async def _on_server(server: str, statement: str) -> None:
         await connection.execute(statement)
     finally:
         await connection.close()
+
+
+def removals(table: str, dialect: str) -> list[str]:
+    """The statements that drop an append-only table's triggers."""
+    if dialect == "sqlite":
+        return [f"DROP TRIGGER {table}_no_update", f"DROP TRIGGER {table}_no_delete"]
+    return [f"DROP TRIGGER {table}_no_change ON {table}", f"DROP TRIGGER {table}_no_truncate ON {table}"]
 
 
 async def empty(database: Database) -> None:
@@ -110,7 +117,7 @@ class World:
         self.pruned: set[str] = set()
         self.ledger = Ledger(
             database,
-            rebuilder=OwnRebuilder(database, self.trajectories),
+            rebuilder=LocalRebuilder(database, self.trajectories),
             close_session=self.close_session,
             settings=LedgerSettings(**{"poll": 0.05, **settings}),
             clock=self.clock,

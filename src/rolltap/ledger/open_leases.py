@@ -1,7 +1,7 @@
-"""Leases are taken here: ready groups become a trainer's, for a limited time.
+"""Opens leases on ready groups, and ends leases.
 
-A claim is a row of its own with an expiry by the database's clock; groups point to it by its fencing token, a number
-that only grows. No transaction stays open while a trainer works.
+A lease is a row with an expiry by the database's clock. Its groups refer to it by its fencing token, a number that only
+grows. No transaction stays open while a trainer works.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from rolltap.types import GroupStatus
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedGroups:
-    """Groups that are the trainer's until the lease ends; `token` is 0 and there is no lease where none was ready."""
+class OpenedLease:
+    """A lease and its groups. If no group was ready, there is no lease and `token` is 0."""
 
     id: str
     token: int
     group_ids: tuple[str, ...]
     history: VersionHistory
     replay: bool = False
-    mask_beyond: int | None = None  # tokens that are more updates behind lose their loss
+    mask_beyond: int | None = None  # tokens with a greater staleness lose their loss
 
 
-def claim(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> ClaimedGroups:
-    """Takes what is ready, highest priority and longest ready first; nothing where fewer than `at_least` are."""
+def open_ready_lease(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> OpenedLease:
+    """Opens a lease on ready groups: highest priority first, then longest ready. None if fewer than `at_least`."""
     history = announce(tx, request)
     ready = (
         sa.select(groups.c.id)
@@ -47,15 +47,15 @@ def claim(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> ClaimedGroups:
     )
     group_ids = tuple(row.id for row in tx.all(ready))
     if len(group_ids) < at_least:
-        return ClaimedGroups("", 0, (), history)
+        return OpenedLease("", 0, (), history)
     token, lease_id = open_lease(tx, request, group_ids, replay=False)
     tx.run(sa.update(groups).where(groups.c.id.in_(group_ids)).values(status=GroupStatus.LEASED, lease_token=token))
     mask_beyond = request.max_staleness if request.stale == "mask" else None
-    return ClaimedGroups(lease_id, token, group_ids, history, mask_beyond=mask_beyond)
+    return OpenedLease(lease_id, token, group_ids, history, mask_beyond=mask_beyond)
 
 
 def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
-    """Notes what the trainer wants, ends what has run out and drops what is too stale."""
+    """Records the trainer's demand, ends expired leases and drops groups that are too stale."""
     history = admit(tx, request)
     note_demand(tx, request)
     expire(tx)
@@ -65,7 +65,7 @@ def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
 
 
 def admit(tx: Tx, request: LeaseRequest) -> VersionHistory:
-    """The policy's history. `TrainerFenced` unless the policy is the trainer's, or nobody's."""
+    """The policy's version history. Raises `TrainerFenced` if another trainer owns the policy."""
     lock_incarnation(tx, request.trainer, request.incarnation)
     policy = shared_policy(tx, request.policy)
     check_owner(policy, request.trainer)
@@ -73,7 +73,7 @@ def admit(tx: Tx, request: LeaseRequest) -> VersionHistory:
 
 
 def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
-    """A new lease on the groups: its fencing token and id."""
+    """Inserts a lease on the groups; returns its fencing token and id."""
     lease_id = new_id()
     values = {
         "id": lease_id,
@@ -92,7 +92,7 @@ def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, repla
 
 
 def _takeable(request: LeaseRequest, history: VersionHistory) -> list[sa.ColumnElement[bool]]:
-    """Which groups are for the request, once nobody has them."""
+    """The condition for groups that the request may get if they are free."""
     of_policy = groups.c.policy == request.policy
     if request.max_staleness is None:
         return [of_policy]
@@ -104,7 +104,7 @@ def _fresh_enough(request: LeaseRequest, history: VersionHistory, most: int) -> 
 
 
 def count_ready(tx: Tx, request: LeaseRequest) -> int:
-    """How many groups a claim would find, counting those whose lease has run out."""
+    """The number of groups that a lease would get, including those whose lease has expired."""
     expired = sa.select(leases.c.token).where(leases.c.status == "open", leases.c.expires_at <= tx.now)
     free = sa.or_(
         groups.c.status == GroupStatus.COMPLETE,
@@ -115,7 +115,7 @@ def count_ready(tx: Tx, request: LeaseRequest) -> int:
 
 
 def expire(tx: Tx) -> int:
-    """Ends the leases whose time is over; their groups are complete again. Returns how many leases there were."""
+    """Ends expired leases; their groups are complete again. Returns the number of leases."""
     expired_leases = (
         sa.select(leases)
         .where(leases.c.status == "open", leases.c.expires_at <= tx.now)
@@ -130,7 +130,7 @@ def expire(tx: Tx) -> int:
 
 
 def end_lease(tx: Tx, lease: Any, status: str) -> int:
-    """The lease is over without being acknowledged: its groups are complete again. Returns how many."""
+    """Ends a lease without acknowledgement: its groups are complete again. Returns the number of groups."""
     tx.run(sa.update(leases).where(leases.c.token == lease.token).values(status=status))
     leased_groups = sa.update(groups).where(groups.c.lease_token == lease.token, groups.c.status == GroupStatus.LEASED)
     freed = tx.run(leased_groups.values(status=GroupStatus.COMPLETE, lease_token=None))
@@ -140,7 +140,7 @@ def end_lease(tx: Tx, lease: Any, status: str) -> int:
 
 
 def fail(tx: Tx, group: Any, reason: str, settings: LedgerSettings) -> bool:
-    """Counts a failure of the group; whether it is dead now."""
+    """Counts a failure of the group; True if it is dead now."""
     dead = group.failures + 1 >= settings.max_failures
     values: dict[str, Any] = {"failures": group.failures + 1, "reason": reason}
     if dead:
@@ -151,7 +151,7 @@ def fail(tx: Tx, group: Any, reason: str, settings: LedgerSettings) -> bool:
 
 
 def return_group(tx: Tx, group_id: str, token: int, reason: str, settings: LedgerSettings) -> None:
-    """Takes a group that can't be delivered out of its lease, a failure counted unless it is replayed."""
+    """Removes a group that cannot be delivered from its lease. Counts a failure unless the lease is a replay."""
     tx.run(sa.delete(lease_groups).where(lease_groups.c.token == token, lease_groups.c.group_id == group_id))
     leased_group = sa.select(groups).where(groups.c.id == group_id, groups.c.lease_token == token)
     group = tx.first(leased_group.where(groups.c.status == GroupStatus.LEASED).with_for_update(key_share=True))
