@@ -1,4 +1,4 @@
-"""From recorded calls to token-faithful trajectories, and from those to datasets.
+"""Reconstructs token-faithful trajectories from recorded calls, and exports them as datasets.
 
 `reconstruct` and what it needs import only the standard library and numpy; `exporters` write files.
 """

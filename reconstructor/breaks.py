@@ -1,8 +1,8 @@
-"""Why a call begins a segment instead of extending one: recorded breaks re-measured, missing ones derived.
+"""Breaks: the reasons why a call begins a segment instead of extending one.
 
-Every call that extends no earlier one has exactly one break, except the session's first call and a retry of a call
-that has none. A break that was recorded for a call which does extend an earlier one (the harness edited the history
-behind it) is kept too. `token_index` is measured on the arrays in either case.
+Recorded breaks are measured again, and missing ones are derived. Every call that extends no earlier one has exactly one
+break, except the session's first call and a retry of a call that has none. A break recorded for a call that does extend
+an earlier one (the harness edited the history after it) is kept too. `token_index` is always measured on the arrays.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from rolltap.types import Break, BreakReason, Outcome
 
 
 def breaks_of(forest: TokenForest, compacted: frozenset[str]) -> dict[str, Break]:
-    """The breaks of a forest by the id of the call that they stand before, in the order of the calls.
+    """The breaks of a forest, by the id of the call after the break, in the order of the calls.
 
-    `compacted` are the calls that go on behind a summary: only they have the reason `COMPACTION`. A refused request
-    was no call of a conversation and has no break.
+    `compacted`: the calls that continue after a summary; only they have the reason `COMPACTION`. A refused request has
+    no break, as it is not part of a conversation.
     """
     retries = {node.id for siblings in forest.siblings() for node in siblings[1:]}
     breaks: dict[str, Break] = {}
@@ -37,7 +37,7 @@ def breaks_of(forest: TokenForest, compacted: frozenset[str]) -> dict[str, Break
 
 
 def _proven_reason(recorded: Break, compacted: bool) -> BreakReason:
-    """The reason, seen from the whole session: a prompt that quotes a reply need not be a compacted history."""
+    """The recorded reason, corrected by the whole session: a prompt that quotes a reply may not be a compaction."""
     if compacted:
         return BreakReason.COMPACTION
     if recorded.reason is not BreakReason.COMPACTION:
@@ -46,7 +46,7 @@ def _proven_reason(recorded: Break, compacted: bool) -> BreakReason:
 
 
 def _named_parent(forest: TokenForest, node: PrefixNode) -> PrefixNode | None:
-    """The call that the record names as this one's parent."""
+    """The recorded parent of this call."""
     call = node.call
     named = forest.get(call.break_.parent_id if call.break_ is not None else call.parent_id)
     return named if named is not node else None
@@ -59,7 +59,7 @@ def _measured(recorded: Break, node: PrefixNode, named: PrefixNode | None) -> Br
 
 
 def _reason(node: PrefixNode, named: PrefixNode) -> BreakReason:
-    """Why `node` does not extend the call that it names, where the record does not say."""
+    """Why `node` does not extend its recorded parent, if no break is recorded."""
     if named.call.policy != node.call.policy:
         return BreakReason.POLICY_CHANGED
     if named.call.outcome is not Outcome.COMPLETED:

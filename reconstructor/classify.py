@@ -1,4 +1,4 @@
-"""Classifies a forest's calls: what each was for, which carry loss, which are context, which came to nothing."""
+"""Classifies a forest's calls: their kinds, and whether they carry loss, are context, or led to nothing."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What is wrong or odd about a session, graded: said before anybody trains on it.
+"""Findings: problems of a session by severity, reported before it is trained.
 
-Findings follow from the calls alone, so they are the same in the API, `rolltap sessions show`, exports and leases. They
-mask nothing by themselves: the rules do that, and each mask is counted.
+Findings depend only on the calls, so they are the same in the API, `rolltap sessions show`, exports and leases. They do
+not mask anything: the rules do, and each mask is counted.
 
-FATAL: nothing of the session, or of the calls that are counted, can be trained. WARN: what is trained may teach the
-wrong thing. INFO: worth knowing.
+FATAL: the session, or the counted calls, cannot be trained. WARN: training may teach something wrong. INFO: worth
+knowing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from rolltap.types import (
 )
 
 POSITIVE = 1e-4
-"""A log-prob above this is none: rounding explains less."""
+"""A greater value is not a log-prob: rounding errors are smaller."""
 
 REFUSED_SHARE = 0.1
-"""Share of refused calls from which on they are a warning."""
+"""Share of refused calls above which they are a warning."""
 
 UNAPPLIED: Mapping[str, tuple[str, str]] = {
     "tool_choice": ("tool_choice_not_forced", "asked for a tool call that is not forced: served as auto"),
@@ -58,7 +58,7 @@ def findings_of(
     breaks: Sequence[Break],
     log_check: LogCheck = UNCHECKED,
 ) -> tuple[SessionFinding, ...]:
-    """The findings of a session, the worst first. `classifications` are those of `calls`, one each."""
+    """The findings of a session, the worst first. `classifications` has one entry for each of `calls`."""
     kinds = {one.call_id: one.kind for one in classifications}
     agents = [call for call in calls if kinds[call.id] is CallKind.MAIN and call.outcome is not Outcome.REFUSED]
     replied = [call for call in agents if call.outcome is Outcome.COMPLETED]
@@ -76,14 +76,14 @@ def findings_of(
 
 
 def _outside(log_check: LogCheck, calls: int) -> Iterable[SessionFinding]:
-    """What the harness itself says otherwise."""
+    """Differences between the harness's own log and the record."""
     if log_check.verdict is LogVerdict.MISMATCH:
         text = f"calls of a session that its harness's own log does not confirm: {log_check.text}"
         yield SessionFinding("log_mismatch", Grade.FATAL, calls, text)
 
 
 def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> Iterable[SessionFinding]:
-    """A session of which there is nothing, or hardly anything."""
+    """An empty session, or one with hardly any replies."""
     if not replied:
         yield SessionFinding("no_reply", Grade.FATAL, len(calls), "no call of the agent was answered")
     elif not trained:
@@ -93,7 +93,7 @@ def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> 
 
 
 def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:
-    """How replies ended."""
+    """Bad endings of replies."""
     if not replied:
         return
     cut = [call for call in replied if call.finish is Finish.LENGTH]
@@ -107,7 +107,7 @@ def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:
 
 
 def _tokens(replied: Sequence[Call]) -> Iterable[SessionFinding]:
-    """What is wrong with the sampled tokens."""
+    """Problems of the sampled tokens."""
     tests: Sequence[tuple[str, Grade, Test, str]] = (
         ("logprobs_positive", Grade.FATAL, _is_positive, "have log-probs above 0: they are not the sampler's"),
         ("logprobs_missing", Grade.FATAL, _lacks_logprobs, "have no log-probs, or not finite ones"),
@@ -132,7 +132,7 @@ def _lacks_logprobs(call: Call) -> bool:
 
 
 def _ends_of(calls: Sequence[Call]) -> Iterable[SessionFinding]:
-    """Calls that came to nothing."""
+    """Calls without a usable reply."""
     refused = sum(call.outcome is Outcome.REFUSED for call in calls)
     failed = sum(call.outcome in (Outcome.ENGINE_ERROR, Outcome.ABORTED) for call in calls)
     if refused:
@@ -143,14 +143,14 @@ def _ends_of(calls: Sequence[Call]) -> Iterable[SessionFinding]:
 
 
 def _requests(agents: Sequence[Call]) -> Iterable[SessionFinding]:
-    """What was asked for and not applied."""
+    """Requested options that were not applied."""
     for field, (name, text) in UNAPPLIED.items():
         if count := sum(field in call.shape.unapplied for call in agents):
             yield SessionFinding(name, Grade.INFO, count, f"calls {text}")
 
 
 def _breaks(breaks: Sequence[Break], kinds: Mapping[str, CallKind]) -> Iterable[SessionFinding]:
-    """A frame that changed under the agent's conversation."""
+    """Tools or system text that changed during the agent's conversation."""
     for reason, (name, text) in BREAKS.items():
         if count := sum(each.reason is reason and kinds.get(each.call_id) is CallKind.MAIN for each in breaks):
             yield SessionFinding(name, Grade.INFO, count, f"calls {text}")

@@ -1,7 +1,7 @@
-"""The forest of a session's calls, by proof: a call's parent is the earlier call whose prompt and output are the
-longest exact prefix of its own prompt, token for token.
+"""The token forest of a session's calls: a call's parent is the earlier call whose prompt and output are the longest
+exact prefix of its own prompt, token for token.
 
-`Call.parent_id` is a hint that is verified like any other candidate. Among equal contexts one that completed wins, then
+`Call.parent_id` is a hint, verified like any other candidate. Of several equal contexts, a completed call wins, then
 the hinted one, then the latest. The result does not depend on the order in which calls are added.
 
 Cost: one comparison with the hinted parent; without a good hint, one hash pass over the prompt.
@@ -22,19 +22,19 @@ from rolltap.types import Call, Int32, Outcome
 __all__ = ["PrefixNode", "TokenForest", "common_prefix"]
 
 SIBLING_KEY_TOKENS = 32
-"""Prompts of one length whose last tokens differ are not compared whole."""
+"""Number of last tokens that are compared before prompts of the same length are compared completely."""
 
 
 class TokenForest:
-    """One session's calls, linked. Grows by `add`, in any order; `nodes` is sorted by call id."""
+    """One session's calls with their links. `add` takes calls in any order; `nodes` is sorted by call id."""
 
     def __init__(self) -> None:
         self.nodes: list[PrefixNode] = []
         self._by_id: dict[str, PrefixNode] = {}
         self._contexts = PrefixIndex()
         self._prompts: dict[tuple[int, bytes], list[PrefixNode]] = {}  # by length and end, each sorted by id
-        self._latest: dict[str, PrefixNode] = {}  # by agent: the likeliest parent of a call without a hint
-        self._hinting: dict[str, list[PrefixNode]] = {}  # by call id, the calls that name it as their parent
+        self._latest: dict[str, PrefixNode] = {}  # by agent: the most likely parent of a call without a hint
+        self._hinting: dict[str, list[PrefixNode]] = {}  # by call id: the calls with this `parent_id`
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -46,16 +46,16 @@ class TokenForest:
         return self._by_id.get(call_id) if call_id is not None else None
 
     def add(self, call: Call) -> None:
-        """Takes in a call. The same call again changes nothing, except that its delivery may have become known.
+        """Adds a call. Adding the same call again has no effect, except that its delivery may be known now.
 
-        Another call under a known id, or of another session, raises `RecordCorrupt`.
+        Raises `RecordCorrupt` for a different call with a known id, or a call of another session.
         """
         known = self._by_id.get(call.id)
         if known is not None:
             known.call = _merged(known.call, call)
             return
         if self.nodes and self.nodes[0].call.session_id != call.session_id:
-            raise RecordCorrupt(f"call {call.id} is of session {call.session_id}, not {self.nodes[0].call.session_id}")
+            raise RecordCorrupt(f"call {call.id}: session {call.session_id}, not {self.nodes[0].call.session_id}")
         node = PrefixNode(call)
         self._link(node, self._find(call))
         position = bisect_left(self.nodes, node.id, key=_by_call_id)
@@ -77,7 +77,7 @@ class TokenForest:
                     self._link(later, node)
 
     def siblings(self) -> Iterator[list[PrefixNode]]:
-        """The groups of calls of one policy that saw the same prompt, each sorted by id."""
+        """The groups of calls with the same policy and prompt, each sorted by id."""
         for nodes in self._prompts.values():
             groups: list[list[PrefixNode]] = []
             for node in nodes:
@@ -97,7 +97,7 @@ class TokenForest:
             insort(parent.children, node, key=_by_call_id)
 
     def _find(self, call: Call) -> PrefixNode | None:
-        """The parent of a new call: the longest proven one."""
+        """The parent of a new call: the proven one with the longest context."""
         start = self._start(call)
         certain = start is not None and start.id == call.parent_id and start.call.outcome is Outcome.COMPLETED
         for candidates in self._contexts.proposals(call.prompt_ids, start, others=not certain):
@@ -107,7 +107,7 @@ class TokenForest:
         return start
 
     def _start(self, call: Call) -> PrefixNode | None:
-        """A proven ancestor to start the search from: the hinted parent, else the agent's latest call."""
+        """A proven ancestor to start the search from: the hinted parent, or else the agent's latest call."""
         for guess in (self.get(call.parent_id), self._latest.get(call.agent)):
             if guess is not None and len(guess.call.output_ids) and _extends(call, guess.call):
                 return guess
@@ -115,7 +115,7 @@ class TokenForest:
 
 
 def common_prefix(prompt: Int32, parent: Call) -> int:
-    """How many leading ids of `prompt` equal the parent's prompt followed by its output."""
+    """The number of leading ids of `prompt` that equal the parent's prompt and output."""
     shared = _first_difference(prompt, parent.prompt_ids)
     if shared < len(parent.prompt_ids):
         return shared
@@ -125,8 +125,8 @@ def common_prefix(prompt: Int32, parent: Call) -> int:
 def _extends(call: Call, earlier: Call) -> bool:
     """Whether `call`'s prompt begins with the whole prompt and output of an earlier call of the same policy.
 
-    Ids tell what is earlier, except that the clocks of two proxies differ: a recorded parent is taken at its word. As
-    a parent has sampled something, its prompt is always the shorter one, so links can't form a ring.
+    Ids give the order, but the clocks of two proxies differ, so a recorded parent may have a later id. A parent's
+    output is not empty, so its prompt is always shorter, and links cannot form a cycle.
     """
     middle, end = len(earlier.prompt_ids), earlier.context_length
     return (
@@ -139,7 +139,7 @@ def _extends(call: Call, earlier: Call) -> bool:
 
 
 def _preference(call: Call, parent: PrefixNode) -> tuple[int, bool, bool, str]:
-    """Orders proven parents of `call`: the longest, one that completed, the one that is hinted at, the latest."""
+    """Sort key of proven parents of `call`: longest, completed, hinted, latest."""
     return parent.length, parent.call.outcome is Outcome.COMPLETED, parent.id == call.parent_id, parent.id
 
 
@@ -158,11 +158,11 @@ def _by_call_id(node: PrefixNode) -> str:
 
 
 def _merged(a: Call, b: Call) -> Call:
-    """One call of two records of it."""
+    """Merges two records of the same call."""
     for item in fields(Call):
         mine, theirs = getattr(a, item.name), getattr(b, item.name)
         if item.name != "delivered" and not _equal(mine, theirs):
-            raise RecordCorrupt(f"call {a.id} is recorded twice, with different {item.name}")
+            raise RecordCorrupt(f"call {a.id} is recorded twice with different {item.name}")
     better = a.delivered is None or b.delivered is True
     return replace(a, delivered=b.delivered) if better else a
 

@@ -1,6 +1,6 @@
-"""Foreign traces as conversations in OpenAI's chat form: message logs and ATIF documents.
+"""Imports traces of other tools as conversations in OpenAI's chat form: message logs and ATIF documents.
 
-Pure: text in, `Trace`s out. Tokens that a trace may carry are not taken over: nothing says whose engine sampled them.
+Pure functions from text to `Trace`s. Token ids in a trace are not imported, as their engine is not known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rolltap.errors import DatasetError
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One conversation. `created_at` is None where the trace does not say."""
+    """One conversation. `created_at` is None if the trace has no time."""
 
     name: str
     messages: Sequence[Mapping[str, Any]]
@@ -26,7 +26,7 @@ class Trace:
 
 
 def read_messages(document: Mapping[str, Any], name: str) -> Trace:
-    """A line of an OpenAI-style log: `messages`, perhaps `tools` (also as JSON text), `id`, `reward`, `tags`."""
+    """Reads a line of an OpenAI-style log: `messages`; optionally `tools` (or JSON text), `id`, `reward`, `tags`."""
     messages = document.get("messages")
     if not isinstance(messages, list) or not messages:
         raise DatasetError(f"{name}: messages: want a list of chat messages")
@@ -40,7 +40,7 @@ def read_messages(document: Mapping[str, Any], name: str) -> Trace:
 
 
 def read_atif(document: Mapping[str, Any], name: str) -> Trace:
-    """An ATIF document of any 1.x version. Embedded subagents are left to documents of their own."""
+    """Reads an ATIF document of any 1.x version, without its embedded subagents."""
     if not str(document.get("schema_version", "")).startswith("ATIF-v1."):
         raise DatasetError(f"{name}: schema_version: want ATIF-v1.x, not {document.get('schema_version')!r}")
     agent = document.get("agent") or {}
@@ -48,7 +48,7 @@ def read_atif(document: Mapping[str, Any], name: str) -> Trace:
     for step in document.get("steps") or ():
         messages += _atif_step(step)
     if not messages:
-        raise DatasetError(f"{name}: steps: there are none")
+        raise DatasetError(f"{name}: steps: want at least one step")
     stamps = [step["timestamp"] for step in document["steps"] if step.get("timestamp")]
     started = datetime.fromisoformat(stamps[0].replace("Z", "+00:00")).timestamp() if stamps else None
     tags = {"harness": str(agent["name"])} if agent.get("name") else {}
@@ -63,7 +63,7 @@ READERS: Mapping[str, Callable[[Mapping[str, Any], str], Trace]] = {"messages": 
 
 
 def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
-    """The traces of a file: JSON Lines, one JSON document, or a JSON list of them. Errors name the file and line."""
+    """Reads the traces of a file: JSON Lines, one JSON document, or a JSON list. Errors name the file and line."""
     if format not in READERS:
         raise DatasetError(f"no trace format {format!r}; known: {', '.join(sorted(READERS))}")
     for place, document in _documents(text, name):
@@ -104,7 +104,7 @@ def _json(text: str, where: str) -> Any:
 
 
 def _message(message: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A chat message with its arguments as texts, as the wire has them."""
+    """A chat message in wire form, with arguments as text."""
     if not isinstance(message, Mapping) or "role" not in message:
         raise DatasetError(f"{name}: messages: want objects with a role")
     plain = {key: value for key, value in message.items() if value is not None}
@@ -121,7 +121,7 @@ def _wire_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The messages of a step: what was said, then the results of what it called."""
+    """The messages of a step: its message, then the results of its tool calls."""
     results = (step.get("observation") or {}).get("results") or []
     if step["source"] != "agent":
         text = "\n".join([_atif_text(step.get("message")), *(_atif_text(result.get("content")) for result in results)])

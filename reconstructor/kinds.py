@@ -1,18 +1,18 @@
-"""What each call was for, decided from the whole session. The rules, in order; the first that holds decides:
+"""Decides each call's kind from the whole session. The first rule that holds decides:
 
 1. `session`: the session belongs to a judge or a simulated user.
-2. `stated`: the policy is a frozen helper, or the harness's own header names the purpose.
+2. `stated`: the policy is a frozen helper, or the harness's header states the purpose.
 3. `role`: the session's owner gave the caller a role, whose calls are the agent's.
-4. `replaces_history`: a summary. Nothing goes on from the reply; the next call of the same agent has a shorter history,
-   and quotes the reply or was preceded by this call without tools. Where that call holds the last replies as they
-   were, it is shorter if it lacks some of those before them, or if it goes on from none and quotes a reply that was
-   asked for without tools. A try for a summary, asked for behind the same reply and thrown away, is one too.
-5. `aside`: a side call. The session's agent offers tools, this call offers none, and nothing goes on from it. Where no
-   call offers tools: a request of its own that nothing goes on from, beside a conversation of several calls, and for
-   another model or delivered otherwise (streamed or whole) than any call of that conversation.
-6. `agent`: everything else. So in a session that never offers tools nearly every call is the agent's.
+4. `replaces_history`: a summary. No call continues the reply. The next call of the same agent has a shorter history,
+   and it quotes the reply or follows this call, which has no tools. If that next call still has the last replies
+   unchanged, its history counts as shorter if some earlier replies are missing, or if it continues no call and quotes a
+   reply that was requested without tools. A discarded attempt at a summary after the same reply is a summary too.
+5. `aside`: a side call. The session's agent offers tools, this call offers none, and no call continues it. If no call
+   offers tools: a separate request without continuation beside a conversation of several calls, for another model or
+   with another delivery (streamed or whole) than every call of that conversation.
+6. `agent`: all other calls. So in a session without tools nearly every call is the agent's.
 
-What a reply quotes does not count; what a later prompt quotes does.
+Only quotes in later prompts count, not quotes in replies.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from rolltap.reconstructor.threads import Thread, Threads, threads_of
 from rolltap.types import BreakReason, CallKind
 
 SUBAGENT = "subagent-{}"
-"""Name of an agent that no header names: the number of its conversation within the session."""
+"""Name of an agent without a name in a header: the number of its conversation within the session."""
 
 REPLY_END, STANDS = 32, 0.5
-"""A reply stands in a later prompt if half of its last tokens, this many, do."""
+"""A later prompt contains a reply if it contains half of the reply's last tokens, of which this many are compared."""
 
 
 class KindRule(StrEnum):
-    """The rule that decided what a call was for."""
+    """The rule that decided a call's kind."""
 
     SESSION = "session"
     STATED = "stated"
@@ -46,7 +46,7 @@ class KindRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """A call's kind, the rule that decided it, and the agent that made the call ("" is the main one)."""
+    """A call's kind, the rule that decided it, and the call's agent ("" is the main agent)."""
 
     kind: CallKind
     rule: KindRule
@@ -55,7 +55,7 @@ class Purpose:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Purposes:
-    """The purpose of each call by id, and the calls that go on behind a summary of what was before."""
+    """The purpose of each call by id, and the calls that continue after a summary of the previous history."""
 
     by_call: Mapping[str, Purpose]
     compacted: frozenset[str]
@@ -81,7 +81,7 @@ def purposes_of(forest: TokenForest) -> Purposes:
 
 
 def _stated(node: PrefixNode) -> tuple[CallKind, KindRule] | None:
-    """What is known of the call without looking at the others."""
+    """The kind and rule if the call alone decides them."""
     call = node.call
     if call.kind in (CallKind.JUDGE, CallKind.SIMULATOR):
         return call.kind, KindRule.SESSION
@@ -91,7 +91,7 @@ def _stated(node: PrefixNode) -> tuple[CallKind, KindRule] | None:
 
 
 def _follows_stated_summary(forest: TokenForest, node: PrefixNode, by_call: Mapping[str, Purpose]) -> bool:
-    """Whether a recorded compaction names a call whose header says that it wrote the summary."""
+    """Whether a recorded compaction names a call whose header states that it is a summary."""
     recorded = node.call.break_
     if recorded is None or recorded.reason is not BreakReason.COMPACTION:
         return False
@@ -100,10 +100,10 @@ def _follows_stated_summary(forest: TokenForest, node: PrefixNode, by_call: Mapp
 
 
 def _is_aside(node: PrefixNode, threads: Threads) -> bool:
-    """Whether a call without tools, which nothing goes on from, stands beside the agent's conversation.
+    """Whether a call without tools and without continuation is a side call.
 
-    One that was shown the agent's replies is the agent's last word with its tools withheld, unless the conversation
-    went on without it.
+    A call whose prompt has the agent's replies is the agent's last call, with tools withheld, unless the conversation
+    continued without it.
     """
     if node.call.shape.tools != 0 or node.id in threads.followers:
         return False
@@ -114,8 +114,8 @@ def _is_aside(node: PrefixNode, threads: Threads) -> bool:
 
 
 def _is_apart(node: PrefixNode, threads: Threads) -> bool:
-    """Whether a call, in a session without tools, is a request of its own made in another manner than the longest
-    conversation's: what a harness asks beside its agent (a commit message, a name) often goes another way.
+    """Whether a call in a session without tools is a separate request, made in another way than the longest
+    conversation's calls. Harnesses often send side calls (a commit message, a name) in another way.
     """
     manner = node.call.shape.manner
     conversation = max(threads.threads, key=lambda thread: len(thread.calls))
@@ -125,7 +125,7 @@ def _is_apart(node: PrefixNode, threads: Threads) -> bool:
 
 
 def _summaries(forest: TokenForest, threads: Threads) -> dict[str, str]:
-    """By the id of a call whose reply replaced a history, the call that goes on behind it."""
+    """The calls whose reply replaced a history, by id, with the call that continues after it."""
     summaries: dict[str, str] = {}
     nodes = forest.nodes
     for position, later in enumerate(nodes):
@@ -149,14 +149,14 @@ def _summaries(forest: TokenForest, threads: Threads) -> dict[str, str]:
 
 
 def _kept_beside_a_summary(forest: TokenForest, later: PrefixNode, threads: Threads) -> PrefixNode | None:
-    """The call whose reply `later` seems to hold without all the replies that were before it."""
+    """The call whose reply `later` seems to contain without all of the earlier replies."""
     recorded = later.call.break_
     kept = forest.get(recorded.parent_id) if recorded is not None else None
     return kept if kept is not None and 0 < threads.depths[later.id] <= threads.depths[kept.id] else None
 
 
 def _replaces(node: PrefixNode, later: PrefixNode, kept: PrefixNode | None, threads: Threads) -> bool:
-    """Whether `later` is the same agent's call with a shorter history than the one that `node` was shown."""
+    """Whether `later` is a call of the same agent with a shorter history than `node`'s."""
     thread = threads.by_call[node.id]
     quoted = node.id in later.call.shape.quotes
     shown = threads.depths[node.id] > threads.depths[later.id]
@@ -173,9 +173,9 @@ def _replaces(node: PrefixNode, later: PrefixNode, kept: PrefixNode | None, thre
 
 
 def _thrown_away(summary: PrefixNode, later: PrefixNode, kept: PrefixNode | None, threads: Threads) -> list[PrefixNode]:
-    """Tries for `summary`, from the same reply on, that nothing goes on from and whose reply `later` does not hold.
+    """Discarded attempts at `summary` after the same reply: no call continues them, and `later` lacks their reply.
 
-    Of a reply that `later` holds, what stands last does so even where its thinking was dropped.
+    Only the end of a reply is compared, as its thinking may have been dropped.
     """
     tries = summary.parent.children if summary.parent is not None else []
     return [
@@ -188,9 +188,9 @@ def _thrown_away(summary: PrefixNode, later: PrefixNode, kept: PrefixNode | None
 
 
 def _agents(threads: Threads) -> dict[str, str]:
-    """Names for the subagents that no header names, by call.
+    """Names for subagents without a name in a header, by call.
 
-    A conversation is a subagent's if the main one waits for it and goes on, or if it is offered other tools.
+    A conversation belongs to a subagent if the main one waits for it and continues, or if it has other tools.
     """
     main = next((thread for thread in threads.threads if thread.toolsets), None) or next(iter(threads.threads), None)
     agents: dict[str, str] = {}
@@ -208,6 +208,6 @@ def _agents(threads: Threads) -> dict[str, str]:
 
 
 def _goes_on_after(main: Thread, thread: Thread, threads: Threads) -> bool:
-    """Whether the main conversation waits while `thread` begins, and goes on later."""
+    """Whether the main conversation waits while `thread` begins, and continues later."""
     last = main.calls[-1]
     return last.id > thread.first.id and last.id in threads.before

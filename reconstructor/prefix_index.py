@@ -63,15 +63,15 @@ class PrefixIndex:
         self._waiting.append(node)
 
     def proposals(self, prompt: Int32, start: PrefixNode | None, *, others: bool) -> Iterator[list[PrefixNode]]:
-        """Contexts that may be prefixes of `prompt`, by length, the longest first.
+        """Candidates: contexts that may be prefixes of `prompt`, grouped by length, the longest first.
 
-        `start` is a call whose context is known to be one: only longer ones are proposed, and with `others` also those
-        of its own length, itself included.
+        `start` is a call whose context is a proven prefix. Then only longer contexts are proposed, and with `others`
+        also those of the same length, including `start`.
         """
         base = start.length if start is not None else 0
         low = bisect_left(self._lengths, base) if others else bisect_right(self._lengths, base)
         high = bisect_right(self._lengths, len(prompt))
-        if high - low <= (start is not None and others):  # nothing, or nothing but `start` itself
+        if high - low <= (start is not None and others):  # no candidates except `start` itself
             return
         self._hash_waiting()
         known = start.context_hash or 0 if start is not None else 0
@@ -82,7 +82,7 @@ class PrefixIndex:
                 yield entry
 
     def _hash_waiting(self) -> None:
-        """Hashes what is new, each context from where its parent's ends if that is hashed."""
+        """Hashes new contexts, each from the end of its parent's context if that is hashed."""
         for node in self._waiting:
             call, parent = node.call, node.parent
             start, known = 0, 0
@@ -96,9 +96,10 @@ class PrefixIndex:
 
 
 def prefix_hashes(ids: Int32, known: int, *, offset: int) -> NDArray[np.uint64]:
-    """Hashes of the prefixes that end at each of `ids`, whose first is token `offset`; `known` covers those before.
+    """The hashes of the prefixes that end at each of `ids`. The first id is token `offset`; `known` is the hash of the
+    tokens before it.
 
-    Multilinear: the sum of (id + 1) times a fixed random coefficient of the token's position, modulo 2**64.
+    Multilinear hash: the sum of (id + 1) times a fixed random coefficient of the token's position, modulo 2**64.
     """
     hashes = np.empty(len(ids) + 1, np.uint64)
     hashes[0] = known
@@ -112,5 +113,5 @@ def prefix_hashes(ids: Int32, known: int, *, offset: int) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=16)
 def _coefficients(bits: int) -> NDArray[np.uint64]:
-    """2**bits of them; a longer table begins with the shorter one."""
+    """A table of 2**bits coefficients. A longer table begins with the shorter one."""
     return np.random.PCG64(_SEED).random_raw(1 << bits)

@@ -1,14 +1,14 @@
-"""From a session's recorded calls to its trajectory: a pure function, and the place where token fidelity is made.
+"""Reconstructs a session's trajectory from its recorded calls. A pure function that guarantees token fidelity.
 
-Invariants, each a property test in `tests/unit/reconstructor`:
+Invariants, each with a property test in `tests/unit/reconstructor`:
 
-* Every token with loss was sampled by the engine, stands behind exactly the prompt that the engine saw, and carries
-  the log-probability and the weight version that it was sampled with.
-* Each trained call's sampled tokens carry loss in exactly one segment and are context everywhere else.
+* Every token with loss was sampled by the engine, follows exactly the prompt tokens that the engine saw, and has the
+  log-probability and weight version with which it was sampled.
+* Each trained call's sampled tokens carry loss in exactly one segment and are context in all others.
 * A segment up to the end of any of its spans is exactly that call's prompt and output.
-* The result depends on the set of calls only: not on their order, nor on how often one is recorded.
+* The result depends only on the set of calls, not on their order or on repeated records.
 
-Nothing is healed: what is not proven by equal tokens begins a new segment, with a `Break` that says why.
+Nothing is repaired: a call that equal tokens do not prove begins a new segment, with a `Break` that gives the reason.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rolltap.types import Break, BreakReason, Call, Classification, Segment, Tra
 def reconstruct(calls: Iterable[Call], *, strategy: str | Strategy = "tree", rules: Rules | None = None) -> Trajectory:
     """The trajectory of one session's calls.
 
-    `strategy` is a name of `STRATEGIES` (or of an installed entry point), or a `Strategy`; `rules` default to
-    `Rules()`. Raises `RecordCorrupt` where two records of a call differ or calls of several sessions are mixed,
-    `AlignmentError` where arrays disagree, `ConfigError` for an unknown strategy.
+    `strategy` is a `Strategy`, or the name of one in `STRATEGIES` or of an installed entry point. `rules` default to
+    `Rules()`. Raises `RecordCorrupt` if two records of a call differ or the calls belong to several sessions,
+    `AlignmentError` if arrays have different lengths, `ConfigError` for an unknown strategy.
     """
     forest = TokenForest()
     for call in sorted(calls, key=lambda call: call.id):
@@ -42,7 +42,7 @@ def reconstruct(calls: Iterable[Call], *, strategy: str | Strategy = "tree", rul
 
 
 def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajectory:
-    """The trajectory of a forest: classify, cut into plans, build one segment a plan."""
+    """The trajectory of a forest: classifies the calls, cuts them into plans, builds one segment per plan."""
     kept = classify(forest, rules)
     purposes = kept.purposes.by_call
     breaks = breaks_of(forest, kept.purposes.compacted)
@@ -77,19 +77,19 @@ def _classification(call_id: str, kept: KeptCalls) -> Classification:
 
 
 def _check(plans: Sequence[SegmentPlan], kept: KeptCalls) -> None:
-    """Holds a strategy to its contract."""
+    """Checks that a strategy's plans fulfil its contract."""
     owners = Counter(node.id for plan in plans for node in plan.path[plan.own :])
     if owners.keys() != {node.id for node in kept.nodes} or any(count > 1 for count in owners.values()):
         wrong = sorted(node.id for node in kept.nodes if owners[node.id] != 1)
-        raise ConfigError(f"a strategy must own every kept call once; not so for {', '.join(wrong[:5])}")
+        raise ConfigError(f"a strategy must own every kept call once; wrong for {', '.join(wrong[:5])}")
     for plan in plans:
         for earlier, later in zip(plan.path, plan.path[1:], strict=False):
             if later.parent is not earlier:
-                raise ConfigError(f"a strategy put call {later.id} behind {earlier.id}, which it does not extend")
+                raise ConfigError(f"a strategy put call {later.id} after {earlier.id}, which it does not extend")
 
 
 def _turn_indices(forest: TokenForest, breaks: Mapping[str, Break]) -> dict[str, int]:
-    """Each call's position in its lineage, which goes on over a break unless that begins a new conversation."""
+    """Each call's turn number in its conversation, which continues over a break unless that begins a new one."""
     indices: dict[str, int] = {}
     for node in forest:
         chain: dict[str, None] = {}
@@ -111,7 +111,7 @@ def _before_break(forest: TokenForest, node: PrefixNode, before: Break | None) -
 def _counts(
     forest: TokenForest, kept: KeptCalls, breaks: Mapping[str, Break], segments: Sequence[Segment]
 ) -> dict[str, int]:
-    """What the report shows; `trained_tokens` is counted on the masks, `trainable_tokens` on the calls."""
+    """The counts for the report. `trained_tokens` is counted on the masks, `trainable_tokens` on the calls."""
     counts = Counter(
         {
             "calls": len(forest),

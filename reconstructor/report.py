@@ -1,4 +1,4 @@
-"""What a reconstruction kept and what it left out: per trajectory, and added up over a dataset."""
+"""The report of a reconstruction, with kept and omitted tokens: for one trajectory, or summed over a dataset."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rolltap.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Counts of one or more trajectories, as `reconstruct` gives them, and the ratios that matter."""
+    """The counts of one or more trajectories, and ratios of them."""
 
     trajectories: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kept(self) -> float | None:
-        """Share of the sampled and delivered tokens that carry loss; `masked_tokens` says why the others don't."""
+        """Share of the sampled and delivered tokens that carry loss. `masked_tokens` has the reasons for the others."""
         return _share(self.counts.get("trained_tokens", 0), self.counts.get("delivered_tokens", 0))
 
     @property
     def trained(self) -> float | None:
-        """Share of all sampled tokens that carry loss; what the rules mask is the difference."""
+        """Share of all sampled tokens that carry loss. The rules mask the others."""
         return _share(self.counts.get("trained_tokens", 0), self.counts.get("sampled_tokens", 0))
 
     @property
     def merge_ratio(self) -> float | None:
-        """Trained calls a row (a segment with loss): 1.0 means that nothing was merged."""
+        """Trained calls per row (a segment with loss). 1.0 means that no calls were merged."""
         return _share(self.counts.get("trained_calls", 0), self.counts.get("rows", 0))
 
     @property
     def saved(self) -> float | None:
-        """Share of the tokens of call-by-call rows that merging saves."""
+        """Share of tokens that merging saves, compared with one row per call."""
         whole = self.counts.get("call_row_tokens", 0)
         return _share(whole - self.counts.get("row_tokens", 0), whole)
 
@@ -45,7 +45,7 @@ class Report:
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """The report as JSON values."""
         flat = {name: count for name, count in self.counts.items() if "." not in name}
         return {
             "trajectories": self.trajectories,
@@ -69,7 +69,7 @@ def report_of(trajectory: Trajectory) -> Report:
 
 
 def report_from(values: Mapping[str, Any]) -> Report:
-    """The report of what `to_dict` made of it."""
+    """The report from the result of `to_dict`."""
     parts = {"calls_by_kind": "calls", "breaks_by_reason": "breaks"}
     counts = {name: value for name, value in values.items() if isinstance(value, int) and name != "trajectories"}
     for name, value in values.items():
@@ -79,7 +79,7 @@ def report_from(values: Mapping[str, Any]) -> Report:
 
 
 def total(reports: Iterable[Report]) -> Report:
-    """The sum of reports; streams."""
+    """The sum of reports. Reads them one at a time."""
     counts: Counter[str] = Counter()
     trajectories = 0
     for report in reports:

@@ -1,8 +1,8 @@
-"""Which calls carry loss: named rules that a user can read, switch and find in the counts.
+"""Rules that decide which calls carry loss. Users can switch them, and the counts show them by name.
 
-A call is judged by the first reason that holds, in the order of `MaskReason`. The first block can't be switched: such
-tokens were never part of what the harness acted on, or can't be trained. The second block is a matter of method and
-is what `Rules.mask` names.
+The first `MaskReason` that holds, in the order of the enum, decides. The reasons of the first block cannot be switched
+off: the harness never acted on such tokens, or they cannot be trained. The second block is a matter of method;
+`Rules.mask` selects from it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rolltap.types import EVALUATION, PURPOSE_TAG, Call, CallKind, Finish, Flaw,
 
 
 class MaskReason(StrEnum):
-    """Whether a call's sampled tokens carry loss (`TRAINED`), or why not. Each is counted in `Trajectory.counts`."""
+    """Why a call's sampled tokens carry no loss, or `TRAINED`. `Trajectory.counts` counts each."""
 
     TRAINED = "trained"
-    # Always left out.
+    # Always masked.
     ABORTED = "aborted"
     ENGINE_ERROR = "engine_error"
     REFUSED = "refused"
@@ -33,18 +33,18 @@ class MaskReason(StrEnum):
     JUDGE = "judge"
     SIMULATOR = "simulator"
     OTHER_POLICY = "other_policy"
-    EVALUATION = "evaluation"  # the session measures; it is never trained
-    # Left out where `Rules.mask` names them.
-    ABANDONED = "abandoned"  # the harness asked again with the same prompt and went on with the other reply
+    EVALUATION = "evaluation"  # an evaluation session, which is never trained
+    # Masked if `Rules.mask` contains them.
+    ABANDONED = "abandoned"  # the harness asked again with the same prompt and continued with the other reply
     AUXILIARY = "auxiliary"  # a side call
     SUMMARY = "summary"  # a compaction's summary
     CONSTRAINED = "constrained"  # a grammar or a forced tool call limited what could be sampled
     LENGTH_TRUNCATED = "length_truncated"  # cut off by the token limit
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
-    VERSION_UNKNOWN = "version_unknown"  # the weight version that sampled it is not on record
-    SAMPLING_TRUNCATED = "sampling_truncated"  # greedy, penalties, or cut without a mask: no trainer can replay it
-    LOGPROBS_UNTEMPERED = "logprobs_untempered"  # the log-probs are not at the temperature that it was sampled with
-    LOG_MISMATCH = "log_mismatch"  # the harness's own log says otherwise than the record
+    VERSION_UNKNOWN = "version_unknown"  # the weight version of its tokens is not on record
+    SAMPLING_TRUNCATED = "sampling_truncated"  # greedy, penalties, or truncated without a mask: cannot be replayed
+    LOGPROBS_UNTEMPERED = "logprobs_untempered"  # the log-probs are not at the sampling temperature
+    LOG_MISMATCH = "log_mismatch"  # the harness's own log differs from the record
 
 
 SWITCHABLE = frozenset(
@@ -75,10 +75,10 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is kept out of the loss on top of what always is; the defaults mask every doubtful call.
+    """The switchable rules. The defaults mask every doubtful call.
 
-    `policy` trains only that policy's calls; None trains every policy's. With `evaluation` no call is trained.
-    `log_check` is the session's: with a mismatch no call is trained, unless that rule is off.
+    `policy`: only this policy's calls are trained; None: those of every policy. `evaluation`: no call is trained.
+    `log_check`: the session's; with a mismatch no call is trained unless that rule is off.
     """
 
     mask: frozenset[MaskReason] = SWITCHABLE
@@ -88,14 +88,14 @@ class Rules:
 
     def __post_init__(self) -> None:
         if fixed := sorted(self.mask - SWITCHABLE):
-            raise ConfigError(f"rules {fixed} can't be switched; those that can: {', '.join(sorted(SWITCHABLE))}")
+            raise ConfigError(f"rules {fixed} cannot be switched; switchable: {', '.join(sorted(SWITCHABLE))}")
 
     def train(self, *reasons: MaskReason | str) -> Rules:
-        """These rules with the named ones off."""
+        """A copy of these rules with the named ones switched off."""
         return replace(self, mask=self.mask - {_named(reason) for reason in reasons})
 
     def mask_reason(self, call: Call, kind: CallKind, *, abandoned: bool) -> MaskReason:
-        """The first reason why `call`, which was for `kind`, carries no loss, or `TRAINED`."""
+        """The first reason why `call` of kind `kind` carries no loss, or `TRAINED`."""
         return self._always(call, kind) or self._by_choice(call, kind, abandoned=abandoned) or MaskReason.TRAINED
 
     def _always(self, call: Call, kind: CallKind) -> MaskReason | None:
@@ -128,13 +128,13 @@ class Rules:
 
 
 def session_rules(session: Session, train: Iterable[MaskReason | str] = ()) -> Rules:
-    """The rules of a session, with those named in `train` off: its own policy's calls, and none if it measures."""
+    """The rules for a session: only its own policy's calls, none of an evaluation; rules in `train` are off."""
     evaluation = session.tags.get(PURPOSE_TAG) == EVALUATION
     return Rules(policy=session.policy, evaluation=evaluation, log_check=session.log_check).train(*train)
 
 
 def unusable(call: Call) -> MaskReason | None:
-    """Why the harness never went on from this call's tokens, whatever the rules say; None if it may have."""
+    """Why the harness cannot have continued from this call's tokens; None if it may have."""
     if call.outcome in _OUTCOMES:
         return _OUTCOMES[call.outcome]
     if call.flaw is Flaw.TOKENS_MISSING or len(call.output_ids) == 0:
@@ -146,5 +146,5 @@ def unusable(call: Call) -> MaskReason | None:
 
 def _named(reason: MaskReason | str) -> MaskReason:
     if reason not in set(SWITCHABLE):
-        raise ConfigError(f"no rule {str(reason)!r}; those that can be switched: {', '.join(sorted(SWITCHABLE))}")
+        raise ConfigError(f"no rule {str(reason)!r}; switchable: {', '.join(sorted(SWITCHABLE))}")
     return MaskReason(reason)

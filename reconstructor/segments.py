@@ -1,7 +1,7 @@
-"""Builds segments: full-width arrays of a run of calls that extend each other.
+"""Builds segments: full-width arrays of a chain of calls that extend each other.
 
-The tokens of a run are its last call's prompt and output; every earlier call's output lies in that prompt at the
-place its own prompt length says, which the forest has proven. So a segment is one concatenation and a few slices.
+The tokens of a chain are its last call's prompt and output. Each earlier call's output is in that prompt, at the index
+of its own prompt length, as the forest has proven. So a segment is one concatenation and a few slices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Call, CallKind, CallSpan, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpanPair:
-    """A call's turn as it appears where it is trained and where it is context: one object each for all segments."""
+    """A call's span in two forms, trained and as context. All segments share these objects."""
 
     owned: CallSpan
     context: CallSpan
@@ -36,9 +36,9 @@ def span_pair(node: PrefixNode, index: int, reason: MaskReason, agent: str) -> S
 
 
 def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair], purposes: Mapping[str, Purpose]) -> Segment:
-    """The arrays of a run. Extras are 0 off the mask; where a trained call lacks one, NaN (floats) or -1 (integers).
+    """Builds a plan's segment. Extras are 0 outside the mask; for a trained call without one, NaN (floats) or -1.
 
-    Experts are of every sampled token, context too, and -1 elsewhere: 0 is an expert.
+    Routed experts are set for every sampled token, context included, and -1 elsewhere, as 0 is an expert.
     """
     last = plan.path[-1].call
     token_ids = np.concatenate([last.prompt_ids, last.output_ids]).astype(np.int32, copy=False)
@@ -70,9 +70,9 @@ def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair], purposes: Ma
 
 
 def _extras(trained: Sequence[Call], path: Sequence[Call], length: int) -> dict[str, np.ndarray]:
-    """The optional per-token arrays of the trained calls, laid out over the segment; experts of the whole path's.
+    """The optional per-token arrays of the trained calls over the whole segment; routed experts of all calls.
 
-    Tables [T, K] are as wide as the widest: who runs the server may ask for more candidates while a session lasts.
+    Tables [T, K] have the width of the widest one, as the number of candidates can change during a session.
     """
     extras: dict[str, np.ndarray] = {}
     for name in sorted({name for call in trained for name in call.extras}):
@@ -88,15 +88,18 @@ def _extras(trained: Sequence[Call], path: Sequence[Call], length: int) -> dict[
 
 
 def _common_form(name: str, samples: Mapping[str, np.ndarray]) -> tuple[np.dtype, tuple[int, ...]]:
-    """The type and sizes of one token's values; `AlignmentError` where calls differ in more than a table's width."""
+    """The dtype and shape of one token's values.
+
+    Raises `AlignmentError` if calls differ in more than a table's width.
+    """
     forms = {(array.dtype, array.shape[1:]) for array in samples.values()}
     if len(forms) > 1 and not (len({dtype for dtype, _ in forms}) == 1 and all(len(sizes) == 1 for _, sizes in forms)):
-        raise AlignmentError(f"extra {name!r} has several forms in one segment: calls {', '.join(samples)}")
+        raise AlignmentError(f"extra {name!r} has several dtypes or shapes in one segment: calls {', '.join(samples)}")
     return max(forms, key=lambda form: form[1])
 
 
 def _fitted(values: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray | float | int:
-    """A call's `values`, a table with absent ones up to its width; absent where the call has none of this form."""
+    """A call's `values`, padded to a table's width with absent values; only absent values if the call has none."""
     if values is not None and values.shape[1:] == shape:
         return values
     if values is None or values.ndim != 2 or len(shape) != 1:
@@ -105,7 +108,7 @@ def _fitted(values: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...]) 
 
 
 def _absent(dtype: np.dtype) -> float | int:
-    """What stands for a value that the engine did not give for a trained token."""
+    """The value for a trained token without a value from the engine."""
     if dtype.kind == "f":
         return float("nan")
     return -1 if dtype.kind == "i" else 0

@@ -1,8 +1,8 @@
-"""Samples of one prompt for one request: which of them the harness went on from.
+"""Siblings are samples of the same prompt for the same request. Decides which of them the harness continued.
 
-Kept are those that a later call goes on from: token for token, or over a break behind the reply. Where a break names
-only the prompt that is shared, the sibling whose reply stands in the later prompt is the one. Where nothing goes on,
-the latest request's samples are kept: all of them if it asked for several. The others are abandoned.
+A sibling is kept if a later call continues it: token for token, or over a break after the reply. If a break names only
+the shared prompt, the sibling is kept whose reply is in the later prompt. If no call continues any of them, the samples
+of the latest request are kept, all of them if it asked for several. The other siblings are abandoned.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rolltap.types import BreakReason, Int32, Outcome
 CONTINUED_IN_OTHER_TOKENS = frozenset(
     {BreakReason.THINKING_DROPPED, BreakReason.TEMPLATE_NOT_BRIDGEABLE, BreakReason.TOKENS_DIFFER}
 )
-"""Breaks whose call goes on from exactly the reply of the call that they name, rendered anew."""
+"""Breaks whose call continues exactly the reply of the named call, rendered again."""
 
 WINDOW = 4
-"""Tokens that must stand in a prompt in the same order to count as a piece of a reply."""
+"""Number of consecutive tokens in a prompt that count as a piece of a reply."""
 
 
 def abandoned_calls(forest: TokenForest) -> set[str]:
-    """The ids of calls whose prompt was asked again, and whose reply nothing went on from."""
+    """The ids of abandoned calls: their prompt was asked again, and no call continues their reply."""
     followers, named = _followers(forest)
     abandoned: set[str] = set()
     for siblings in _retries(forest):
@@ -42,7 +42,7 @@ def abandoned_calls(forest: TokenForest) -> set[str]:
 
 
 def _retries(forest: TokenForest) -> Iterator[list[PrefixNode]]:
-    """Calls of one agent that asked the same of the same prompt."""
+    """Groups of calls of one agent with the same prompt and the same demands."""
     for siblings in forest.siblings():
         alike: dict[tuple[str, str], list[PrefixNode]] = {}
         for node in siblings:
@@ -51,7 +51,7 @@ def _retries(forest: TokenForest) -> Iterator[list[PrefixNode]]:
 
 
 def _followers(forest: TokenForest) -> tuple[dict[str, list[PrefixNode]], dict[str, list[PrefixNode]]]:
-    """By call: the calls that went on from its reply, and those that name it but may go on from a sibling's."""
+    """By call id: the calls that continue its reply, and those that name it but may continue a sibling's reply."""
     followers: dict[str, list[PrefixNode]] = {}
     named: dict[str, list[PrefixNode]] = {}
     for node in forest:
@@ -67,12 +67,12 @@ def _followers(forest: TokenForest) -> tuple[dict[str, list[PrefixNode]], dict[s
 
 
 def _rank(followers: Sequence[PrefixNode]) -> int:
-    """2 where a completed call went on, 1 where only a call that came to nothing did, else 0."""
+    """2 if a completed call continues, 1 if only a call without a usable reply does, else 0."""
     return max((2 if node.call.outcome is Outcome.COMPLETED else 1 for node in followers), default=0)
 
 
 def _ranks_by_content(rivals: Sequence[PrefixNode], later: Sequence[PrefixNode]) -> Mapping[str, int]:
-    """Ranks for the one sibling whose reply stands in a later prompt more than any other's."""
+    """A rank for the sibling of which a later prompt contains the largest share."""
     ranks: dict[str, int] = {}
     for node in later:
         shares = sorted((quoted_share(node.call.prompt_ids, rival.call.output_ids), rival.id) for rival in rivals)
@@ -82,7 +82,7 @@ def _ranks_by_content(rivals: Sequence[PrefixNode], later: Sequence[PrefixNode])
 
 
 def quoted_share(prompt: Int32, output: Int32) -> float:
-    """The share of a reply's windows that stand in a prompt."""
+    """The share of a reply's windows that a prompt contains."""
     window = min(WINDOW, len(output))
     return float(np.isin(_windows(output, window), _windows(prompt, window)).mean())
 

@@ -1,7 +1,7 @@
-"""How a forest is cut into segments, behind one small Protocol.
+"""Strategies: ways to cut a forest into segments, behind one small Protocol.
 
-A strategy yields `SegmentPlan`s: chains of calls that extend each other. The calls from `own` on may carry loss in that
-segment; the others are context. `reconstruct` checks the invariant: every kept call is owned by exactly one plan.
+A strategy yields `SegmentPlan`s: chains of calls that extend each other. The calls from `own` on may carry loss in the
+segment; the others are context. `reconstruct` checks that exactly one plan owns each kept call.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rolltap.reconstructor.rules import MaskReason
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptCalls:
-    """The calls that appear in segments: those that the harness went on from, or may still.
+    """The calls that appear in segments: those that the harness continued, or may still continue.
 
-    `roots` and `children` are the forest without the calls that came to nothing; `trained` the sampled tokens that
-    carry loss in a node's whole subtree.
+    `roots` and `children` are the forest without calls that have no usable reply. `trained` is the number of sampled
+    tokens with loss in a node's whole subtree.
     """
 
     nodes: tuple[PrefixNode, ...]
@@ -35,7 +35,7 @@ class KeptCalls:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentPlan:
-    """Calls of which each extends the one before it; `path[own:]` carry their loss here."""
+    """A chain of calls, each extending the previous one. The calls `path[own:]` carry their loss here."""
 
     path: tuple[PrefixNode, ...]
     own: int
@@ -45,12 +45,12 @@ class Strategy(Protocol):
     """Cuts a forest into segment plans."""
 
     def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
-        """Plans that own every kept call exactly once."""
+        """Plans that together own every kept call exactly once."""
         ...
 
 
 class PerCall:
-    """Each call is a segment of its own: no merging."""
+    """One segment per call, without merging."""
 
     def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
         for node in kept.nodes:
@@ -58,9 +58,9 @@ class PerCall:
 
 
 class Prefix:
-    """Linear merging: a call joins the segment whose last call it extends, else it begins a new one.
+    """Linear merging: a call joins the segment whose last call it extends, or else begins a new one.
 
-    Of several calls that extend the same one, the first that leads to trained tokens joins.
+    If several calls extend the same one, the first that leads to trained tokens joins.
     """
 
     def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
@@ -69,10 +69,10 @@ class Prefix:
 
 
 class Tree:
-    """Root-to-leaf segments; a trunk that branches share is trained in the branch with the most trained tokens.
+    """Root-to-leaf segments. A trunk shared by branches is trained in the branch with the most trained tokens.
 
-    A segment ends with its last trained call: what hangs on it untrained (a summary, a side call) is a segment of
-    its own, without loss, for reading.
+    A segment ends with its last trained call. Untrained calls after it (a summary, a side call) form their own segment
+    without loss, for reading.
     """
 
     def plans(self, kept: KeptCalls) -> Iterable[SegmentPlan]:
@@ -87,7 +87,7 @@ ENTRY_POINTS = "rolltap.strategies"
 
 
 def strategy_named(name: str) -> Strategy:
-    """The strategy `name`, ours or an installed package's; an unknown name lists the known ones."""
+    """The strategy with this name, built in or from an installed package. An error lists the known names."""
     return lookup("strategy", name, STRATEGIES, ENTRY_POINTS, ConfigError)()
 
 
@@ -96,7 +96,7 @@ class _Follow(Protocol):
 
 
 def _chains(kept: KeptCalls, follow: _Follow) -> Iterable[list[PrefixNode]]:
-    """Covers the kept calls by disjoint downward chains; `follow` names the child that goes on with a chain."""
+    """Covers the kept calls by disjoint downward chains. `follow` chooses the child that continues a chain."""
     tops = list(reversed(kept.roots))
     while tops:
         chain = [tops.pop()]
@@ -110,14 +110,14 @@ def _chains(kept: KeptCalls, follow: _Follow) -> Iterable[list[PrefixNode]]:
 
 
 def _first(kept: KeptCalls, node: PrefixNode, children: tuple[PrefixNode, ...]) -> PrefixNode | None:
-    """The first child that leads to trained tokens; in an untrained stretch simply the first."""
+    """The first child that leads to trained tokens; if none does, the first child."""
     if not kept.trained[node.id]:
         return children[0]
     return next((child for child in children if kept.trained[child.id]), None)
 
 
 def _heaviest(kept: KeptCalls, node: PrefixNode, children: tuple[PrefixNode, ...]) -> PrefixNode | None:
-    """The child whose subtree trains the most, the node's own agent first; None where only untrained ones hang."""
+    """The child whose subtree has the most trained tokens, of the same agent first; None if no subtree has any."""
     trained, agents = kept.trained, kept.purposes.by_call
 
     def weight(child: PrefixNode) -> tuple[bool, bool, int]:

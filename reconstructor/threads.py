@@ -1,7 +1,7 @@
-"""A session's threads: the calls that belong to one conversation, over breaks too.
+"""A session's threads: the calls of one conversation, also across breaks.
 
-Token prefixes prove parents; a thread also follows the recorded breaks whose reason says that the conversation goes on.
-Its links decide what a call was for, never what is trained behind what.
+Token prefixes prove parents. A thread also follows recorded breaks whose reason means that the conversation continues.
+Threads only decide the kinds of calls; they never decide which tokens follow each other in training.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from rolltap.reconstructor.forest import PrefixNode, TokenForest
 from rolltap.types import Break, BreakReason
 
 FRESH_STARTS = frozenset({BreakReason.NEW_CONVERSATION, BreakReason.COMPACTION})
-"""Breaks behind which a conversation does not go on, unless the request holds as much history as its parent's."""
+"""Breaks after which a conversation does not continue, unless the request has as much history as its parent's."""
 
 
 @dataclass(slots=True, eq=False)
 class Thread:
-    """Calls of one conversation, by id."""
+    """The calls of one conversation, sorted by id."""
 
     calls: list[PrefixNode] = field(default_factory=list)
 
@@ -39,10 +39,10 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Threads:
-    """The threads of a session in the order of their first calls, and how their calls hang together.
+    """The threads of a session in the order of their first calls, and the links between calls.
 
-    `depths` counts the replies in each call's history, `before` the call that each goes on from, `followers` the
-    reverse.
+    `depths`: the number of replies in each call's history. `before`: the call that each call continues. `followers`:
+    the reverse of `before`.
     """
 
     threads: list[Thread]
@@ -53,7 +53,7 @@ class Threads:
 
 
 def threads_of(forest: TokenForest) -> Threads:
-    """Links every call with the one that it goes on from, in tokens or over a break."""
+    """Links every call with the one that it continues, in tokens or over a break."""
     depths: dict[str, int] = {}
     before: dict[str, PrefixNode] = {}
     followers: dict[str, list[PrefixNode]] = {}
@@ -76,7 +76,7 @@ def threads_of(forest: TokenForest) -> Threads:
 
 
 def _earlier(forest: TokenForest, node: PrefixNode, depths: Mapping[str, int]) -> PrefixNode | None:
-    """The call that `node` goes on from."""
+    """The call that `node` continues, if any."""
     if node.parent is not None:
         return node.parent
     recorded = node.call.break_
@@ -87,10 +87,10 @@ def _earlier(forest: TokenForest, node: PrefixNode, depths: Mapping[str, int]) -
 
 
 def _goes_on(recorded: Break, node: PrefixNode, named: PrefixNode, depth: int) -> bool:
-    """Whether a conversation goes on over a break from `named`, which was shown `depth` replies.
+    """Whether a conversation continues over a break from `named`, whose history has `depth` replies.
 
-    A request without replies goes on from none, whatever it shares. Nor does one with tools from a call without, if it
-    holds no more replies than that was shown: a router is shown the agent's history, and the agent then goes on.
+    A request without replies continues no call. A request with tools does not continue a call without tools if it has
+    no more replies than that call: a router call gets the agent's history, and the agent's own calls then continue.
     """
     shape = node.call.shape
     if shape.tools is not None and not shape.replies:
@@ -101,14 +101,14 @@ def _goes_on(recorded: Break, node: PrefixNode, named: PrefixNode, depth: int) -
 
 
 def _depth(node: PrefixNode, earlier: PrefixNode | None, depths: Mapping[str, int]) -> int:
-    """Replies in the call's history; as recorded where it does not plainly continue another call."""
+    """The number of replies in the call's history: the recorded one, or one more than the parent's if it extends it."""
     if earlier is None or (node.parent is None and node.call.break_ is not None):
         return node.call.shape.replies
     return depths.get(earlier.id, 0) + 1
 
 
 def _root(roots: dict[str, str], call_id: str) -> str:
-    """The representative of a call's thread; shortens the path on the way."""
+    """The representative of a call's thread (union-find with path compression)."""
     while roots[call_id] != call_id:
         roots[call_id] = roots[roots[call_id]]
         call_id = roots[call_id]

@@ -247,7 +247,7 @@ def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pyte
         (["--split", "train=2"], "add up to 1"),
         (["--split", "train"], "want NAME=VALUE"),
         (["--strategy", "clever"], "no strategy 'clever'; known: per_call, prefix, tree"),
-        (["--train", "undelivered"], "no rule 'undelivered'; those that can be switched"),
+        (["--train", "undelivered"], "no rule 'undelivered'; switchable"),
         (["--container", "csv"], "is written as parquet or jsonl, not csv"),
     ],
 )

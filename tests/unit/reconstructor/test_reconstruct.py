@@ -235,7 +235,7 @@ def test_a_session_outlasts_another_number_of_candidates():
 def test_extras_of_two_forms_are_refused(other: np.ndarray):
     first = make_call(0, [1], [2], extras={"top": np.zeros((1, 3), np.float32)})
     second = make_call(1, after(first, 3), [4], extras={"top": other})
-    with pytest.raises(AlignmentError, match="extra 'top' has several forms in one segment: calls 000000, 000001"):
+    with pytest.raises(AlignmentError, match="'top' has several dtypes or shapes in one segment: calls 000000, 000001"):
         reconstruct([first, second])
 
 
@@ -250,7 +250,7 @@ def test_a_duplicate_that_differs_is_corrupt_but_a_later_delivery_is_news():
 
 
 def test_sessions_are_not_mixed():
-    with pytest.raises(RecordCorrupt, match="call 000001 is of session other, not s"):
+    with pytest.raises(RecordCorrupt, match="call 000001: session other, not s"):
         reconstruct([make_call(0, [1], [2]), make_call(1, [1], [2], session_id="other")])
 
 
@@ -266,9 +266,9 @@ def test_a_strategy_is_held_to_its_contract():
     def cut(strategy: Strategy) -> Trajectory:
         return reconstruct([make_call(0, [1], [2]), make_call(1, [5], [6])], strategy=strategy)
 
-    with pytest.raises(ConfigError, match="own every kept call once; not so for 000000"):
+    with pytest.raises(ConfigError, match="own every kept call once; wrong for 000000"):
         cut(Forgetful())
-    with pytest.raises(ConfigError, match="put call 000001 behind 000000, which it does not extend"):
+    with pytest.raises(ConfigError, match="put call 000001 after 000000, which it does not extend"):
         cut(Confused())
 
 
@@ -276,8 +276,8 @@ def test_a_strategy_is_held_to_its_contract():
     ("wrong", "message"),
     [
         (lambda: reconstruct([], strategy="linear"), "no strategy 'linear'; known: per_call, prefix, tree"),
-        (lambda: Rules().train("aborted"), "no rule 'aborted'; those that can be switched: abandoned"),
-        (lambda: Rules(mask=frozenset({MaskReason.ABORTED})), "can't be switched"),
+        (lambda: Rules().train("aborted"), "no rule 'aborted'; switchable: abandoned"),
+        (lambda: Rules(mask=frozenset({MaskReason.ABORTED})), "cannot be switched"),
     ],
 )
 def test_unknown_names_list_the_known_ones(wrong, message: str):
