@@ -124,7 +124,7 @@ def test_the_next_good_push_counts(stack: Stack, client: TrainerClient, tmp_path
     assert log_prob_distance(group, FOLDER) < 1e-4
     with pytest.raises(LedgerError, match="numbers only grow"):
         client.push(POLICY, str(tmp_path / "good"), version - 1, digest="old")
-    with pytest.raises(LedgerError, match="stands for weights with digest"):
+    with pytest.raises(LedgerError, match="is assigned to weights with digest"):
         client.push(POLICY, str(tmp_path / "good"), version, digest="other")
     weights.push(client, POLICY, tmp_path / "good", version, "keep")
 

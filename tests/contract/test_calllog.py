@@ -308,7 +308,7 @@ async def test_a_log_opened_for_reading_sees_what_is_written_and_writes_nothing(
     await append(log, session)
     assert len(await log.rows(session.id)) == 1
     assert len(await reader.rows(session.id)) == 1
-    with pytest.raises(ConfigError, match="reading only"):
+    with pytest.raises(ConfigError, match="read-only"):
         await reader.open_session(a_session())
     await reader.close()
     await log.close()

@@ -30,7 +30,7 @@ async def test_a_second_evaluators_reward_is_refused_and_nothing_is_added_up(wor
     first = await world.ledger.rewards.append(NewReward(rollout.id, 0.25, source="tests"), EVALUATOR)
     assert first.key_id == EVALUATOR.id
     for by in (EVALUATOR, SECOND):
-        with pytest.raises(LedgerError, match="judged once"):
+        with pytest.raises(LedgerError, match="scored once"):
             await world.ledger.rewards.append(NewReward(rollout.id, 1.0, source="tests"), by)
     await world.ledger.rewards.append(NewReward(rollout.id, 9.0, scope="role:judge"), SECOND)
     await world.finish(rollout, None)

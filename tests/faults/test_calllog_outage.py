@@ -84,7 +84,7 @@ async def test_the_ends_of_open_calls_find_room_when_new_ones_are_refused(privat
             await log.append_intent(intent)
             opened.append(intent)
 
-    with pytest.raises(StoreUnavailable, match="spool full") as refused:
+    with pytest.raises(StoreUnavailable, match="spool is full") as refused:
         await fill()
     assert not (await log.condition()).takes_calls
     assert refused.value.retry_after

@@ -106,7 +106,7 @@ async def test_a_cast_that_cannot_play_is_refused_when_it_is_submitted(home: tup
     for policy, told in (
         ({"solver": "tiny", "judge": "gone"}, "'judge': no policy 'gone'; served: tiny, frozen, other"),
         ({"solver": "tiny", "critic": "other"}, "tiny and other are trainable"),
-        ({"a b": "tiny"}, "no name for a role"),
+        ({"a b": "tiny"}, "invalid role name"),
         ({}, "1 to 16 roles"),
     ):
         for ask in (client.submit(SubmitTasks(policy, 1, [debate()])), client.open_group(debate(), policy=policy, n=1)):

@@ -149,9 +149,9 @@ async def test_a_database_opened_for_reading_refuses_to_write(database: Database
     reader = Database(url, writable=False)
     await reader.start(metadata)
     assert await sizes(reader) == {"a": 1}
-    with pytest.raises(ConfigError, match="reading only"):
+    with pytest.raises(ConfigError, match="read-only"):
         await put(reader, "b", 1)
-    with pytest.raises(ConfigError, match="reading only"):
+    with pytest.raises(ConfigError, match="read-only"):
         await reader.transact(lambda connection: connection.execute(sa.delete(things)))
     await reader.close()
 

@@ -94,7 +94,7 @@ def test_it_takes_its_room_at_once(path: Path):
 
 def test_one_process_uses_it_at_a_time(path: Path):
     spool = opened(path)
-    with pytest.raises(ConfigError, match="in use by another process; give each its own `data` folder"):
+    with pytest.raises(ConfigError, match="another process uses the spool .*; give each process its own `data` folder"):
         opened(path)
     spool.close()
 
@@ -248,7 +248,7 @@ async def test_facts_that_come_faster_than_the_spool_is_drained_are_refused_unti
     while not intents or intents[-1].failure is None:
         intents.append(encode_fact(an_intent("session")))
         await writer.write(intents[-1:])
-    assert "spool full" in str(intents[-1].failure)
+    assert "spool is full" in str(intents[-1].failure)
     store.answers.set()
     await asyncio.wait_for(writer.settled(), 10)
     assert store.call_ids == ["first", *(intent.row[0] for intent in intents[:-1])]
@@ -387,7 +387,7 @@ async def test_a_spool_that_the_disk_damages_is_kept_and_reported(
     while writer.waiting:  # noqa: ASYNC110 - the writer's own task empties it
         await asyncio.sleep(0.005)
     assert store.call_ids == ["good"]
-    assert "2 facts of the spool can't be read" in caplog.text
+    assert "cannot read 2 facts of the spool" in caplog.text
     (copy,) = path.parent.glob("spool.damaged*")
     assert b"lost" in copy.read_bytes()
 

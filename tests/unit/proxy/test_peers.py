@@ -36,7 +36,7 @@ async def test_another_secret_is_refused_while_a_proxy_runs(
         monkeypatch.setattr(peers, "GONE_WITHIN_S", 3.0)  # the refused one's connections may take a while to end
         async with Rolltap.running(settings(tmp_path / "one", postgres_url), spool=tmp_path / "spool"):  # a worker
             pass
-        assert "other keys" not in caplog.text
+        assert "different keys" not in caplog.text
         async with Rolltap.running(settings(tmp_path / "two", postgres_url, secret=one.settings.keys.secret)):
             assert "has different keys, so only one" in caplog.text
     async with Rolltap.running(settings(tmp_path / "three", postgres_url)):  # none of them runs any more

@@ -35,7 +35,7 @@ def let_fail(plane: Any, monkeypatch: pytest.MonkeyPatch, after: asyncio.Event |
         come.set()
         if after is not None:
             await after.wait()
-        raise StoreUnavailable("the store is away and the spool full")
+        raise StoreUnavailable("the store is unavailable and the spool is full")
 
     monkeypatch.setattr(plane.log, "append_intent", refuse)
     return come
