@@ -94,7 +94,7 @@ def test_it_takes_its_room_at_once(path: Path):
 
 def test_one_process_uses_it_at_a_time(path: Path):
     spool = opened(path)
-    with pytest.raises(ConfigError, match=r"another process uses the spool .*; give each process its own `data` folder"):
+    with pytest.raises(ConfigError, match=r"another process uses the spool .*; give each process its own"):
         opened(path)
     spool.close()
 
