@@ -1,4 +1,4 @@
-"""Every error that rolltap raises on purpose, named by the boundary where it arises.
+"""All errors that rolltap raises on purpose, named by the boundary where they occur.
 
     RolltapError
     ├── ConfigError              the settings, at start
@@ -14,20 +14,20 @@
     │   ├── ContextOverflow      400   the prompt does not fit the model
     │   └── RateLimited          429   with `retry_after`
     ├── EngineError              the model server
-    │   ├── EngineUnavailable    503   can't be reached, or refuses work for now
+    │   ├── EngineUnavailable    503   unreachable, or refuses work for now
     │   ├── EngineTimeout        504
-    │   ├── EngineRefused        502   a request that the server does not take
-    │   │   └── ModelNotLoaded   503   it has no model of that name, perhaps not yet
+    │   ├── EngineRefused        502   the server does not accept the request
+    │   │   └── ModelNotLoaded   503   the server does not have the model (yet)
     │   ├── EngineProtocolError  502   an answer that breaks its own protocol
-    │   └── WeightsLost          502   a transfer of weights that broke off
+    │   └── WeightsLost          502   a weight transfer that failed in the middle
     ├── StoreError               the call log and the ledger
     │   ├── StoreUnavailable     503
     │   └── RecordCorrupt              a stored row that fails its checks
     ├── LedgerError              the trainer's contract
     │   ├── UnknownPolicy        404
     │   ├── LeaseLost            409   expired, foreign, or fenced by a newer lease
-    │   ├── TrainerFenced        409   the policy is another trainer's, or a newer incarnation's
-    │   ├── VersionTaken         409   the number of a weight version stands for other weights
+    │   ├── TrainerFenced        409   another trainer, or a newer incarnation, owns the policy
+    │   ├── VersionTaken         409   the version number is assigned to other weights
     │   └── StepRegression       409   an acknowledged step that goes backwards
     ├── RolloutError             running a rollout
     │   ├── TaskInvalid          400
@@ -35,10 +35,10 @@
     │   │   └── SetupTimedOut
     │   ├── EvaluatorFailed
     │   └── LogUnreadable               a harness's own log
-    ├── DatasetError             a dataset that can't be written or read as asked
+    ├── DatasetError             a dataset cannot be written or read
     ├── ServerUnreachable    503     no answer from a rolltap server
     └── TrainerError             the trainer process
-        └── CheckpointMismatch   409   a checkpoint, model or tokenizer that is not the policy's
+        └── CheckpointMismatch   409   a checkpoint, model or tokenizer does not match the policy
 
 `status` is the HTTP status and `code` the stable, machine-readable name of an error.
 """
@@ -48,23 +48,23 @@ from __future__ import annotations
 from typing import TypedDict, Unpack
 
 MAX_MESSAGE, MAX_PARAM = 4000, 200
-"""Characters. What a client sent stands in many messages, and each is answered, recorded and printed."""
+"""Limits in characters: many messages quote what a client sent, and they are returned, recorded and printed."""
 
 
 def capped(text: str, limit: int) -> str:
-    """`text`, its end left out where it is longer than `limit` characters."""
+    """`text`, truncated to `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 class Common(TypedDict, total=False):
-    """What every error may carry over the wire beside its message."""
+    """The optional fields of every error, beside its message."""
 
     param: str | None
     retry_after: float | None
 
 
 class RolltapError(Exception):
-    """The root. `str(error)` is one line that says what to change."""
+    """The base class. `str(error)` is one line that says what to change."""
 
     status = 500
     code = "internal_error"
@@ -78,19 +78,19 @@ class RolltapError(Exception):
 
 
 class ConfigError(RolltapError):
-    """The settings can't be used."""
+    """The settings are invalid or cannot be applied."""
 
     code = "config_error"
 
 
 class AlignmentError(RolltapError):
-    """Per-token arrays that must be equal in length are not."""
+    """Per-token arrays have different lengths."""
 
     code = "alignment_error"
 
 
 class RequestError(RolltapError):
-    """The request can't be served as sent."""
+    """The request cannot be served as sent."""
 
     status = 400
     code = "invalid_request"
@@ -129,7 +129,7 @@ class MethodNotAllowed(RequestError):
 
 
 class SessionClosed(RequestError):
-    """The session has ended; nothing was recorded or sampled."""
+    """The session has ended. Nothing was sampled."""
 
     status = 409
     code = "session_closed"
@@ -143,7 +143,7 @@ class BodyTooLarge(RequestError):
 
 
 class ContextOverflow(RequestError):
-    """The prompt does not fit the context: it has `tokens` or more, the model takes `limit` (None: not known)."""
+    """The prompt does not fit: it has at least `tokens` tokens, and the model's limit is `limit` (None: unknown)."""
 
     code = "context_length_exceeded"
 
@@ -170,7 +170,7 @@ class EngineError(RolltapError):
 
 
 class EngineUnavailable(EngineError):
-    """The model server can't be reached, or refuses work for now; `http_status` is what it answered, if it did."""
+    """The model server is unreachable or refuses work for now. `http_status` is its answer, if there was one."""
 
     status = 503
     code = "engine_unavailable"
@@ -188,9 +188,9 @@ class EngineTimeout(EngineError):
 
 
 class EngineRefused(EngineError):
-    """The model server does not take the request: no such route, model or field, or no right to it.
+    """The model server does not accept the request: unknown route, model or field, or missing permission.
 
-    `http_status` is the server's own, None where the error came over another plane.
+    `http_status` is the server's own; None if the error came through another plane.
     """
 
     code = "engine_refused"
@@ -201,7 +201,7 @@ class EngineRefused(EngineError):
 
 
 class ModelNotLoaded(EngineRefused):
-    """The model server has no model of the policy's name, and may get it: adapters are pushed."""
+    """The model server does not have the policy's model, but may get it: adapters are pushed."""
 
     status = 503
     code = "model_not_loaded"
@@ -214,7 +214,7 @@ class EngineProtocolError(EngineError):
 
 
 class WeightsLost(EngineError):
-    """A transfer of weights broke off in the middle: what the engines hold is no version's, until a whole push."""
+    """A weight transfer failed in the middle: the engines' weights belong to no version until a complete push."""
 
     code = "weights_lost"
 
@@ -226,7 +226,7 @@ class StoreError(RolltapError):
 
 
 class StoreUnavailable(StoreError):
-    """The store can't be reached or can't write."""
+    """The store is unreachable or cannot write."""
 
     status = 503
     code = "store_unavailable"
@@ -239,7 +239,7 @@ class RecordCorrupt(StoreError):
 
 
 class LedgerError(RolltapError):
-    """The trainer's contract was broken by the request."""
+    """The request breaks the trainer's contract."""
 
     status = 409
     code = "ledger_error"
@@ -253,19 +253,19 @@ class UnknownPolicy(LedgerError):
 
 
 class LeaseLost(LedgerError):
-    """The lease has expired, is another trainer's, or is fenced by a newer one."""
+    """The lease has expired, belongs to another trainer, or was replaced by a newer one."""
 
     code = "lease_lost"
 
 
 class TrainerFenced(LedgerError):
-    """The policy is another trainer's, or a newer incarnation's of this one: stop, and leave the weights alone."""
+    """Another trainer, or a newer incarnation of this one, owns the policy: stop this process."""
 
     code = "trainer_fenced"
 
 
 class VersionTaken(LedgerError):
-    """The number of a weight version stands for other weights."""
+    """The version number is assigned to other weights."""
 
     code = "version_taken"
 
@@ -283,49 +283,49 @@ class RolloutError(RolltapError):
 
 
 class TaskInvalid(RolloutError):
-    """The task can't be run as written; `param` names the key to change."""
+    """The task is invalid. `param` names the key to change."""
 
     status = 400
     code = "task_invalid"
 
 
 class RuntimeFailed(RolloutError):
-    """The place to run in could not be made, or was lost: nobody's fault who runs in it."""
+    """The runtime could not be created, or was lost. The harness in it is not the cause."""
 
     code = "runtime_failed"
 
 
 class SetupTimedOut(RuntimeFailed):
-    """The place was not made within the set-up's budget."""
+    """The runtime was not created within the set-up's time limit."""
 
     code = "setup_timed_out"
 
 
 class EvaluatorFailed(RolloutError):
-    """The evaluator gave no reward that can be used."""
+    """The evaluator gave no usable reward."""
 
     code = "evaluator_failed"
 
 
 class LogUnreadable(RolloutError):
-    """A harness's own log is not what it should be; it is not compared, and nothing else follows."""
+    """A harness's own log cannot be parsed. It is not compared with the record."""
 
     code = "log_unreadable"
 
 
 class DatasetError(RolltapError):
-    """A dataset can't be written or read as asked; nothing was left behind."""
+    """A dataset cannot be written or read as requested. No partial files remain."""
 
     status = 400
     code = "dataset_error"
 
 
 class RowError(DatasetError):
-    """A row that can't be written in its format; the others can."""
+    """A row cannot be written in its format. Other rows are not affected."""
 
 
 class ServerUnreachable(RolltapError):
-    """A rolltap server did not answer for as long as the client tries."""
+    """A rolltap server did not answer within the client's retry time."""
 
     status = 503
     code = "server_unreachable"

@@ -1,7 +1,7 @@
-"""Settings: one frozen class a component, from a TOML file and the environment, read once at start.
+"""Settings: one frozen class per component, from a TOML file and the environment, read once at start.
 
-Every key of the file can be overridden as `ROLLTAP_<SECTION>__<KEY>`. An unknown key stops the start with one line
-that names it and the key that is meant.
+The environment variable `ROLLTAP_<SECTION>__<KEY>` overrides a key of the file. An unknown key stops the start with one
+line that names it and suggests a known key.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ListenSettings(Section):
     )
     names: tuple[str, ...] = Field(
         default=(),
-        description="host names under which planes on loopback may be called, beside localhost: those that a proxy in "
-        "front passes on in `Host`",
+        description="additional host names that requests to planes on loopback may use, such as the `Host` that a "
+        "reverse proxy forwards",
     )
     tls_certificate: str = Field(default="", description="PEM file; with it the planes speak https only")
     tls_key: str = Field(default="", description="PEM file of the certificate's key, if it is another")
@@ -68,8 +68,8 @@ class LimitSettings(Section):
     body_mb: float = Field(
         default=50,
         gt=0,
-        description="largest request body of a model call, in MB; long ones that a key sends at a time have twice as "
-        "much room together, until they are read",
+        description="largest request body of a model call, in MB; all long bodies that a key sends at the same time "
+        "may use twice as much",
     )
     calls_at_once: int = Field(default=64, ge=1, description="calls in flight per session")
     receipt_s: float = Field(default=30, gt=0, description="time to receive a request's head, and its body, in seconds")
@@ -84,36 +84,36 @@ class LimitSettings(Section):
         default=0, ge=0, description="prompt and output tokens of a session's calls in all; 0: any number"
     )
     session_mb: float = Field(
-        default=0, ge=0, description="request bodies of a session in all, refused ones too, in MB; 0: any"
+        default=0, ge=0, description="total request bodies of a session, including refused ones, in MB; 0: any number"
     )
     calls_per_minute: int = Field(default=0, ge=0, description="calls of a session within a minute; 0: any number")
     cache_mb: float = Field(
         default=256,
         gt=0,
-        description="what is kept of former requests, parsed and as prompts, so that the next ones cost less; all "
-        "protocols, engines and sessions together, in MB",
+        description="cache of parsed requests and prompts for all protocols, engines and sessions together, in MB; "
+        "with it a call costs its new messages and not its history",
     )
     forests_mb: float = Field(
         default=1000,
         gt=0,
-        description="token ids and digests of the sessions in use, in MB; those unused for longest are let go, and "
-        "read again from the store with their next call",
+        description="token ids and digests of the sessions in memory, in MB; beyond it the least recently used "
+        "sessions are evicted, and read again from the store with their next call",
     )
     keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
     read_s: float = Field(
-        default=120, gt=0, description="time to read the record for a page, a question or a lease, in seconds"
+        default=120, gt=0, description="time limit for reading the record for a page, a query or a lease, in seconds"
     )
 
 
 class StoreSettings(Section):
-    """Where the record is kept."""
+    """The store of the record."""
 
     url: str = Field(default="", description="sqlite:///PATH or postgresql://...; default sqlite in `data`")
     ingest: str = Field(
-        default="", description="redis://HOST:PORT/DB: a stream that makes calls durable before Postgres takes them in"
+        default="", description="redis://HOST:PORT/DB: a stream that makes calls durable before they are in Postgres"
     )
     spool_mb: float = Field(
-        default=64, ge=0, description="file in `data` that keeps calls while the store is away, in MB; 0: none"
+        default=64, ge=0, description="file in `data` that keeps calls while the store is unavailable, in MB; 0: none"
     )
 
 
@@ -122,18 +122,18 @@ class TracingSettings(Section):
 
     otlp: str = Field(
         default="",
-        description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318; needs `rolltap[otel]`",
+        description="URL of a collector for OTLP over HTTP, such as http://127.0.0.1:4318; needs `rolltap[otel]`",
     )
 
 
 class QueueSettings(Section):
-    """How much is rolled out ahead of the trainers."""
+    """Backpressure: limits the rollouts ahead of the trainers."""
 
     trainer_silence_s: float = Field(
         default=600,
         gt=0,
-        description="a trainer that has not asked for, extended or ended a lease for so long no longer holds back "
-        "what is queued, in seconds",
+        description="a trainer that has not taken, extended or ended a lease for this long no longer limits the queue, "
+        "in seconds",
     )
 
 
@@ -142,11 +142,11 @@ class EngineSettings(Section):
 
     kind: str = Field(
         default="vllm",
-        description="the server's API: vllm, rolltap, sglang, llamacpp, openai_compatible, passthrough, or one that an "
-        "installed package adds",
+        description="the server's API: vllm, rolltap, sglang, llamacpp, openai_compatible, passthrough, or one from an "
+        "installed package",
     )
     url: str = Field(description="base URL; several replicas separated by commas")
-    api_key: str = Field(default="", description="key that the server wants, if any")
+    api_key: str = Field(default="", description="key that the server requires, if any")
     dialects: tuple[str, ...] = Field(
         default=(), description="passthrough: protocols that this vendor speaks; empty: all"
     )
@@ -169,7 +169,7 @@ MaskedByDefault = Literal[
 
 
 class PinSettings(Section):
-    """Sampling parameters that a policy decides, whatever the harness asks; unset ones are as `sampling` says."""
+    """Sampling parameters that a policy overrides, whatever the harness asks; `sampling` decides the others."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -177,7 +177,7 @@ class PinSettings(Section):
     min_p: float | None = None
     max_tokens: int | None = None
     thinking: bool | None = None
-    effort: Effort | None = Field(default=None, description="a level of reasoning effort that the model's prompt has")
+    effort: Effort | None = Field(default=None, description="a reasoning effort level that the model's prompt supports")
 
 
 class PolicySettings(Section):
@@ -187,68 +187,69 @@ class PolicySettings(Section):
     model: str = Field(default="", description="the model's name on the engine; default the policy's name")
     tenant: str = Field(
         default=DEFAULT_TENANT,
-        description="whose policy it is: only keys and sessions of that tenant reach it; more than one need Postgres",
+        description="the tenant that may use the policy; several tenants need Postgres",
     )
     aliases: tuple[str, ...] = Field(default=(), description="other model names that harnesses may ask for; `*`: any")
     tokenizer: str = Field(default="", description="folder with tokenizer.json; empty for engines without a token API")
-    family: str = Field(default="", description="renderer family, e.g. qwen3; empty: by the folder's chat template")
+    family: str = Field(default="", description="renderer family, e.g. qwen3; empty: use the folder's chat template")
     tool_format: str = Field(
         default="",
-        description="how the model writes tool calls, where there is no family; empty: as its chat template does",
+        description="format of the model's tool calls, if there is no family; empty: that of its chat template",
     )
     trainable: bool = Field(default=True, description="false for frozen helper models: their calls are auxiliary")
     train: tuple[MaskedByDefault, ...] = Field(
-        default=(), description="calls that carry loss although they are masked by default; see docs/reconstruction.md"
+        default=(), description="mask rules to switch off, so that such calls carry loss; see docs/reconstruction.md"
     )
     history_thinking: Literal["tool_cycle", "keep"] = Field(
         default="tool_cycle",
-        description="keep sampled thinking within a tool cycle, then do as the template does; or `keep` it always",
+        description="`tool_cycle`: keep sampled thinking during a tool cycle, then follow the template; `keep`: always "
+        "keep it",
     )
     ignore: tuple[re.Pattern[str], ...] = Field(
         default=(),
-        description="regular expressions of volatile text (clocks, billing headers, paths) in what is not a reply: "
-        "where only that changed, the history is the recorded one, and the model goes on reading the recorded text",
+        description="regular expressions of volatile text (clocks, billing headers, paths) in messages that are not "
+        "replies: a history that differs only there counts as equal, and the model keeps seeing the recorded text",
     )
     max_context: int = Field(default=0, ge=0, description="context length in tokens; 0 asks the engine")
     top_logprobs: int = Field(
-        default=0, ge=0, le=20, description="candidates kept with each sampled token, itself among them; 0: none"
+        default=0, ge=0, le=20, description="recorded candidates for each sampled token, including itself; 0: none"
     )
-    routed_experts: bool = Field(default=False, description="keep the experts that sampled each token (MoE models)")
+    routed_experts: bool = Field(default=False, description="record the routed experts of each token (MoE models)")
     sampling_mask: int = Field(
         default=0,
         ge=0,
         le=2048,
-        description="record the ids that top-p, top-k or min-p left to draw each token from, if they are at most so "
-        "many: a call that was cut so carries loss only with them; 0: not recorded",
+        description="record the ids that remained after top-p, top-k and min-p for each token, up to this number of "
+        "ids: a call with truncated sampling carries loss only with them; 0: not recorded",
     )
     image_hosts: tuple[str, ...] = Field(
         default=(),
-        description="hosts whose images a call may name by http(s) URL, where the engine has a chat API and fetches "
-        "them itself; none: data URLs only",
+        description="hosts of images that a call may name by http(s) URL, for engines with a chat API, which fetch "
+        "them; none: only data URLs",
     )
     weights_roots: tuple[str, ...] = Field(
         default=(),
-        description="folders in which pushed weights must lie, as the engine sees them; none: any absolute path "
-        "outside the system's own folders",
+        description="folders that pushed weights must be in, as the engine sees them; none: any absolute path outside "
+        "the system's folders",
     )
     sampling: Literal["neutral", "harness"] = Field(
         default="neutral",
-        description="how a trainable policy with a token API samples: at temperature 1 without top-p, top-k, min-p and "
-        "penalties unless `pin` says otherwise, or as the harness asks; frozen ones always do as it asks",
+        description="sampling of a trainable policy with a token API: `neutral` (temperature 1, no top-p, top-k, min-p "
+        "or penalties, except for `pin`) or as the `harness` asks; frozen policies always follow the harness",
     )
     pin: PinSettings = PinSettings()
 
 
 class KeySettings(Section):
-    """One key of each role; `rolltap keys` mints others. An empty one is made at first start and kept in
+    """One key of each role; `rolltap keys` mints more. An empty one is generated at first start and stored in
     `<data>/keys.toml` (mode 0600)."""
 
     admin: str = Field(default="", description="everything; mints keys")
     trainer: str = Field(default="", description="leases and weights")
     evaluator: str = Field(default="", description="appends rewards")
-    runner: str = Field(default="", description="nodes: claims rollouts, and runs and rewards what it claimed")
-    viewer: str = Field(default="", description="reads what the admin and trainer planes show")
-    project: str = Field(default="", description="a key that opens sessions by itself (capture without configuration)")
+    runner: str = Field(default="", description="nodes: claims rollouts, runs them and rewards them")
+    viewer: str = Field(default="", description="read access to the admin and trainer planes")
+    project: str = Field(default="", description="opens sessions automatically (capture without configuration)")
     secret: str = Field(default="", description="secret of the handles; share it between replicas")
 
 

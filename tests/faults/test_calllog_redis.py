@@ -388,7 +388,10 @@ async def test_a_redis_that_can_not_be_reached_stops_the_start(postgres_url: str
 
 @pytest.mark.parametrize(
     ("url", "ingest", "words"),
-    [("sqlite:///x.db", "redis://host", "before Postgres"), ("postgresql://h/d", "kafka://host", "not a Redis URL")],
+    [
+        ("sqlite:///x.db", "redis://host", "works with a Postgres store"),
+        ("postgresql://h/d", "kafka://host", "not a Redis URL"),
+    ],
 )
 def test_an_ingest_that_makes_no_sense_is_refused(url: str, ingest: str, words: str):
     with pytest.raises(ConfigError, match=words):
