@@ -1,8 +1,8 @@
-"""Who may call which route of the trainer and admin planes: one table, deny by default.
+"""The roles that may call each route of the trainer and admin planes: one table, deny by default.
 
-A route that is not in its plane's table answers nobody, and a test fails (`tests/unit/proxy/test_access.py`, which
-tries every route with every kind of key). The agent plane's keys are the sessions' and the projects'
-(`rolltap.proxy.call.admission`); `/health` and `/ready` take no key.
+A route that is not in its plane's table refuses everybody. `tests/unit/proxy/test_access.py` tries every route with
+every kind of key. The agent plane uses session keys and project keys (`rolltap.proxy.call.admission`). `/health` and
+`/ready` need no key.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ TRAINER_PLANE: Table = {
 }
 
 OF_DEPLOYMENT = frozenset({"GET /metrics"})
-"""Routes that show all tenants: for keys of the default one only."""
+"""Routes that show all tenants. Only keys of the default tenant may use them."""
 
 AUDITED = frozenset(
     {
@@ -129,17 +129,17 @@ AUDITED = frozenset(
         "POST /policies/{name}/receive",
     }
 )
-"""What the audit log has, beside refusals. Leases, claims, attempts and rewards name their key in their own rows."""
+"""Routes in the audit log, in addition to refusals. Leases, claims, attempts and rewards have the key in their rows."""
 
 AUDITED_BODY = 2048
-"""A longer body stands in the audit log as its size and SHA-256."""
+"""The audit log has only the size and SHA-256 of a longer body."""
 
 _bearer = HTTPBearer(auto_error=False, description="a key whose role may call the route")
 
 
 def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) -> Callable[..., Awaitable[None]]:
-    """A FastAPI dependency: lets the roles of the route's row pass, keeps the caller for the route, and has `AUDITED`
-    routes and refusals in the audit log before they are served. `note` counts an agent that comes with its key."""
+    """A FastAPI dependency that checks the caller's role by the route's row in `table` and stores the caller for the
+    route. It writes `AUDITED` routes and refusals to the audit log first. `note` counts calls with a session key."""
 
     async def dependency(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -160,7 +160,7 @@ def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) ->
             raise Forbidden(f"this needs a key of role {' or '.join(roles) or 'none'}, not {caller.role}")
         if row in OF_DEPLOYMENT and not caller.of_deployment:
             await audit.append(caller.id, caller.role, f"refused {row}", dict(request.path_params))
-            raise Forbidden(f"this shows all tenants, and the key is of tenant {caller.tenant!r}")
+            raise Forbidden(f"this route shows all tenants; the key belongs to tenant {caller.tenant!r}")
         request.state.caller = caller
         if row in AUDITED:
             await audit.append(caller.id, caller.role, row, await _asked(request))
@@ -169,7 +169,7 @@ def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) ->
 
 
 async def _asked(request: Request) -> dict[str, Any]:
-    """What an entry has of the request: its path's parameters and its body. Keys are in neither."""
+    """The part of a request for an audit entry: path parameters and body. Neither contains a key."""
     body = await request.body()
     details: dict[str, Any] = dict(request.path_params)
     if len(body) > AUDITED_BODY:
@@ -182,4 +182,4 @@ async def _caller(request: Request) -> Caller:
 
 
 By = Annotated[Caller, Depends(_caller)]
-"""A route's parameter: who calls."""
+"""A route's parameter: the caller."""

@@ -83,7 +83,7 @@ class Rolltap:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def set_base_url(self, url: str) -> None:
-        """What harnesses are told to call; known once the sockets are bound."""
+        """Sets the URL for harnesses, which is known once the sockets are bound."""
         self.base_url = self.services.base_url = url
 
     @classmethod
@@ -96,10 +96,10 @@ class Rolltap:
         spool: Path | None = None,
         spools_beside: Sequence[Path] = (),
     ) -> AsyncIterator[Rolltap]:
-        """Everything started; everything closed, in order, at exit.
+        """Starts everything, and closes everything in order at exit.
 
-        `check_task` looks at what is submitted; `spool` is a file of this process's own (`<data>/spool`),
-        `spools_beside` are those of other workers.
+        `check_task` validates submitted tasks. `spool` is this process's spool file (`<data>/spool`), `spools_beside`
+        are those of other workers.
         """
         act_for(DEFAULT_TENANT)
         check_exposure(settings)
@@ -118,7 +118,7 @@ class Rolltap:
             yield app
 
     async def _prepare(self) -> None:
-        """Closes what a former process left open, and learns what the engines can do."""
+        """Aborts the open calls of a previous process, and probes the engines."""
         recorder = self.services.recorder
         self._start(watch_loop(recorder.metrics.loop_lag))
         self._start(self.accounts.saving())
@@ -133,7 +133,7 @@ class Rolltap:
             self._start(self._watch(runtime))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` beside the calls until the server stops."""
+        """Runs `work` in the background until the server stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -155,7 +155,7 @@ class Rolltap:
             log.warning("policy %s: engine %s serves no model %r: %s", runtime.name, runtime.engine.name, model, advice)
 
     async def _watch(self, runtime: Policy) -> None:
-        """Probes the engine until it is up, and again when calls have had no answer."""
+        """Probes the engine until it is up, and again after calls without an answer."""
         while True:
             await runtime.doubted.wait()
             if not runtime.up:
@@ -174,11 +174,11 @@ class Rolltap:
 
 @asynccontextmanager
 async def _http() -> AsyncIterator[aiohttp.ClientSession]:
-    """The one connection pool of the process. No redirects are followed anywhere: engines are not asked to move."""
+    """The process's only connection pool. Redirects are never followed."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    jar = aiohttp.DummyCookieJar()  # a vendor's cookies are not for another user's calls
-    auto = ("accept", "accept-encoding", "user-agent")  # for servers of ours; each is a look-up in every request
+    jar = aiohttp.DummyCookieJar()  # a vendor's cookies must not be sent with another user's calls
+    auto = ("accept", "accept-encoding", "user-agent")  # our servers need none of them, and each costs a look-up
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, cookie_jar=jar, skip_auto_headers=auto
     ) as session:
@@ -274,7 +274,7 @@ def _build(
 def _gates(
     keyring: Keyring, limits: LimitSettings, metrics: Metrics, note: CountTampering
 ) -> Callable[[str, FastAPI], Gate]:
-    """What puts a gate before a plane's application."""
+    """A function that wraps a plane's application in a gate."""
 
     def gated(plane: str, app: FastAPI) -> Gate:
         async def knows(key: str) -> bool:

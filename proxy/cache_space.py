@@ -1,10 +1,9 @@
-"""The memory that the caches of a process take together.
+"""Limits the memory of all caches in a process together.
 
-A cache weighs what it keeps, and drops what was unused longest. All caches share a `CacheSpace`: where they hold more
-than its limit together, the largest of them drops entries, so who fills one cache loses what is in that cache. A
-weight is about the most that Python needs for an entry, whatever clients send; two caches that hold the same object
-both count it. Caches may be used in several threads: one lock guards all that share a space. A value is made and
-weighed outside of it, so two threads may make the same one.
+Each cache is an LRU with weighed entries. All caches share a `CacheSpace`. If their total is over its limit, the
+largest cache drops entries, so a client that fills one cache loses entries of that cache. A weight is an upper estimate
+of the bytes that Python needs for an entry; two caches with the same object both count it. Caches are thread-safe: one
+lock guards all caches of a space. Values are made and weighed outside the lock, so two threads may make the same value.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ V = TypeVar("V")
 CACHE_BYTES = 256_000_000
 
 LARGEST = 8
-"""The part of the limit over which an entry is not kept."""
+"""The share of the limit above which an entry is not cached."""
 
 ENTRY_BYTES = 600
-"""Of every entry: its place and key, and the objects around what it holds."""
+"""Estimated bytes of an entry without its value."""
 
 STRUCTURE_BYTES = 64
-"""Of every value in parsed JSON; before each stands one of `STRUCTURE`."""
+"""Estimated bytes of a value in parsed JSON. One of `STRUCTURE` precedes each value."""
 
 STRUCTURE = b",:[{"
 
 
 class CacheSpace:
-    """What the caches that are made with it may hold together: `limit` bytes."""
+    """A common limit of `limit` bytes for the caches that are created with it."""
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self.limit = limit
@@ -55,24 +54,24 @@ class CacheSpace:
             self._caches.add(cache)
 
     def give(self, size: int) -> None:
-        """A cache has shrunk by `size` bytes. Its thread holds the lock."""
+        """Notes that a cache has shrunk by `size` bytes. Call it with the lock held."""
         self._size -= size
 
     def take(self, size: int) -> None:
-        """A cache has grown by `size` bytes: the largest drop what is over the limit. Its thread holds the lock."""
+        """Notes that a cache has grown by `size` bytes, and evicts down to the limit. Call it with the lock held."""
         self._size += size
         if self._size > self.limit:
-            self._size = self.size  # without caches that are gone
+            self._size = self.size  # exclude caches that no longer exist
             while self._size > self.limit:
                 max(self._caches, key=lambda cache: cache.size).drop_oldest()
 
 
 SHARED = CacheSpace()
-"""Of this process. Dialects, which hold caches, are made when they are imported; `limits.cache_mb` comes later."""
+"""The space of this process. Caches exist from import on, so `limits.cache_mb` is set later."""
 
 
 class Kept(Generic[K, V]):
-    """Values by key, as many as the space has room for. `weigh` gives a value's bytes beside `ENTRY_BYTES`."""
+    """An LRU cache in a `CacheSpace`. `weigh` returns a value's bytes, without `ENTRY_BYTES`."""
 
     def __init__(self, weigh: Callable[[V], int], space: CacheSpace = SHARED) -> None:
         self._weigh = weigh
@@ -86,7 +85,7 @@ class Kept(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K, make: Callable[[K], V]) -> V:
-        """The value of `key`, made if it is not kept."""
+        """The cached value of `key`, or a new one from `make`."""
         with self._space.lock:
             value = self._entries.get(key)
             if value is not None:
@@ -97,18 +96,18 @@ class Kept(Generic[K, V]):
         return value
 
     def peek(self, key: K) -> V | None:
-        """The value of `key` if it is kept; it is not more recently used for that."""
+        """The cached value of `key`, or None. Does not count as a use."""
         return self._entries.get(key)
 
     def known(self, keys: Sequence[K]) -> list[V | None]:
-        """The value of each key, None where it is not kept. The loops are C's: histories are long."""
+        """The cached value of each key, or None. The loops run in C, as histories are long."""
         with self._space.lock:
             entries = list(map(self._entries.get, keys))
             deque(map(self._entries.move_to_end, compress(keys, entries)), maxlen=0)
             return entries
 
     def put(self, key: K, value: V) -> None:
-        """Keeps a value in the place of a former one, unless it is too large."""
+        """Stores a value, unless it is too large. Replaces the previous value."""
         size = ENTRY_BYTES + self._weigh(value)
         with self._space.lock:
             self.pop(key)
@@ -119,7 +118,7 @@ class Kept(Generic[K, V]):
                 self._space.take(size)
 
     def pop(self, key: K) -> V | None:
-        """Takes a value out, if it is there."""
+        """Removes and returns a value, if it is cached."""
         with self._space.lock:
             value = self._entries.pop(key, None)
             if value is not None:
@@ -127,7 +126,7 @@ class Kept(Generic[K, V]):
             return value
 
     def drop_oldest(self) -> None:
-        """Drops the longest unused one. There is one."""
+        """Drops the least recently used entry. The cache must not be empty."""
         with self._space.lock:
             self._shrink(self._entries.popitem(last=False)[0])
 
@@ -143,18 +142,18 @@ class Kept(Generic[K, V]):
 
 
 def json_bytes(raw: bytes) -> int:
-    """About the most that a piece of JSON and what is parsed of it take."""
+    """An upper estimate of the bytes of a piece of JSON and its parsed value."""
     is_wide = not raw.isascii() or b"\\u" in raw  # one wide character makes four bytes of every one of its text
     return (5 if is_wide else 2) * len(raw) + STRUCTURE_BYTES * values_in(raw)
 
 
 def values_in(raw: bytes) -> int:
-    """About the most values that a piece of JSON may hold, without parsing it: text may have such characters, too."""
+    """An upper estimate of the number of values in a piece of JSON, without parsing it."""
     return len(raw) - len(raw.translate(None, STRUCTURE))
 
 
 def message_bytes(message: Message) -> int:
-    """About how much a message holds."""
+    """The estimated bytes of a message."""
     parts = sum(getsizeof(part.url if isinstance(part, Image) else part.text) for part in message.parts)
     calls = sum(getsizeof(call.arguments) + getsizeof(call.name) + getsizeof(call.id) for call in message.tool_calls)
     return 256 + parts + calls + 128 * (len(message.parts) + len(message.tool_calls))

@@ -1,4 +1,4 @@
-"""Keys for named policies on the trainer plane: what a request is about must be of a policy of its key."""
+"""Enforces keys that are limited to named policies on the trainer plane."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rolltap.proxy.routes.services import Services
 
 
 def limit_to_policies(services: Services) -> Callable[..., Awaitable[None]]:
-    """A dependency that refuses requests about other policies than the key's. Keys without a limit cost nothing."""
+    """A dependency that refuses requests for other policies than the key's. Does nothing for keys without a limit."""
 
     async def dependency(request: Request, by: By) -> None:
         if by.policies is not None:
@@ -47,7 +47,7 @@ async def _concerned(services: Services, request: Request) -> Collection[str]:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The body as far as it is an object; whether it is sound is the route's to say."""
+    """The body if it is a JSON object, else {}. The route validates it later."""
     try:
         body = await request.json()
     except (ValueError, RecursionError):

@@ -24,15 +24,15 @@ from rolltap.proxy.front.hosts import Hosts
 from rolltap.settings import LimitSettings, ListenSettings
 
 GRACE_S = 10
-"""How long calls in flight may go on after the order to stop, in seconds."""
+"""Seconds for which calls in flight may continue after a stop signal."""
 
 
 WEBSOCKET_ADVICE = ("Unsupported upgrade request.", "No supported WebSocket library")
 
 
 class _QuietServer(logging.Filter):
-    """What the server need not print: the trace of a reply that is cut on purpose, which is recorded with its call, and
-    advice about WebSockets, which Codex asks for and is told in the reply (426) that there are none."""
+    """Suppresses uvicorn's log lines about replies that are cut on purpose (recorded with their call) and about
+    WebSockets (Codex asks for them and gets 426)."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         cut = record.exc_info and isinstance(record.exc_info[1], BrokenReply)
@@ -40,7 +40,7 @@ class _QuietServer(logging.Filter):
 
 
 class _Server(uvicorn.Server):
-    """The planes stop together: `serve` handles the signals, so a single server must not."""
+    """A uvicorn server without signal handlers: `serve` handles signals, so that all planes stop together."""
 
     def capture_signals(self) -> Any:
         return nullcontext()
@@ -68,10 +68,10 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def settle_memory() -> None:
-    """Gives back what the start has left over, and keeps the collector off what it has made.
+    """Returns unused memory of the start to the system, and excludes existing objects from garbage collection.
 
-    Reading a vocabulary of 150,000 words leaves some 120 MB that the allocator would hold on to. Serving makes many
-    objects that live for a call: with Python's own thresholds, one collection in ten calls would look through all.
+    Reading a vocabulary of 150,000 words leaves about 120 MB that the allocator would keep. Each call creates many
+    short-lived objects: with Python's default thresholds, every tenth call would cause a full collection.
     """
     gc.collect()
     gc.freeze()
@@ -81,7 +81,7 @@ def settle_memory() -> None:
 
 
 def allow_connections(count: int) -> None:
-    """Lets this process have so many open files, as far as the system does."""
+    """Raises this process's limit of open files to `count`, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -90,7 +90,7 @@ def allow_connections(count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """How the planes meet their clients."""
+    """Creates the planes' servers."""
 
     limits: LimitSettings
     listen: ListenSettings

@@ -1,8 +1,7 @@
-"""The one shape of a model request between the dialects and everything behind them.
+"""The common form of model requests and replies, independent of the protocol.
 
-A dialect parses its wire format into a `ChatRequest` and writes a stream of `ReplyEvent`s back. Continuation,
-engines and the recorder know only these types. They are immutable, so a parsed message can be kept and shared
-between the calls that repeat it.
+A dialect parses its wire format to a `ChatRequest` and writes a stream of `ReplyEvent`s back. Continuation, engines and
+the recorder use only these types. They are immutable, so calls that repeat a message can share the parsed object.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import msgspec
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 TOOL_ERROR = "[tool error]"
-"""Stands before the text of a tool that failed."""
+"""Prefix of the text of a failed tool."""
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
@@ -22,7 +21,7 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
 
 
 class Image(msgspec.Struct, frozen=True, tag="image"):
-    """An image as a data URL, or as a remote URL where the policy allows one."""
+    """An image as a data URL, or as a remote URL if the policy allows its host."""
 
     url: str
     detail: str | None = None
@@ -48,9 +47,9 @@ Part = Text | Image | Reasoning
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn of a conversation. `handle` is an item id that rolltap minted and the client echoed, if any.
+    """One message of a conversation. `handle` is an item id that rolltap minted and the client sent back, if any.
 
-    With `recall` the client sent only that handle: the message stands for the recorded reply that it names.
+    With `recall` the client sent only the handle: the message stands for the recorded reply with this handle.
     """
 
     role: Role
@@ -64,9 +63,9 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The text as the model reads it. Parts are lines, but for a reply's: clients cut it where they like.
+        """The text for the model. Parts become lines, except a reply's, which clients split arbitrarily.
 
-        A tool's failure is marked, since templates have no place for it.
+        A failed tool's text gets a prefix, as templates have no field for failures.
         """
         between = "" if self.role == "assistant" else "\n"
         text = between.join([part.text for part in self.parts if isinstance(part, Text)])
@@ -97,7 +96,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sampling parameters; None means that the harness did not ask."""
+    """Sampling parameters. None: not requested."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -118,14 +117,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     json_schema: dict[str, Any] | None = None  # structured output; {} asks for any JSON object
 
     def choice_seed(self, index: int) -> int | None:
-        """The seed of the `index`-th choice, signed 64 bits: with one seed all choices would be the same sample."""
+        """The seed of choice `index`, signed 64 bits. With one seed, all choices would be the same sample."""
         if self.seed is None:
             return None
         return (self.seed + index + 2**63) % 2**64 - 2**63
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """What the harness's headers say about a call. Never identity, only lineage and kind."""
+    """A call's conversation, agent and kind from the harness's headers. They never identify the caller."""
 
     conversation: str | None = None
     agent: str | None = None
@@ -137,9 +136,9 @@ class Hints(msgspec.Struct, frozen=True):
 class ChatRequest(msgspec.Struct, frozen=True):
     """A parsed request.
 
-    `items` are the history's items as their JSON bytes, in the wire format's own cut (one per `messages` entry or
-    input item), `fixed` the large recurring parts (tool schemas, system text) and `head` the rest of the body: what
-    the call log keeps of the request. `wire` is what the dialect needs to answer in its own form.
+    The call log stores `items`, `fixed` and `head`. `items`: the history items as JSON bytes (one per `messages` entry
+    or input item). `fixed`: large recurring parts (tool schemas, system text). `head`: the rest of the body. `wire`:
+    values that the dialect needs for its reply.
     """
 
     dialect: str
@@ -180,13 +179,13 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ReplyStarted(msgspec.Struct, frozen=True):
-    """The engine has begun; `call_id` names the call in every handle of the reply."""
+    """The first event. `call_id` is in every handle of the reply."""
 
     call_id: str
     created: int
     model: str
     prompt_tokens: int = 0
-    handle: str = ""  # names the call wherever the protocol makes the client echo something
+    handle: str = ""  # identifies the call in fields that the protocol makes the client send back
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
@@ -219,7 +218,7 @@ class ToolCallEnded(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A whole reply: the assistant message and why it ended. `stop` is the stop string that was met."""
+    """A complete reply: the assistant message and its finish reason. `stop` is the stop string that ended it."""
 
     message: Message
     finish: Literal["stop", "length", "tool_calls", "abort", "error"]
@@ -229,7 +228,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ReplyEnded(msgspec.Struct, frozen=True):
-    """The terminal event. It is released only when the call is durable."""
+    """The terminal event. It is sent only when the call is durable."""
 
     choices: tuple[Choice, ...]
     usage: Usage

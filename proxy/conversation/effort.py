@@ -1,4 +1,4 @@
-"""Levels of reasoning effort: those that requests ask for, and those that a model's prompt can say."""
+"""Levels of reasoning effort: in requests, and in the prompts of a model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BUDGETS = ((1_024, "low"), (8_192, "medium"))
 
 @dataclass(frozen=True, slots=True)
 class Efforts:
-    """What a model's prompt does with a level. A prompt that says the `default` level is the one of no level.
+    """The effort levels of a model's prompt. A prompt without a level equals the one with the `default` level.
 
-    `levels` change the prompt or are its default; `silent` ones are taken and change nothing; all others are refused by
-    the model's template.
+    `levels` change the prompt or are its default. `silent` levels are accepted without an effect. The template refuses
+    all others.
     """
 
     levels: tuple[str, ...] = ()
@@ -27,10 +27,10 @@ class Efforts:
     silent: tuple[str, ...] = ()
 
     def level(self, asked: str) -> str:
-        """The level that the prompt says for the one that was asked for; "" for the prompt of no level.
+        """The prompt's level for a requested level; "" for a prompt without a level.
 
-        One that the template refuses is its nearest, of two the higher. "none", where thinking can't be switched off,
-        is the smallest.
+        A level that the template refuses becomes the nearest one, the higher of two. "none" becomes the smallest level
+        if thinking cannot be switched off.
         """
         if not asked or not self.levels or asked in self.silent or (asked == "none" and not self.default):
             return ""
@@ -52,7 +52,7 @@ def find_efforts(probe: Callable[[str], Hashable | None]) -> Efforts:
 
 
 def asked_effort(sampling: Sampling) -> str:
-    """The level that a request asks for, by name or by its budget of thinking tokens; "" for none."""
+    """The level that a request asks for, by name or by its thinking budget; "" if it asks for none."""
     if sampling.effort is not None:
         return sampling.effort
     if sampling.thinking_budget is None:

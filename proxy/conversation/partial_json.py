@@ -1,4 +1,4 @@
-"""JSON arguments that end early: the token limit cut them off, or what followed was no JSON."""
+"""Incomplete JSON arguments: cut off by the token limit, or followed by invalid JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pydantic_core import from_json
 
 
 def whole_members(text: str) -> dict[str, Any] | None:
-    """The members that a cut-off object has whole, as Anthropic's client reads them.
+    """The complete members of a cut-off object, as Anthropic's client reads them.
 
-    None for any other text, and where a member is no JSON value (`NaN`), which no answer could carry.
+    None for any other text, and if a member is not a JSON value (`NaN`), as no reply could contain it.
     """
     try:
         value = from_json(text, allow_partial=True, allow_inf_nan=False)

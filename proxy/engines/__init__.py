@@ -1,4 +1,4 @@
-"""The engine clients by kind. An engine is one line here; another package adds one by entry point."""
+"""The registry of engine clients by kind. Other packages add one by an entry point."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def is_chat_engine(kind: str) -> bool:
 
 
 def open_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> Engine:
-    """The client for an engine's settings, a pool where they name several replicas.
+    """The client for an engine's settings; a pool if they list several replicas.
 
-    `ConfigError` for a kind that is not known, and for what is no http(s) URL.
+    Raises `ConfigError` for an unknown kind or a URL that is not http(s).
     """
     make = _maker(name, settings.kind, ENGINES, ENTRY_POINTS)
     urls = [url.strip() for url in settings.url.split(",") if url.strip()]

@@ -1,10 +1,10 @@
-"""The engine seam: token ids in, token ids with log-probs and weight versions out.
+"""The engine Protocols: token ids in, token ids with log-probs and weight versions out.
 
 An engine client is one file and one line in `rolltap.proxy.engines.ENGINES` (a chat upstream: in `CHAT_ENGINES`). It
-knows nothing of dialects.
-Contract, held by `tests/contract/test_engine*.py`: chunks come in order; the last one has `finish`; log-probs are
-one per id or the chunk says they are missing (`logprobs` None), never filled in; a request that is given up (cancelled,
-or `take` returned False) is cancelled on the server.
+does not depend on dialects.
+Contract, tested by `tests/contract/test_engine*.py`: chunks arrive in order, and the last one has `finish`. There is
+one log-prob per id, or `logprobs` is None; missing values are never filled in. A request that ends early (cancelled, or
+`take` returned False) is cancelled on the server.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PauseMode = Literal["keep", "drain", "abort"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
-    """What is asked of an engine. `prompt_ids` is final: an engine never adds or removes a token.
+    """A request to an engine. `prompt_ids` is final: an engine never adds or removes a token.
 
-    Without `stream` nobody reads the tokens before the last: an engine that can sends them all in one piece.
+    Without `stream` nobody reads tokens before the end, so an engine may send all of them in one piece.
     """
 
     id: str
@@ -54,15 +54,14 @@ NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class SampleChunk(msgspec.Struct, frozen=True, eq=False):
-    """The next sampled tokens. (A struct: one is made for every frame, at a sixth of a frozen dataclass's cost.)
+    """The next sampled tokens. (A struct, as one is made for every frame, at a sixth of a frozen dataclass's cost.)
 
-    `versions` tile the whole output and come with the last chunk; () there says that the server's own version can't be
-    told in rolltap's numbers, None that it gave none. A log-prob that the server could not give as a number is NaN.
-    `prompt_ids` is what the engine says it saw, where it says so (first chunk): the proxy compares it. `extras` are
-    optional arrays with one row per id of this chunk: `top_ids` and `top_logprobs` [t, k], the sampled token among
-    them, and `sampling_mask` [t, k], the ids that it was drawn from where those are not all (-1 fills up); `whole` are
-    arrays with one row per id of the whole output, with the last chunk: `routed_experts` int16 [T, layers, k] (SGLang,
-    which tells no shape: [T, layers x k]).
+    `versions` come with the last chunk and cover the whole output; () there: the server's version is not a rolltap
+    number; None: it returned none. A log-prob that is not a number is NaN. `prompt_ids` (first chunk): the prompt that
+    the engine echoes, if it does; the proxy compares it. `extras`: optional arrays with one row per id of this chunk:
+    `top_ids` and `top_logprobs` [t, k], including the sampled token, and `sampling_mask` [t, k], the ids that the token
+    was drawn from if not all (padded with -1). `whole`: arrays with one row per id of the whole output, with the last
+    chunk: `routed_experts` int16 [T, layers, k] (from SGLang, which sends no shape: [T, layers x k]).
     """
 
     token_ids: Sequence[int] = ()
@@ -75,7 +74,7 @@ class SampleChunk(msgspec.Struct, frozen=True, eq=False):
 
 
 def join_chunks(chunks: Sequence[SampleChunk]) -> SampleChunk:
-    """Chunks that came together as one. All of them have log-probs, or none has."""
+    """Joins chunks that arrived together. Either all of them have log-probs, or none."""
     if len(chunks) == 1:
         return chunks[0]
     names = {name for chunk in chunks for name in chunk.extras}
@@ -91,12 +90,12 @@ def join_chunks(chunks: Sequence[SampleChunk]) -> SampleChunk:
 
 
 Take = Callable[[SampleChunk], Awaitable[bool]]
-"""Takes the next chunk; False when no more are wanted."""
+"""Takes the next chunk; returns False to end the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a server said of itself when it was probed."""
+    """The result of a server's probe."""
 
     kind: str
     url: str
@@ -111,12 +110,12 @@ class EngineFacts:
 
 
 class ServedEngine(Protocol):
-    """A server that answers for a policy, whatever it is asked with. What it can't do raises `EngineRefused`."""
+    """A model server for a policy, with any API. Unsupported operations raise `EngineRefused`."""
 
     name: str
 
     async def probe(self) -> EngineFacts:
-        """Asks the server what it can do; `EngineUnavailable` if it does not answer."""
+        """Asks the server for its features. Raises `EngineUnavailable` if it does not answer."""
         ...
 
     async def pause(self, mode: PauseMode) -> None: ...
@@ -124,16 +123,16 @@ class ServedEngine(Protocol):
     async def resume(self) -> None: ...
 
     async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
-        """Loads a safetensors folder that the server can read, and sets the version of tokens from now on.
+        """Loads a safetensors folder that the server can read, and sets the version of new tokens.
 
-        With a name in `adapter` the folder is a peft adapter, which is loaded over the model in place of the former one
-        of that name: the model of requests that are to be sampled with it. If that fails, what served serves on.
+        With `adapter` the folder is a peft adapter, loaded under this name in place of the previous one; requests use
+        the name as their model. If loading fails, the old weights keep serving.
         """
         ...
 
     @property
     def receiver(self) -> Receiver | None:
-        """What a trainer can send weights to, without a folder; None if there is none."""
+        """The receiver for weights without a folder; None if the server has none."""
         ...
 
     async def close(self) -> None: ...
@@ -143,13 +142,13 @@ class Engine(ServedEngine, Protocol):
     """A server that samples from a policy by token ids."""
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
-        """Samples, and hands the tokens to `take` as they come. Raises an `EngineError` between any two chunks."""
+        """Samples and passes the tokens to `take` as they arrive. May raise an `EngineError` between any two chunks."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
-    """Ids that are given, none sampled: log-probs are wanted from index `start`, at least 1, on."""
+    """Given ids to score, without sampling: log-probs are computed from index `start` (at least 1) on."""
 
     id: str
     model: str
@@ -160,25 +159,25 @@ class ScoreRequest:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """An engine that says the log-probs of given ids, at temperature 1 and cut by nothing."""
+    """An engine that computes the log-probs of given ids, at temperature 1 and without truncation."""
 
     async def score(self, request: ScoreRequest) -> TokenScores:
-        """One log-prob an id; raises `EngineProtocolError` where the server left one out: none is made up."""
+        """One log-prob per id. Raises `EngineProtocolError` if the server left one out."""
         ...
 
 
 @runtime_checkable
 class StatesWeights(Protocol):
-    """A server that can be asked for the version of the weights that it serves."""
+    """A server that can be asked for the version of its weights."""
 
     async def served_weights(self) -> int | None:
-        """The version; None where the server does not answer now, or gives a name that is no version."""
+        """The version; None if the server does not answer, or returns a name that is not a version."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatCall:
-    """What is asked of a chat upstream (capture mode): the canonical request, with `sampling` as the policy decided."""
+    """A request to a chat upstream (chat mode): the canonical request, with the policy's `sampling`."""
 
     id: str
     model: str
@@ -198,11 +197,11 @@ class ToolDelta:
 
 
 class ChatChunk(msgspec.Struct, frozen=True, eq=False):
-    """The next piece of an upstream's reply: what it says, and the tokens behind it.
+    """The next piece of an upstream's reply: text and its tokens.
 
-    `token_ids` and `logprobs` may come later than their text, but all have come with the chunk that has `finish`.
-    Where the upstream gives none, `complete` of that chunk is False: the call is text only. `prompt_ids` is what the
-    upstream rendered, with the first chunk or the last. `usage` comes with the last chunk.
+    `token_ids` and `logprobs` may arrive later than their text, at the latest with the chunk that has `finish`. If the
+    upstream returns none, `complete` of that chunk is False, and the call is text only. `prompt_ids`: the rendered
+    prompt, with the first or the last chunk. `usage` comes with the last chunk.
     """
 
     reasoning: str = ""
@@ -220,20 +219,20 @@ TakeChat = Callable[[ChatChunk], Awaitable[bool]]
 
 
 class ChatEngine(ServedEngine, Protocol):
-    """A server that renders prompts itself. It can't be told what tokens to continue, only asked which it saw."""
+    """A server that renders prompts itself. It cannot be given prompt tokens, only asked which it used."""
 
     @property
     def switches_thinking(self) -> bool:
-        """Whether it is told to think, or not to."""
+        """Whether requests can switch thinking on and off."""
         ...
 
     async def chat(self, call: ChatCall, take: TakeChat) -> None:
-        """Hands the reply to `take` as it comes, with the guarantees of `Engine.sample`."""
+        """Passes the reply to `take` as it arrives, with the guarantees of `Engine.sample`."""
         ...
 
 
 def missing_model(model: str, served: Sequence[str]) -> str:
-    """What to do about a model that the engine does not serve; empty if it does, or lists no models."""
+    """Advice for a model that the engine does not serve; empty if it does, or lists no models."""
     if not served or model in served:
         return ""
     return f"set the policy's `model` to one of {', '.join(served)} (an adapter appears with the trainer's first push)"

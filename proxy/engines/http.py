@@ -1,4 +1,4 @@
-"""What every engine client does over HTTP: JSON calls, event streams, time limits, and errors by their boundary.
+"""HTTP for engine clients: JSON calls, event streams, time limits, and the mapping of errors.
 
     can't connect, connection lost, 5xx   EngineUnavailable
     429                                   RateLimited, with the server's `Retry-After`
@@ -8,8 +8,8 @@
     no answer in time                     EngineTimeout
     an answer that breaks its protocol    EngineProtocolError
 
-One connection pool serves the process; redirects are never followed. Giving up a stream closes its connection at
-once, which is how a model server learns that nobody waits any more.
+The process has one connection pool. Redirects are never followed. Ending a stream early closes its connection at once,
+which tells the model server to stop.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ log = logging.getLogger("rolltap.engines")
 
 DONE = b"[DONE]"
 END_WAIT_S = 1.0
-"""How long a finished stream may take to end its HTTP body, so that its connection can be used again."""
+"""Seconds for a finished stream to end its HTTP body, so that its connection can be reused."""
 
 MAX_RETRY_AFTER_S = 3600.0
 SLOWEST_TOKENS_PER_S = 10.0
-"""A reply that comes in one piece may take its first-token limit and a tenth of a second for each token asked for."""
+"""The time limit of a reply that arrives in one piece is its first-token limit plus `max_tokens` at this rate."""
 
 _OVERFLOW = re.compile(
     r"maximum context length|context length|context size|maximum model length|max_model_len|exceed_context", re.I
@@ -97,7 +97,7 @@ class EngineHttp:
             raise EngineProtocolError(f"engine {self.name}: the answer to {path} is not JSON: {error}") from error
 
     async def whole(self, path: str, body: Any, max_tokens: int, headers: Mapping[str, str] | None = None) -> bytes:
-        """A reply that is not streamed: nothing comes before its end, so its time limit grows with its length."""
+        """A reply without streaming. Its time limit grows with `max_tokens`, as nothing arrives before its end."""
         limit = self._first_byte_s + max_tokens / SLOWEST_TOKENS_PER_S
         return await self.bytes("POST", path, body, headers, timeout_s=limit)
 
@@ -110,7 +110,7 @@ class EngineHttp:
         *,
         timeout_s: float | None = None,
     ) -> bytes:
-        """The answer of a call as it came. Giving up closes the connection."""
+        """The raw answer of a call. A cancellation closes the connection."""
         limit = timeout_s or self._first_byte_s
         try:
             async with asyncio.timeout(limit):
@@ -123,7 +123,7 @@ class EngineHttp:
             raise self._lost(error) from error
 
     async def optional(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
-        """Like `json`, but None where the server has no such route or keeps it closed."""
+        """Like `json`, but None if the server does not have or does not allow the route."""
         try:
             return await self.json(method, path, body, timeout_s=timeout_s)
         except EngineRefused as error:
@@ -146,9 +146,9 @@ class EngineHttp:
         take: Callable[[list[bytes]], Awaitable[bool]],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Hands the `data` of the answer's events to `take`, those of one read together, until `[DONE]` or the end.
+        """Passes the `data` of the answer's events to `take`, those of one read together, until `[DONE]` or the end.
 
-        Returns when `take` returns False, too. The connection is closed unless the answer was read to its end.
+        Also returns when `take` returns False. Closes the connection unless the answer was read to its end.
         """
         response = await self._open(path, body, headers or {})
         silence = Silence(response, self._first_byte_s)
@@ -184,13 +184,13 @@ class EngineHttp:
                 response.close()
 
     def soon(self, path: str, body: Any) -> None:
-        """Sends a call in the background (an abort); what becomes of it is only logged."""
+        """Sends a call (an abort) in the background. Its failure is only logged."""
         task = asyncio.create_task(self._quietly(path, body))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """Waits for what was sent in the background; the connection pool is the process's."""
+        """Waits for background calls. Does not close the process's connection pool."""
         await asyncio.gather(*self._background)
 
     async def _quietly(self, path: str, body: Any) -> None:
@@ -214,7 +214,7 @@ class EngineHttp:
         return response
 
     async def _request(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """The answer's head, which is a 200; anything else raises."""
+        """The head of an answer with status 200. Any other status raises."""
         response = await self._session.request(
             method,
             self._url(path),
@@ -229,7 +229,7 @@ class EngineHttp:
         raise self._failure(path, response, text)
 
     def _url(self, path: str) -> URL:
-        """The URL of a path, parsed once for each that recurs."""
+        """The URL of a path (cached)."""
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = URL(self.base + path)
@@ -244,7 +244,7 @@ class EngineHttp:
 
 
 def failure(name: str, path: str, status: int, message: str, retry_after: str | None = None) -> RolltapError:
-    """The error for an answer of `status` that says `message`."""
+    """The error for an answer with this status and message."""
     after = _seconds(retry_after)
     if status == 429:
         return RateLimited(f"engine {name} asks to wait: {message}", retry_after=1.0 if after is None else after)
@@ -265,7 +265,7 @@ def failure(name: str, path: str, status: int, message: str, retry_after: str | 
 
 
 def error_text(text: str) -> str:
-    """The message of an error body: OpenAI's, FastAPI's or SGLang's shape, else the beginning of the text."""
+    """The message in an error body of OpenAI's, FastAPI's or SGLang's shape; otherwise the beginning of the text."""
     try:
         body = msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -288,7 +288,7 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 async def _reach_end(response: aiohttp.ClientResponse) -> None:
-    """Reads past `[DONE]` to the body's end, for a moment at most: then its connection can be used again."""
+    """Reads after `[DONE]` to the body's end, for a short time, so that the connection can be reused."""
     if response.content.at_eof():
         return
     try:
@@ -300,9 +300,9 @@ async def _reach_end(response: aiohttp.ClientResponse) -> None:
 
 
 class Silence:
-    """Reads of one response, which is closed when a read has waited for `limit_s`.
+    """Reads a response and closes it when a read takes longer than `limit_s`.
 
-    One timer a stream, set anew only when it runs out: a read costs a look at the clock.
+    One timer per stream, which is restarted only when it fires, so a read costs only reading the clock.
     """
 
     __slots__ = ("_loop", "_response", "_timer", "_waiting_since", "fired", "limit_s")

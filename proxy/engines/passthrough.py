@@ -1,9 +1,9 @@
-"""Closed models: a harness's own bytes go to the vendor and the vendor's own bytes come back.
+"""The client for vendors' closed models: sends the harness's bytes and returns the vendor's bytes.
 
-Nothing is parsed, rendered or tried again here. The upstream's address is the settings', its path is the matched
-route's with a plain name in it, and only known headers go along: no client can aim rolltap at another host, at another
-part of a vendor's API, or at another account. The user's key passes through and is in no error's message; a key in the
-settings takes its place.
+It parses, renders and retries nothing. The upstream's address comes from the settings, its path from the matched route
+with a plain name filled in, and only known headers are sent. So no client can direct rolltap to another host, to
+another part of a vendor's API, or to another account. The user's key is passed on and never occurs in an error message;
+a key in the settings replaces it.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ SENT_PREFIXES = (
 """Headers of a request that go to the vendor; the others stay here. They are those that harnesses and SDKs send."""
 
 ACCOUNT_PREFIXES = ("openai-organization", "openai-project", "chatgpt-account-id", "anthropic-workspace")
-"""Headers that choose whose account pays: a call under the settings' key takes none of them."""
+"""Headers that select the paying account. They are not sent with the settings' key."""
 
 KEYED_QUERY = frozenset({KEY_PARAMETER, "alt", "beta", "limit", "after_id", "before_id", "pageSize", "pageToken"})
-"""Query parameters that a call under the settings' key may have."""
+"""Query parameters that are allowed with the settings' key."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}")
 _PATH = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9._:@+-]*)+")
@@ -64,7 +64,7 @@ _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 @dataclass(frozen=True, slots=True)
 class NativeRequest:
-    """A request as it came. Header names are lower-case; `path` begins with a slash."""
+    """A request as received. Header names are lower-case; `path` begins with a slash."""
 
     method: str
     path: str
@@ -73,7 +73,7 @@ class NativeRequest:
     body: bytes = b""
 
     def without_key(self, text: str) -> str:
-        """`text` with `[key]` where this request's key stands in it."""
+        """`text` with this request's key replaced by `[key]`."""
         keys = [value for name, value in self.headers.items() if name in KEY_HEADERS]
         for value in (*keys, self.query.get(KEY_PARAMETER, "")):
             if key := value.rpartition(" ")[2]:
@@ -95,7 +95,7 @@ def vendor_path(route: str, parameters: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class NativeReply:
-    """A reply as it comes. `chunks` is read once; `whole` once the body has come to its end."""
+    """A reply while it arrives. `chunks` can be read once; `whole` is set when the body is complete."""
 
     status: int
     headers: dict[str, str]
@@ -127,11 +127,11 @@ class PassthroughUpstream:
 
     @property
     def keyed(self) -> bool:
-        """Whether calls are made under the settings' key, not the user's."""
+        """Whether calls use the settings' key instead of the user's."""
         return bool(self._key)
 
     async def probe(self) -> EngineFacts:
-        """What is known of any vendor. It is not asked: only its users' calls reach it."""
+        """The facts that hold for any vendor. The vendor itself is not asked."""
         return EngineFacts(
             kind=self.kind,
             url=self._base,
@@ -159,9 +159,9 @@ class PassthroughUpstream:
 
     @asynccontextmanager
     async def relay(self, request: NativeRequest) -> AsyncIterator[NativeReply]:
-        """The vendor's reply, whatever its status. Leaving early closes the connection.
+        """The vendor's reply with any status. Leaving the context early closes the connection.
 
-        Raises `EngineUnavailable` or `EngineTimeout` only where the vendor gave no reply; within `chunks` as well.
+        Raises `EngineUnavailable` or `EngineTimeout` only if there is no reply, also while reading `chunks`.
         """
         response = await self._open(request)
         silence = Silence(response, self._idle_s)
@@ -203,7 +203,7 @@ class PassthroughUpstream:
         reply.whole = True
 
     def _url(self, request: NativeRequest) -> URL:
-        """The vendor's address of a path that needs no encoding, so that nothing in it can mean something else."""
+        """The vendor's URL of a path. The path must need no encoding, so that it cannot be misread."""
         path = request.path
         if not _PATH.fullmatch(path) or ".." in path:
             raise InvalidRequest(f"no upstream path {path[:80]!r}", param="path")
@@ -217,7 +217,7 @@ class PassthroughUpstream:
         return URL(base + path + (f"?{urlencode(query)}" if query else ""), encoded=True)
 
     def _headers(self, request: NativeRequest) -> dict[str, str]:
-        """The request's known headers, its key in the same place; the reply is asked for as plain bytes."""
+        """The request's known headers, with its key in the same field. Asks for an uncompressed reply."""
         headers = {name: value for name, value in request.headers.items() if self._passes(name)}
         headers["accept-encoding"] = "identity"
         if self._key:
@@ -238,11 +238,11 @@ async def _nothing() -> AsyncIterator[bytes]:
 
 
 def _words(error: aiohttp.ClientError, request: NativeRequest) -> str:
-    """What a client error says, without the URL of the request, which may hold its key."""
+    """The message of a client error, without the request's URL, which may contain the key."""
     return request.without_key(error.message if isinstance(error, aiohttp.ClientResponseError) else str(error))
 
 
 def _kept(response: aiohttp.ClientResponse) -> dict[str, str]:
-    """The headers that go to the client, each character a byte as it came (Latin-1)."""
+    """The headers to send to the client, decoded as Latin-1 so that every byte is kept."""
     names = ((name.decode("latin-1").lower(), value) for name, value in response.raw_headers)
     return {name: value.decode("latin-1") for name, value in names if name not in HOP_BY_HOP}

@@ -1,8 +1,8 @@
 """Several replicas of one engine behind one name.
 
-A session stays with its replica, where the cache of its prefix is; a new one goes to the replica with the fewest
-requests. A replica that fails `FAILURES` times in a row is ejected and its sessions move. A push of weights that some
-replicas don't take ejects those; if none takes it, the old weights serve.
+A session stays on its replica, which has the cache of its prefix. A new session goes to the replica with the fewest
+requests. A replica that fails `FAILURES` times in a row is ejected, and its sessions move. Replicas that fail a push of
+weights are ejected; if all fail, the old weights keep serving.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
 FAILURES = 3
 PROBE_EVERY_S = 2.0
 SESSIONS = 100_000
-"""How many sessions' replicas are remembered."""
+"""Number of sessions whose replica is remembered."""
 
 
 class EnginePool:
-    """An `Engine` over `engines`, each of which tries a request once: another try may go to another replica."""
+    """An `Engine` over `engines`. Each of them tries a request once; a retry may go to another replica."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EnginePool:
         self._by_session: LRUCache[str, Replica] = LRUCache(SESSIONS)
 
     async def probe(self) -> EngineFacts:
-        """What all replicas can do; those that don't answer are ejected."""
+        """The features that all replicas have. Ejects replicas that do not answer."""
         answers: list[EngineFacts] = []
         for replica, result in await self.replicas.ask_all(lambda replica: replica.engine.probe()):
             if isinstance(result, EngineFacts):
@@ -71,7 +71,7 @@ class EnginePool:
         await retried(self.name, request.id, partial(self._attempt, request, tried), take, self._retries)
 
     async def score(self, request: ScoreRequest) -> TokenScores:
-        """By one replica; whoever asks tries again where it fails."""
+        """Scores on one replica, without a retry."""
         replica = self._choose("", ())
         if not isinstance(replica.engine, Scorer):
             raise EngineRefused(f"engine {self.name} can't score given ids", http_status=501)
@@ -82,7 +82,7 @@ class EnginePool:
             replica.running -= 1
 
     async def served_weights(self) -> int | None:
-        """The version of all replicas that serve; None if they differ: any may get the call."""
+        """The version of all serving replicas; None if they differ, as any of them may get the call."""
         engines = [replica.engine for replica in self.replicas.serving]
         stated = await asyncio.gather(*(each.served_weights() for each in engines if isinstance(each, StatesWeights)))
         return stated[0] if stated and len(stated) == len(engines) and len(set(stated)) == 1 else None
@@ -126,7 +126,7 @@ class EnginePool:
             replica.running -= 1
 
     def _choose(self, session: str, tried: Sequence[Replica]) -> Replica:
-        """The session's replica, else the least busy one that this request has not been to yet."""
+        """The session's replica, or else the least busy one that this request has not tried yet."""
         serving = self.replicas.serving
         if not serving:
             raise EngineUnavailable(f"engine {self.name}: all of its {len(self.replicas)} replicas are down")
