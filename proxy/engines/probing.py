@@ -20,13 +20,14 @@ PROBE_PROMPT = (1, 2, 3, 4)
 Sample = Callable[[SampleRequest, Take], Awaitable[None]]
 
 
-def _request(model: str, temperature: float) -> SampleRequest:
+def _request(model: str, temperature: float, top_k: int) -> SampleRequest:
     return SampleRequest(
         id=f"probe-{new_id()}",
         model=model,
         prompt_ids=list(PROBE_PROMPT),
         max_tokens=1,
         temperature=temperature,
+        top_k=top_k,
         top_logprobs=2,
         session_id="probe",
     )
@@ -45,15 +46,23 @@ async def try_out(sample: Sample, models: Sequence[ListedModel]) -> TriedOut:
     """Samples a token at two temperatures.
 
     The likeliest token's log-prob is the same only where temperature is not in it: "raw" log-probs are those before
-    temperature, "processed" those after. "unknown" where the server gives no candidates, or refuses to sample.
+    temperature, "processed" those after. "unknown" where the server gives no candidates, or refuses to sample. vLLM
+    with `--return-sampling-mask` refuses requests without top-k: two ids are enough to see it.
     """
     if not models:
         return TriedOut(problem="the server lists no model")
     try:
-        cool, weight_versions = await _token(sample, models[0].id, 1.0)
-        warm, _ = await _token(sample, models[0].id, 2.0)
+        return await _try_temperatures(sample, models[0].id, top_k=0)
     except EngineRefused as error:
-        return TriedOut(problem=f"a one-token call is refused: {error.message}")
+        try:
+            return await _try_temperatures(sample, models[0].id, top_k=2)
+        except EngineRefused:
+            return TriedOut(problem=f"a one-token call is refused: {error.message}")
+
+
+async def _try_temperatures(sample: Sample, model: str, top_k: int) -> TriedOut:
+    cool, weight_versions = await _token(sample, _request(model, 1.0, top_k))
+    warm, _ = await _token(sample, _request(model, 2.0, top_k))
     if cool is None or warm is None:
         return TriedOut(weight_versions=weight_versions)
     return TriedOut("raw" if abs(cool - warm) < 1e-4 else "processed", weight_versions)
@@ -63,7 +72,7 @@ def smallest_context(models: Sequence[ListedModel]) -> int | None:
     return min((model.max_model_len for model in models if model.max_model_len), default=None)
 
 
-async def _token(sample: Sample, model: str, temperature: float) -> tuple[float | None, bool]:
+async def _token(sample: Sample, request: SampleRequest) -> tuple[float | None, bool]:
     """The likeliest token's log-prob, and whether the sampled one's weight version came with it."""
     best: float | None = None
     versions = False
@@ -77,7 +86,7 @@ async def _token(sample: Sample, model: str, temperature: float) -> tuple[float 
 
     try:
         async with asyncio.timeout(PROBE_S):
-            await sample(_request(model, temperature), take)
+            await sample(request, take)
     except TimeoutError:
         raise EngineTimeout(f"a one-token call took over {PROBE_S:g} s") from None
     return best, versions

@@ -30,6 +30,7 @@ from rolltap.proxy.engines.decode import (
     frame_reader,
     problem,
     sampled_experts,
+    sampling_mask,
     spans,
     top_k,
 )
@@ -64,6 +65,8 @@ class Meta(msgspec.Struct):
     weight_versions: list[Span] | None = None
     output_token_logprobs: list[Row] | None = None
     output_top_logprobs: list[list[Row] | None] | None = None
+    output_token_sampling_mask: list[list[int]] | None = None
+    output_token_sampling_logprobs: list[float | None] | None = None
     input_token_logprobs: list[Row] | None = None
     input_top_logprobs: list[list[Row] | None] | None = None
     routed_experts: str | None = None
@@ -199,8 +202,15 @@ def body_of(request: SampleRequest) -> dict[str, Any]:
         "top_logprobs_num": request.top_logprobs,
         "stream": request.stream,
         **({"return_routed_experts": True} if request.routed_experts else {}),
+        **({"return_sampling_mask": True} if _has_mask(request) else {}),
         **({"session_id": request.session_id} if request.session_id else {}),
     }
+
+
+def _has_mask(request: SampleRequest) -> bool:
+    """Whether a mask is wanted and there is one: SGLang refuses to return masks of the whole vocabulary."""
+    cut = request.top_p < 1 or request.top_k > 0 or request.min_p > 0
+    return request.sampling_mask > 0 and request.temperature > 0 and cut
 
 
 class SglangOutput(Output[Frame]):
@@ -239,6 +249,11 @@ class SglangOutput(Output[Frame]):
         ids = frame.output_ids[len(frame.output_ids) - new :]
         self._count = total
         logprobs, extras = self._logprobs(ids, meta, total)
+        masks = _newest(meta.output_token_sampling_mask, new, total)
+        logprobs_in_mask = _newest(meta.output_token_sampling_logprobs, new, total)
+        if logprobs_in_mask is not None:  # the others are of the whole vocabulary
+            logprobs = [np.nan if value is None else value for value in logprobs_in_mask]
+            extras |= sampling_mask(masks, new, self.request.sampling_mask)
         yield SampleChunk(
             token_ids=ids,
             logprobs=logprobs,

@@ -82,6 +82,8 @@ class VllmEngine:
             "model": request.model,
             "prompt": request.token_ids,
             "max_tokens": 1,
+            "temperature": 1.0,
+            "top_k": 1,  # a server with --return-sampling-mask refuses requests without
             "prompt_logprobs": request.top_logprobs,
         }
         return prompt_scores(self.name, request, await self._http.bytes("POST", "/v1/completions", body))

@@ -36,6 +36,7 @@ OUTSIDE = [kind for kind in known_names(ENGINES, ENTRY_POINTS) if kind not in EN
 
 WIRES = {**STREAMING, "llamacpp": "llamacpp", **{f"{kind}:{scripted_wire(kind)}": kind for kind in OUTSIDE}}
 EXPERTS = {"vllm-experts": "vllm", "sglang": "sglang", "sglang-incremental": "sglang"}
+MASKS = {"vllm-masks": "vllm", "sglang": "sglang", "sglang-without-masks": "sglang"}
 
 PROMPT = [5, 6, 7, 8]
 TURN = Turn(ids=(10, 11, 12, 13, 14))
@@ -82,7 +83,7 @@ Start = Callable[..., AbstractAsyncContextManager[World]]
 
 def starter(wire: str, http: aiohttp.ClientSession) -> Start:
     """Starts worlds: the turns that every prompt gets (or a function that says them), and the client's settings."""
-    kind: Any = {**WIRES, **EXPERTS}[wire]
+    kind: Any = {**WIRES, **EXPERTS, **MASKS}[wire]
 
     @asynccontextmanager
     async def started(*turns: Turn | str | Reply, context: int = 4096, mode: Any = "processed", **settings: Any):

@@ -34,6 +34,16 @@ def experts_of(tokens: Sequence[int]) -> np.ndarray:
     return np.stack([first, first + 1, 3 * first, 3 * first + 1], axis=1).reshape(-1, 2, 2) % 64
 
 
+def mask_of(token: int, position: int) -> list[int]:
+    """The one to three ids that `token` is drawn from where a request cuts the vocabulary."""
+    return [token + other for other in range(1 + position % 3)]
+
+
+def masked_logprob_of(token: int, position: int) -> float:
+    """The log-prob of `token` among the ids of its mask, which differs from the one among all ids."""
+    return logprob_of(token, position) / 2
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A request as every wire reads it. `logprobs` False: none are wanted."""
@@ -46,6 +56,7 @@ class Ask:
     temperature: float = 1.0
     top_logprobs: int = 0
     experts: bool = False
+    masks: bool = False  # the ids that each token was drawn from
     logprobs: bool = True
     stream: bool = True
     echo: bool = False

@@ -16,8 +16,10 @@ WIRES: dict[str, Callable[[str, TurnWriter], Sequence[Wire]]] = {
     "vllm": lambda mode, writer: (Generate(mode), Completions(mode), Chat(mode, writer, "vllm")),
     "vllm-completions": lambda mode, writer: (Completions(mode),),  # started without --enable-scale-out
     "vllm-experts": lambda mode, writer: (Generate(mode, experts=True), Completions(mode, experts=True)),
+    "vllm-masks": lambda mode, writer: (Generate(mode, masks=True), Completions(mode, masks=True)),
     "sglang": lambda mode, writer: (SglangGenerate(mode, incremental=False), Chat(mode, writer, "sglang")),
     "sglang-incremental": lambda mode, writer: (SglangGenerate(mode, incremental=True),),
+    "sglang-without-masks": lambda mode, writer: (SglangGenerate(mode, incremental=False, masks=False),),
     "llamacpp": lambda mode, writer: (Completion(),),
     "openai": lambda mode, writer: (Chat(mode, writer, "none"),),
 }

@@ -10,22 +10,27 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from rolltap.engine.scripted.sampling import Ask, Piece, Plan
+from rolltap.engine.scripted.sampling import Ask, Piece, Plan, mask_of, masked_logprob_of
 from rolltap.engine.scripted.wires.base import Reader, candidates, echoed, experts, prompt_scores, scaled, session_of
+from rolltap.errors import InvalidRequest
 
 
 class SglangGenerate:
-    """`/generate`; `incremental` as the server's flag."""
+    """`/generate`; `incremental` as the server's flag. Without `masks` it is an older server, which ignores the wish."""
 
     path = "/generate"
 
-    def __init__(self, mode: str, *, incremental: bool) -> None:
+    def __init__(self, mode: str, *, incremental: bool, masks: bool = True) -> None:
         self._mode = mode
         self._incremental = incremental
+        self._masks = masks
 
     def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> Ask:
         reader = Reader(body)
         params = reader.inner("sampling_params")
+        masks = self._masks and bool(body.get("return_sampling_mask"))
+        if masks and not _cuts(params):
+            raise InvalidRequest("return_sampling_mask requires top_k, top_p or min_p", param="return_sampling_mask")
         return Ask(
             id=reader.text("rid"),
             session=session_of(reader, headers),
@@ -35,6 +40,7 @@ class SglangGenerate:
             temperature=params.number("temperature"),
             top_logprobs=reader.integer("top_logprobs_num", 0) or 0,
             experts=bool(body.get("return_routed_experts")),
+            masks=masks,
             logprobs=bool(body.get("return_logprob")),
             stream=bool(body.get("stream")),
             echo=bool(body.get("return_prompt_token_ids")),
@@ -64,6 +70,8 @@ class SglangGenerate:
         pieces = [piece] if self._incremental else plan.said
         if piece.logprobs is not None:
             meta |= self._logprobs(plan, pieces)
+        if plan.ask.masks:
+            meta |= _masks(pieces)
         ids = [token for part in pieces for token in part.ids]
         body: dict[str, Any] = {"text": "", "output_ids": ids, "meta_info": meta}
         if plan.ask.echo or plan.fault == "altered_prompt":
@@ -86,6 +94,20 @@ class SglangGenerate:
                 rows.append([value, token, None])
                 tops.append([[logprob, other, None] for other, logprob in candidates(plan, token, at, self._mode)])
         return {"output_token_logprobs": rows, **({"output_top_logprobs": tops} if plan.ask.top_logprobs else {})}
+
+
+def _cuts(params: Reader) -> bool:
+    """Whether top-k, top-p or min-p leave a part of the vocabulary."""
+    return (params.integer("top_k", -1) or -1) > 0 or params.number("top_p") < 1 or params.number("min_p", 0.0) > 0
+
+
+def _masks(pieces: list[Piece]) -> dict[str, Any]:
+    tokens = [(token, at) for piece in pieces for at, token in enumerate(piece.ids, piece.start)]
+    return {
+        "output_token_sampling_mask": [mask_of(token, at) for token, at in tokens],
+        "output_token_sampling_logprobs": [masked_logprob_of(token, at) for token, at in tokens],
+        "output_token_sampling_mask_length": len(tokens),
+    }
 
 
 def _input_logprobs(plan: Plan) -> dict[str, Any]:

@@ -9,26 +9,31 @@ import base64
 import io
 import time
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from rolltap.engine.scripted.sampling import Ask, Piece, Plan
+from rolltap.engine.scripted.sampling import Ask, Piece, Plan, mask_of
 from rolltap.engine.scripted.wires.base import Reader, candidates, echoed, experts, prompt_scores, scaled, session_of
+from rolltap.errors import InvalidRequest
 
 
 class Generate:
-    """`/inference/v1/generate`; `experts` as `--enable-return-routed-experts`."""
+    """`/inference/v1/generate`; `experts` as `--enable-return-routed-experts`, `masks` as `--return-sampling-mask`."""
 
     path = "/inference/v1/generate"
 
-    def __init__(self, mode: str, *, experts: bool = False) -> None:
+    def __init__(self, mode: str, *, experts: bool = False, masks: bool = False) -> None:
         self._mode = mode
         self._experts = experts
+        self._masks = masks
 
     def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> Ask:
         reader = Reader(body)
         params = reader.inner("sampling_params")
+        if self._masks:
+            check_cut(params)
         top = params.integer("logprobs")
         return Ask(
             id=reader.text("request_id"),
@@ -88,20 +93,30 @@ class Generate:
             "stop_reason": None,
             "weight_versions": piece.spans,
             **(routed(plan, piece) if self._experts else {}),
+            **({"sampling_mask": [mask_of(*one) for one in zip(piece.ids, count(piece.start), strict=False)]} if self._masks else {}),
         }
 
 
+def check_cut(params: Reader) -> None:
+    """Under `--return-sampling-mask` vLLM takes no request whose mask has no bound."""
+    if params.number("temperature") <= 0 or (params.integer("top_k", 0) or 0) <= 0:
+        raise InvalidRequest("return_sampling_mask requires temperature > 0 and top_k > 0", param="top_k")
+
+
 class Completions:
-    """`/v1/completions`. Text is left empty: whoever asks for ids reads ids. `experts` as with `Generate`."""
+    """`/v1/completions`. Text is left empty: whoever asks for ids reads ids. `experts` and `masks` as with `Generate`."""
 
     path = "/v1/completions"
 
-    def __init__(self, mode: str, *, experts: bool = False) -> None:
+    def __init__(self, mode: str, *, experts: bool = False, masks: bool = False) -> None:
         self._mode = mode
         self._experts = experts
+        self._masks = masks
 
     def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> Ask:
         reader = Reader(body)
+        if self._masks:
+            check_cut(reader)
         top = reader.integer("logprobs")
         return Ask(
             id=reader.text("request_id"),
