@@ -49,7 +49,7 @@ class Checkpoints:
         self._count = count
 
     def sweep(self) -> None:
-        """Takes away what a run that died was writing or removing."""
+        """Removes what a run that died was writing or removing."""
         for parent in (self._checkpoints, self._weights):
             sweep(parent)
 
@@ -109,7 +109,7 @@ class Checkpoints:
         return json.dumps({"step": step, "version": version, "policy": self._policy})
 
     def prune(self, served: int) -> None:
-        """Takes away what nobody needs once the engines serve step `served`."""
+        """Removes older folders once the engines serve step `served`."""
         for step in _steps(self._checkpoints)[: -self._count]:
             if step != served:
                 remove_folder(self._checkpoints / f"step-{step}")
@@ -130,9 +130,9 @@ def load_optimiser(saved: Saved) -> dict[str, Any]:
 
 
 def _damaged(folder: Path, name: str, reason: object) -> CheckpointMismatch:
-    told = str(reason).splitlines()[0] if str(reason) else repr(reason)
+    summary = str(reason).splitlines()[0] if str(reason) else repr(reason)
     return CheckpointMismatch(
-        f"{folder} is not a whole checkpoint of this trainer: {name} can't be read ({told}). Move the folder away to "
+        f"{folder} is not a whole checkpoint of this trainer: {name} can't be read ({summary}). Move the folder away to "
         "go on from the one before it, or from the model if there is none"
     )
 

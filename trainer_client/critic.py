@@ -1,4 +1,4 @@
-"""The value side of recipes with heads: targets into the batch, and the clipped regression on them.
+"""The value side of recipes with heads: `CriticRecipe`, targets into the batch, and the clipped regression on them.
 
 A head's value is read where a token is predicted, so a turn's value is the one at its first trained token, the state
 that its prompt ends in. A turn's regression counts as its tokens do.
@@ -7,18 +7,34 @@ that its prompt ends in. A turn's regression counts as its tokens do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rolltap.trainer_client.estimators import Numbers
+from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.step import POLICY, Credit, RowArrays, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolltap.trainer_client.collate import Batch
+    from rolltap.trainer_client.loss import PolicyLoss, Terms
     from rolltap.trainer_client.network import Predictions
+
+
+@dataclass
+class CriticRecipe(Recipe):
+    """A recipe whose loss is the policy's and, for each of its `heads`, the regression on that head's targets."""
+
+    value_clip: float = 0.5
+    """How far a value may move from what it was before the step; inf: as far as it likes."""
+
+    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
+        terms = policy_loss(predicted, batch)
+        values = sum(value_loss(predicted, batch, name, self.value_clip) for name in self.heads)
+        return replace(terms, loss=terms.loss + values)
 
 
 def with_targets(credit: Credit, head: str, before: RowArrays, targets: RowArrays, shares: RowArrays) -> Credit:

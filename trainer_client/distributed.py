@@ -46,14 +46,14 @@ class Workers:
     def gradient(self, index: int) -> float:
         return self._all("gradient", index)
 
-    def keep_proximal(self) -> None:
-        self._all("keep_proximal")
+    def record_proximal(self) -> None:
+        self._all("record_proximal")
 
     def apply(self, step: int) -> float:
         return self._all("apply", step)
 
-    def settle(self, step: int) -> None:
-        self._all("settle", step)
+    def update_followers(self, step: int) -> None:
+        self._all("update_followers", step)
 
     def forget(self) -> None:
         self._all("forget")

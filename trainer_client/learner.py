@@ -117,7 +117,7 @@ class Learner:
         values = {name: value.float().cpu().numpy() for name, value in predicted.values.items()}
         return Readout(predicted.logprobs_M.float().cpu().numpy(), predicted.entropy_M.float().cpu().numpy(), values)
 
-    def settle(self, step: int) -> None:
+    def update_followers(self, step: int) -> None:
         """After `step`: networks that follow the policy do so, heads included."""
         for name, one in self._readable.items():
             if one.decay is not None and step % one.every == 0:

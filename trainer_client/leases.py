@@ -1,7 +1,7 @@
-"""Holding leases: enough groups for a step are gathered, kept while they are needed, and given account of.
+"""The leases of a training step: gathers enough groups, keeps their leases alive, and acknowledges or returns them.
 
-A thread extends what is held, so a long forward pass loses nothing. A lease that is lost all the same is found out when
-it is acknowledged, which is before its groups change the weights.
+A thread extends the leases, so a long forward pass loses nothing. A lease that is lost all the same is noticed when it
+is acknowledged, which is before its groups change the weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LeaseHolder:
         self._keep_zero_variance = keep_zero_variance
         self._check = check
         self._leases: list[Lease] = []
-        self._acknowledged = False  # those held, for a step that was not made yet
+        self._acknowledged = False  # whether these are, for a step that was not made yet
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._extender = threading.Thread(target=self._extend, name="lease-extender", daemon=True)
@@ -56,37 +56,37 @@ class LeaseHolder:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._extender.join()
-        for lease in self._take():
-            _tell(self.client.release, lease)
+        for lease in self._remove_all():
+            _ignoring_errors(self.client.release, lease)
 
     @property
     def groups(self) -> tuple[LeasedGroup, ...]:
-        """The groups held, those of a lease together."""
+        """The groups of all leases, those of a lease together."""
         with self._lock:
             return tuple(group for lease in self._leases for group in lease.groups)
 
     def gather(self, count: int, stopping: Callable[[], bool]) -> bool:
-        """Leases until `wanted` groups are held; False if told to stop before. Groups that can't be trained go back."""
+        """Leases until it has `count` groups; False if `stopping` comes first. Groups that can't be trained go back."""
         while (missing := count - self._usable()) > 0 and len(self.groups) < MOST_LEASED * count:
             if stopping():
                 return False
-            options = replace(self._options, at_least=missing, batch=count + self._room_taken())
+            options = replace(self._options, at_least=missing, batch=count + self._extra_groups())
             lease = self.client.lease(self._policy, groups=missing, options=options)
-            if lease is not None and self._sound(lease):
+            if lease is not None and self._can_train(lease):
                 with self._lock:
                     self._leases.append(lease)
         return True
 
-    def recall(self, count: int, replay: Replay) -> None:
-        """Leases up to `count` groups that were trained before, beside those held; none where there are none."""
+    def gather_replayed(self, count: int, replay: Replay) -> None:
+        """Leases up to `count` groups that were trained before, beside the fresh ones; none where there are none."""
         options = replace(self._options, replay=replay, wait=0.0, at_least=1)
         lease = self.client.lease(self._policy, groups=count, options=options)
-        if lease is not None and self._sound(lease):
+        if lease is not None and self._can_train(lease):
             with self._lock:
                 self._leases.append(lease)
 
     def acknowledge(self, step: int) -> bool:
-        """The groups become part of `step`. False: some were lost and are held no more; make the update without them.
+        """The groups become part of `step`. False: some were lost and are taken out; make the update without them.
 
         Acknowledging again is harmless for those that were acknowledged before.
         """
@@ -120,9 +120,9 @@ class LeaseHolder:
             except RolltapError as error:
                 log.warning("lease %s was not annotated: %s", lease.id, error.message)
 
-    def done(self) -> None:
-        """The step is over: nothing is held."""
-        self._take()
+    def clear(self) -> None:
+        """The step is over: its leases are forgotten."""
+        self._remove_all()
 
     def refuse(self, reason: str) -> bool:
         """No weights can be made from these groups: each counts a failure.
@@ -130,14 +130,14 @@ class LeaseHolder:
         False: they are acknowledged, because others were lost and the gradient was made again. Only a rewind to the
         weights that the trainer has brings them back.
         """
-        was_acknowledged, leases = self._acknowledged, self._take()
+        was_acknowledged, leases = self._acknowledged, self._remove_all()
         if not was_acknowledged:
             for lease in leases:
-                _tell(lambda leased: self.client.nack(leased, reason), lease)
+                _ignoring_errors(lambda leased: self.client.nack(leased, reason), lease)
         return not was_acknowledged
 
-    def _room_taken(self) -> int:
-        """By how much a step is larger for the even groups that are held: else they would leave no room for others."""
+    def _extra_groups(self) -> int:
+        """How many groups more a step may have for its even ones: else they would leave no room for others."""
         even = sum(1 for group in self.groups if not group.replay and not self._counts(group))
         return math.ceil(even / ((self._options.max_staleness or 0) + 1))
 
@@ -147,7 +147,7 @@ class LeaseHolder:
     def _counts(self, group: LeasedGroup) -> bool:
         return not group.replay and (self._keep_zero_variance or informative(group))
 
-    def _sound(self, lease: Lease) -> bool:
+    def _can_train(self, lease: Lease) -> bool:
         """Whether every group can be trained; else the lease goes back, with those that can't blamed."""
         faults: dict[str, str] = {}
         for group in lease.groups:
@@ -157,10 +157,10 @@ class LeaseHolder:
                 faults[group.group.id] = error.message
         if faults:
             reason = "; ".join(faults.values())
-            _tell(lambda one: self.client.nack(one, reason, tuple(faults)), lease)
+            _ignoring_errors(lambda one: self.client.nack(one, reason, tuple(faults)), lease)
         return not faults
 
-    def _take(self) -> list[Lease]:
+    def _remove_all(self) -> list[Lease]:
         with self._lock:
             leases, self._leases, self._acknowledged = self._leases, [], False
         return leases
@@ -171,11 +171,11 @@ class LeaseHolder:
             with self._lock:
                 leases = list(self._leases)
             for lease in leases:
-                _tell(lambda one: self.client.extend(one, ttl), lease)
+                _ignoring_errors(lambda one: self.client.extend(one, ttl), lease)
 
 
-def _tell(call: Callable[[Lease], object], lease: Lease) -> None:
-    """Tells the server something that changes nothing for us if it fails: the lease ends by its time at the latest."""
+def _ignoring_errors(call: Callable[[Lease], object], lease: Lease) -> None:
+    """A call whose failure changes nothing for the trainer: the lease ends by its time at the latest."""
     try:
         call(lease)
     except RolltapError:

@@ -2,10 +2,10 @@
 
     lease whole groups → credit → pack → forward, backward → acknowledge → optimiser step → checkpoint → push
 
-Groups are acknowledged, with the step they lead to, before they change the weights; if some turn out to be somebody
-else's by then, the gradient is made again without them. A run that died goes on from its last checkpoint, and `rewind`
-brings back what was acknowledged after it. So nothing is trained twice, and nothing is lost. Every step is a weight
-version more; numbers of versions that a rewind abandoned are not used again.
+Groups are acknowledged, with the step that they lead to, before they change the weights. If the server says that some
+of them belong to somebody else by now, the gradient is made again without them. A run that died goes on from its last
+checkpoint, and `rewind` brings back what it had acknowledged since. So nothing is trained twice, and nothing is lost.
+Every step makes one weight version; numbers of versions that a rewind abandoned are not used again.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ LEASE_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What a step makes of its groups: the rows in the loss, and in `updates` the batches of each optimiser step.
+    """What a step makes of its groups: the rows in the loss, and the batches of each optimiser update.
 
-    `first` are the packs of the first of these.
+    `first_packs` are the packs that the first update's batches were made of.
     """
 
     groups: tuple[LeasedGroup, ...]
     rows: list[PackedRow]
     updates: list[list[Batch]]
-    first: list[Pack]
+    first_packs: list[Pack]
 
 
 class Trainer:
@@ -79,102 +79,113 @@ class Trainer:
         self.checkpoints.sweep()
         saved = self.checkpoints.latest()
         self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
-        self._saved = saved
-        self._saved_step = self.step
-        self._cap: int | None = None  # of turns, as this run last set it
-        self._skipped = 0  # updates of the step under way whose gradient was not finite
-        self._folder = saved.folder if saved else settings.model
-        self._adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
+        self._restored = saved
+        self._checkpointed_step = self.step
+        self._turn_cap: int | None = None  # as this run last set it
+        self._skipped_updates = 0  # updates of the step under way whose gradient was not finite
+        self._served_folder = saved.folder if saved else settings.model
+        self._pushes_adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
         distributed = settings.push.transfer == "distributed"
         self._sender = WeightSender(settings.push, ranks.device) if distributed else None
-        own = RankWorker(settings, ranks, saved)
-        self._recipe, self._first = own.recipe, True
-        self._planner = planning.Planner(own.recipe, settings)
-        self._model, self._clock = own.learner.model, own.clock
-        self._experts = None if settings.router.replay == "off" else own.learner.network.mixture.shape
+        lead = RankWorker(settings, ranks, saved)
+        self._recipe = lead.recipe
+        self._needs_checked = False
+        self._planner = planning.Planner(lead.recipe, settings)
+        self._model, self._clock = lead.learner.model, lead.clock
+        self._experts = None if settings.router.replay == "off" else lead.learner.network.mixture.shape
         self._pack = self._planner.packer(ranks.size, alone=architectures.rows_alone(self._model.config))
-        self._workers = Workers(own, ranks)
+        self._workers = Workers(lead, ranks)
 
     def run(self) -> None:
-        """Trains up to the settings' step, or until told to stop."""
-        self._take_over()
-        options = LeaseOptions(
-            max_staleness=self.settings.max_staleness,
-            stale=self.settings.stale,
-            tampered=self.settings.tampered,
-            wait=LEASE_WAIT_S,
-            ttl=self.settings.lease_ttl,
-        )
-        with LeaseHolder(
-            self.client,
-            self.settings.policy,
-            options,
-            keep_zero_variance=not self.settings.loss.drop_zero_variance,
-            check=partial(
-                check,
-                vocabulary=self._model.config.vocab_size,
-                experts=self._experts,
-                all_routed=self.settings.router.replay == "required",
-            ),
-        ) as leases:
+        """Trains up to the settings' step, or until `stopping`."""
+        self._resume()
+        with self._lease_holder() as leases:
             while self.step < self.settings.steps and not self.stopping:
                 self._clock.seconds.clear()
-                with self._clock.part("wait"):
-                    ready = leases.gather(self.settings.groups, lambda: self.stopping)
-                    if ready and (again := self._recipe.replay(self.step + 1)) is not None:
-                        leases.recall(again.count, again.filter)
-                if ready and (report := self._train(leases)) is not None:
+                if self._gather(leases) and (report := self._train(leases)) is not None:
                     for sink in self.sinks:
                         sink.write(report)
-        if self.step > self._saved_step:  # it was told to stop when the last step was being handed over, or after it
+        if self.step > self._checkpointed_step:  # `stopping` was set during the last step's checkpoint, or after it
             self._checkpoint()
             self.checkpoints.prune(self.step)
         self._workers.dismiss()
         if self._sender is not None:
             self._sender.close()
 
-    def _take_over(self) -> None:
+    def _lease_holder(self) -> LeaseHolder:
+        settings = self.settings
+        options = LeaseOptions(
+            max_staleness=settings.max_staleness,
+            stale=settings.stale,
+            tampered=settings.tampered,
+            wait=LEASE_WAIT_S,
+            ttl=settings.lease_ttl,
+        )
+        can_train = partial(
+            check,
+            vocabulary=self._model.config.vocab_size,
+            experts=self._experts,
+            all_routed=settings.router.replay == "required",
+        )
+        keep_even = not settings.loss.drop_zero_variance
+        return LeaseHolder(self.client, settings.policy, options, keep_zero_variance=keep_even, check=can_train)
+
+    def _gather(self, leases: LeaseHolder) -> bool:
+        """Leases a step's groups, and those that the recipe wants again; False if `stopping` came first."""
+        with self._clock.part("wait"):
+            complete = leases.gather(self.settings.groups, lambda: self.stopping)
+            if complete and (replayed := self._recipe.replay(self.step + 1)) is not None:
+                leases.gather_replayed(replayed.count, replayed.filter)
+        return complete
+
+    def _resume(self) -> None:
         """Makes server and engines agree with the checkpoint, or the model, that this run goes on from.
 
-        Adapters are always pushed: until then an engine that was started anew has none of the policy's name.
-        A policy that is paused was left so by a run that died while it pushed: pushing again ends that, too.
+        Adapters are always pushed: an engine that was started anew has none of the policy's name. A policy that is
+        paused was left so by a run that died while it pushed: pushing again ends the pause, too.
         """
         policy = self.settings.policy
         rewound = self.client.rewind(self.step, {policy: self.version}, take_over=self.settings.take_over)
         version = rewound.versions[policy]
-        if self._saved and version != self.version:
-            self.checkpoints.renumber(self._saved, version)
+        if self._restored and version != self.version:
+            self.checkpoints.renumber(self._restored, version)
         self.version = version
         served = self.client.policy(policy)
         weights.check_tokenizer(policy, served.tokenizer_hash, self.settings.model)
-        if self._adapters:
+        if self._pushes_adapters:
             self._save_adapters()
-        if self._adapters or served.version != self.version or served.paused is not None:
+        if self._pushes_adapters or served.version != self.version or served.paused is not None:
             self._push_restored()
-        self._cap_turns()
+        self._set_turn_cap()
 
     def _push_restored(self) -> None:
-        """Another run may have given the number to fresh adapters of its own: those of this one get the next."""
+        """Pushes what the run goes on from.
+
+        Another run may have used the version for fresh adapters of its own: this run's get the next one.
+        """
         try:
             self._push()
         except VersionTaken:
-            if self._saved:
+            if self._restored:
                 raise
             self.version += 1
             self._push()
 
-    def _cap_turns(self) -> None:
+    def _set_turn_cap(self) -> None:
         """Attempts that begin from now on have the recipe's cap."""
         cap = self._recipe.turn_cap(self.step)
-        if cap is not None and cap != self._cap:
+        if cap is not None and cap != self._turn_cap:
             self.client.cap_turns(self.settings.policy, cap)
-            self._cap = cap
+            self._turn_cap = cap
 
     def _train(self, leases: LeaseHolder) -> StepReport | None:
-        """One step on the groups held; None if no weights came of it."""
-        before = json.dumps(self._recipe.state())
+        """One step on the leased groups; None if no weights came of it.
+
+        A group that is lost by the time of the acknowledgement is taken out, and the gradient is made again.
+        """
+        recipe_state = json.dumps(self._recipe.state())
         while leases.groups:
-            self._recipe.restore(json.loads(before))
+            self._recipe.restore(json.loads(recipe_state))
             plan = self._plan(leases.groups)
             self._workers.begin(self.version, plan.updates)
             norm = self._workers.gradient(0) if plan.updates else 0.0
@@ -184,133 +195,141 @@ class Trainer:
                 break
             self._check_fidelity(plan)
             if leases.acknowledge(self.step + 1):
-                self._annotate(plan, leases)
-                lr = self._apply(plan)
-                self.step += 1
-                self.version += 1
-                self._workers.settle(self.step)
-                leases.done()
-                self._hand_over()
-                self._cap_turns()
-                return self._report(plan, norm, lr)
+                return self._complete(plan, leases, norm)
             self._workers.forget()
         self._workers.forget()
-        self._recipe.restore(json.loads(before))
+        self._recipe.restore(json.loads(recipe_state))
         return None
+
+    def _complete(self, plan: StepPlan, leases: LeaseHolder, norm: float) -> StepReport:
+        """Changes the weights by the acknowledged groups, and has the engines serve them."""
+        self._annotate(plan, leases)
+        lr = self._apply(plan)
+        self.step += 1
+        self.version += 1
+        self._workers.update_followers(self.step)
+        leases.clear()
+        self._publish()
+        self._set_turn_cap()
+        return self._report(plan, norm, lr)
 
     def _plan(self, groups: tuple[LeasedGroup, ...]) -> StepPlan:
         """The recipe's credit for the groups, and the batches of its updates."""
-        step = planning.look(groups, self.settings.loss, self.step + 1, self.settings.model)
-        if self._first:
+        step = planning.make_step(groups, self.settings.loss, self.step + 1, self.settings.model)
+        if not self._needs_checked:
             self._recipe.check(step)
-            self._first = False
-        step = replace(step, readings={name: self._read(step, one) for name, one in self._recipe.passes(step).items()})
+            self._needs_checked = True
+        passes = self._recipe.passes(step)
+        step = replace(step, readings={name: self._read(step, wanted) for name, wanted in passes.items()})
         with self._clock.part("collate"):
             try:
                 credit = self._recipe.credit(step)
-                rows = planning.rows_to_train(step, credit, self.settings.loss, still=True)
+                rows = planning.rows_to_train(step, credit, self.settings.loss, zeros=True)
                 updates = self._planner.updates(step, credit)
             except AlignmentError as error:
-                by = f"recipe {self.settings.recipe!r}, step {step.number}"
-                raise TrainerError(f"{by}: {error.message}. No group was acknowledged; all are given back") from error
+                origin = f"recipe {self.settings.recipe!r}, step {step.number}"
+                raise TrainerError(f"{origin}: {error.message}. The groups were given back") from error
             packs = [self._pack(update) for update in updates]
-            batches = [[collate(p, len(update)) for p in own] for update, own in zip(updates, packs, strict=True)]
+            batches = [
+                [collate(pack, len(update)) for pack in packs_of_update]
+                for update, packs_of_update in zip(updates, packs, strict=True)
+            ]
             return StepPlan(groups, rows, batches, packs[0] if packs else [])
 
     def _annotate(self, plan: StepPlan, leases: LeaseHolder) -> None:
-        """What the first update computed goes on record, before the weights that it makes can be lost."""
+        """Records what the first update computed of each token, before the weights change."""
         if self.settings.report.annotate and plan.updates:
             with self._clock.part("annotate"):
                 readouts = self._workers.readouts(plan.updates[0])
-                leases.annotate(call_annotations(plan.first, readouts), self.version)
+                leases.annotate(call_annotations(plan.first_packs, readouts), self.version)
 
-    def _read(self, step: Step, one: Pass | ScoredPass) -> PolicyReading:
-        """What a network, or a policy of the server, says of the step before it."""
-        if isinstance(one, ScoredPass):
+    def _read(self, step: Step, wanted: Pass | ScoredPass) -> PolicyReading:
+        """What a network, or another policy of the server, says of the step before it."""
+        if isinstance(wanted, ScoredPass):
             with self._clock.part("read"):
-                return scored_reading(self.client, one, step)
-        views = step.views() if one.views is None else one.views
+                return scored_reading(self.client, wanted, step)
+        views = step.views() if wanted.views is None else wanted.views
         packs = self._pack(planning.rows_to_read(step, views))
-        readouts = self._workers.read(one.network, [collate(pack) for pack in packs])
+        readouts = self._workers.read(wanted.network, [collate(pack) for pack in packs])
         return planning.read_views(step, views, packs, readouts)
 
     def _check_fidelity(self, plan: StepPlan) -> None:
         """`TrainerError` where the engines' log-probs can't be those of the weights in training, or near them."""
-        most = self.settings.report.mismatch_stop
-        if not plan.updates or not most:
+        limit = self.settings.report.mismatch_stop
+        if not plan.updates or not limit:
             return
         for age, mean in self._workers.figures()["mismatch"].items():
-            if mean > most:
-                of = f"{age} versions behind" if age else "of the weights in training"
+            if mean > limit:
+                tokens = f"{age} versions behind" if age else "of the weights in training"
                 raise TrainerError(
                     f"step {self.step + 1}: log-probs of engine and trainer differ by {mean:.2f} in the mean over the "
-                    f"tokens {of}, and report.mismatch_stop is {most:g}. They compute different models or sample "
+                    f"tokens {tokens}, and report.mismatch_stop is {limit:g}. They compute different models or sample "
                     "differently (docs/trainer.md), or the policy moves too fast. The groups were given back"
                 )
 
     def _apply(self, plan: StepPlan) -> float:
-        """The first update's optimiser step, then the other updates; returns the learning rate."""
+        """The first update's optimiser step, whose gradient is there, then the other updates; the learning rate."""
         if not plan.updates:
             return 0.0
-        self._workers.keep_proximal()
+        self._workers.record_proximal()
         lr = self._workers.apply(self.step + 1)
-        self._skipped = 0
+        self._skipped_updates = 0
         for index in range(1, len(plan.updates)):
             if math.isfinite(self._workers.gradient(index)):
                 self._workers.apply(self.step + 1)
             else:
                 self._workers.forget()
-                self._skipped += 1
+                self._skipped_updates += 1
         return lr
 
-    def _hand_over(self) -> None:
-        """Makes the step durable, if it is one of those, and the engines serve it."""
+    def _publish(self) -> None:
+        """Makes the step durable, where a checkpoint is due, and the engines serve its weights."""
         last = self.stopping or self.step >= self.settings.steps
         state = None
         with self._clock.part("checkpoint"):
             if self.checkpoints.due(self.step, last):
                 state = self._checkpoint()
-            elif not self._adapters and self._sender is None:
-                self._folder = self.checkpoints.save_weights(self.step, self._model, self._workers.weights())
-            if self._adapters:
+            elif not self._pushes_adapters and self._sender is None:
+                self._served_folder = self.checkpoints.save_weights(self.step, self._model, self._workers.weights())
+            if self._pushes_adapters:
                 self._save_adapters()
         with self._clock.part("push"):
             self._push(state)
         self.checkpoints.prune(self.step)
 
     def _save_adapters(self) -> None:
-        self._folder = self.checkpoints.save_adapters(self.step, self._workers.adapters(), self.settings.lora)
+        self._served_folder = self.checkpoints.save_adapters(self.step, self._workers.adapters(), self.settings.lora)
 
     def _checkpoint(self) -> dict[str, Any]:
-        """Makes the step durable; the weights that it has."""
+        """Makes the step durable; returns its weights."""
         state = self._workers.weights()
-        self._folder = self.checkpoints.save(self.step, self.version, self._model, state, self._workers.state())
-        self._saved_step = self.step
+        self._served_folder = self.checkpoints.save(self.step, self.version, self._model, state, self._workers.state())
+        self._checkpointed_step = self.step
         return state
 
     def _push(self, state: dict[str, Any] | None = None) -> None:
-        """The engines take over what is trained: its folder, or the weights, which are `state` where they are known."""
+        """The engines load the served folder, or receive the weights: `state` where the caller has it."""
         policy, mode = self.settings.policy, self.settings.update_mode
         if self._sender is None:
-            weights.push(self.client, policy, self._folder, self.version, mode, adapter=self._adapters)
+            weights.push(self.client, policy, self._served_folder, self.version, mode, adapter=self._pushes_adapters)
         else:
-            sent = weights.sendable(self._model, state or self._workers.weights())
-            self._sender.push(self.client, policy, sent, self.version, mode)
+            tensors = weights.sendable(self._model, state or self._workers.weights())
+            self._sender.push(self.client, policy, tensors, self.version, mode)
 
     def _report(self, plan: StepPlan, norm: float, lr: float) -> StepReport:
         batches = [batch for update in plan.updates for batch in update]
-        computed = sum(batch.tokens for batch in batches)
-        busy = sum(self._clock.seconds[part] for part in ("forward", "backward", "optimiser"))
+        tokens = sum(batch.tokens for batch in batches)
+        seconds = sum(self._clock.seconds[part] for part in ("forward", "backward", "optimiser"))
         return StepReport(
             step=self.step,
             version=self.version,
             grad_norm=norm,
             lr=lr,
             updates=len(plan.updates),
-            updates_skipped=self._skipped,
-            tokens=computed,
-            shared_tokens=sum(batch.unshared_tokens for batch in batches) - computed,
-            tokens_per_second=computed / busy if busy else 0.0,
+            updates_skipped=self._skipped_updates,
+            tokens=tokens,
+            shared_tokens=sum(batch.unshared_tokens for batch in batches) - tokens,
+            tokens_per_second=tokens / seconds if seconds else 0.0,
             seconds={name: round(value, 4) for name, value in self._clock.seconds.items()},
             **describe_groups(plan.groups),
             **describe_rows(plan.rows, self._experts),

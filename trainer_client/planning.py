@@ -24,10 +24,12 @@ from rolltap.types import Float32
 NO_EXTRA: Mapping[str, Float32] = {}
 
 
-def look(groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1, tokenizer: Path | None = None) -> Step:
-    """The step's tables; rewards with the length penalty of the settings.
+def make_step(
+    groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1, tokenizer: Path | None = None
+) -> Step:
+    """The tables that a recipe sees of the groups; rewards have the length penalty of the settings.
 
-    With `drop_zero_variance` even groups are not in them, unless there are no others: they would dilute the loss.
+    With `drop_zero_variance` even groups are left out, unless there are no others: they would dilute the loss.
     """
     if loss.drop_zero_variance:
         groups = [group for group in groups if group.replay or informative(group)] or groups
@@ -42,19 +44,18 @@ def look(groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1, tok
 
 
 def rows_to_train(
-    step: Step, credit: Credit, loss: LossSettings, *, still: bool = False, whole: bool = False
+    step: Step, credit: Credit, loss: LossSettings, *, zeros: bool = False, whole: bool = False
 ) -> list[PackedRow]:
-    """The rows that have a gradient, with their arrays. `still`: those whose advantages are all 0 have one, too.
+    """The rows that have a gradient, with their arrays.
 
-    `whole`: with one row of a rollout come the others.
-
+    `zeros`: rows whose advantages are all 0 have one, too. `whole`: with one row of a rollout come the others.
     `AlignmentError` names the rollout and turn where the credit is not a finite number.
     """
     check_credit(credit, step)
     trained = np.array([rollout.trained for rollout in step.rollouts], bool)
     lengths = np.array([rollout.tokens for rollout in step.rollouts], np.int64)
     weights_R = token_weights(lengths, trained, loss.normalise, loss.length)
-    rows, moving = [], set()
+    rows, kept = [], set()
     for number, row in enumerate(step.rows):
         weights = np.full(len(row.segment), weights_R[row.rollout], np.float32)
         if credit.weights is not None:
@@ -62,9 +63,9 @@ def rows_to_train(
         advantages, mask = credit.advantages[number], row.segment.loss_mask
         extra = {name: arrays[number] for name, arrays in credit.extra.items()} or NO_EXTRA
         rows.append(PackedRow(row.segment, row.rollout, number, advantages, weights, extra))
-        if weights[mask].any() and (still or loss.kl or advantages[mask].any()):
-            moving.add(row.rollout if whole else number)
-    return [row for row in rows if (row.rollout if whole else row.number) in moving]
+        if weights[mask].any() and (zeros or loss.kl or advantages[mask].any()):
+            kept.add(row.rollout if whole else number)
+    return [row for row in rows if (row.rollout if whole else row.number) in kept]
 
 
 def rows_to_read(step: Step, views: Sequence[RowView]) -> list[PackedRow]:
@@ -125,7 +126,7 @@ class Planner:
 
     def _rows(self, step: Step, credit: Credit) -> list[PackedRow]:
         return rows_to_train(
-            step, credit, self.settings.loss, still=self.recipe.moves_still_rows, whole=self._whole_rollouts
+            step, credit, self.settings.loss, zeros=self.recipe.trains_zero_rows, whole=self._whole_rollouts
         )
 
     @property

@@ -10,7 +10,7 @@ A recipe is a dataclass; its fields are its options (`[trainer.options]`). It ov
     updates(step, credit)      the optimiser's steps, in order; by default epochs and minibatches of the settings
     replay(step)               which groups of before come back
     turn_cap(step)             the most turns of the attempts to come
-    state(), restore(state)    what must survive a restart: JSON, saved with each checkpoint
+    state(), restore(state)    what must survive a restart: by default its fields with `init=False`
 
 All but `loss` run on the lead rank only, so `loss` sees nothing of the state: what it needs travels in `batch.extra`.
 A step may be planned again (a lease was lost); the state is put back before.
@@ -19,7 +19,7 @@ A step may be planned again (a lease was lost); the state is put back before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rolltap.contract.trainer import Replay
@@ -139,14 +139,17 @@ class Recipe:
         return None
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes; JSON."""
-        return {}
+        """What `restore` takes, as JSON: the fields that are no options (`init=False`)."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if not field.init}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes up what `state` gave."""
+        """Takes up what `state` gave. A name that the recipe does not have any more is left out."""
+        for name in self.state():
+            if name in state:
+                setattr(self, name, state[name])
 
     @property
-    def moves_still_rows(self) -> bool:
+    def trains_zero_rows(self) -> bool:
         """Whether rows whose advantages are all 0 have a gradient: they do where the loss is the recipe's own."""
         return type(self).loss is not Recipe.loss
 

@@ -195,6 +195,14 @@ class Step:
         """[T] Which group each turn is in."""
         return self.groups[self.turn_rollouts]
 
+    @cached_property
+    def turn_order(self) -> NDArray[np.int64]:
+        """[T] The place of each turn in its rollout, from 1."""
+        order = np.zeros(len(self.turns), np.int64)
+        for sequence in self.sequences():
+            order[sequence] = np.arange(1, len(sequence) + 1)
+        return order
+
     def with_outcome(self, values: Numbers | None = None) -> Numbers:
         """[T] The turns' own rewards (or `values`), plus the rollout's reward at the last turn of each rollout."""
         values_of_turns = (self.turn_rewards if values is None else values).copy()

@@ -90,7 +90,7 @@ class RankWorker:
         terms = self._policy_loss(predicted, batch)
         return replace(terms, loss=terms.loss + sum(value.sum() for value in predicted.values.values()))
 
-    def keep_proximal(self) -> None:
+    def record_proximal(self) -> None:
         """Notes the log-probs from before the first update where the loss of the later ones needs them."""
         if not self._policy_loss.correction.needs_proximal:
             return
@@ -105,9 +105,9 @@ class RankWorker:
         with self.clock.part("optimiser"):
             return self.learner.apply(step)
 
-    def settle(self, step: int) -> None:
-        """See `Learner.settle`."""
-        self.learner.settle(step)
+    def update_followers(self, step: int) -> None:
+        """See `Learner.update_followers`."""
+        self.learner.update_followers(step)
 
     def forget(self) -> None:
         """Drops the gradient."""

@@ -81,4 +81,3 @@ async def test_a_vllm_that_returns_masks_is_probed_and_scores(http: aiohttp.Clie
     assert facts.logprobs_mode == "processed"
     assert facts.weight_versions
     assert len(scores.logprobs) == len(PROMPT) - 1
-

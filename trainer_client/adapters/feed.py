@@ -129,7 +129,7 @@ class Feed:
         acknowledged = self._leases.acknowledge(step)
         if not acknowledged and self._leases.groups:  # of other leases than the one that was lost
             self.client.rewind(step - 1, {self.settings.policy: self.version})
-        self._leases.done()
+        self._leases.clear()
         return acknowledged
 
     def refuse(self, reason: str) -> None:

@@ -120,7 +120,7 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
             group.unclosed -= 1
             if group.unclosed == 0:
                 group.holder.acknowledge(int(time.time()))
-                group.holder.done()
+                group.holder.clear()
                 group.holder.__exit__()
                 del self._groups[seed]
 

@@ -16,27 +16,22 @@ step. Actor and critic take their steps together, not 3 and 50 times an iteratio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rolltap.contract.trainer import Replay
-from rolltap.trainer_client.critic import value_loss, with_turn_targets
-from rolltap.trainer_client.recipe import Pass, ReadNetwork, Recipe, ReplayedGroups, ValueHead
+from rolltap.trainer_client.critic import CriticRecipe, with_turn_targets
+from rolltap.trainer_client.recipe import Pass, ReadNetwork, ReplayedGroups, ValueHead
 from rolltap.trainer_client.step import POLICY, Credit, Step
-
-if TYPE_CHECKING:
-    from rolltap.trainer_client.collate import Batch
-    from rolltap.trainer_client.loss import PolicyLoss, Terms
-    from rolltap.trainer_client.network import Predictions
 
 
 @dataclass
-class ArCHer(Recipe):
+class ArCHer(CriticRecipe):
     needs = ("turns",)
     heads = {name: ValueHead(lr=1e-3) for name in ("q1", "q2", "v1", "v2")}
+    value_clip: float = inf
     gamma: float = 0.95
     tau: float = 0.1
     groups: int = 4
@@ -71,7 +66,3 @@ class ArCHer(Recipe):
         for sequence in step.sequences():
             following[sequence[:-1]] = step.read_turns(values)[sequence[1:]]
         return step.with_outcome() + self.gamma * following
-
-    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
-        terms = policy_loss(predicted, batch)
-        return replace(terms, loss=terms.loss + sum(value_loss(predicted, batch, name, inf) for name in self.heads))

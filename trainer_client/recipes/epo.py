@@ -5,15 +5,16 @@
     w(x) = 1 - .2 (1 - e^(-2x)) over the first half of the run, .8 e^(-3x) over the second, x from 0 to 1 in each
 
 H and P are weighed as the policy's tokens are. In the released code P comes of comparisons, so it has no gradient;
-`hinge` has the described effect: P is how far the entropy is outside. There, P acts only where a turn past half of the
-horizon is in the micro-batch; here at every turn with a history. The advantage is GRPO's.
+`hinge` has the described effect: P is how far the entropy is outside. There, w can be switched off, and P acts only
+where a turn past half of the horizon is in the micro-batch; here w always applies, and P at every turn with a history.
+The advantage is GRPO's.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,13 +47,14 @@ class EPO(Recipe):
     penalty: float = 0.1
     hinge: bool = False
     steps: int = 150
-    history: dict[str, tuple[float, int]] = field(default_factory=dict, init=False)
+    history: dict[str, list[float]] = field(default_factory=dict, init=False)
+    """Of the turns of each index: the sum of their tokens' entropies, and how many tokens that were."""
 
     def credit(self, step: Step) -> Credit:
         means = np.array([self._mean(turn.index) for turn in step.turns])
         for turn, entropy in zip(step.turns, step.over_turns(step.readings[POLICY].entropy, np.sum), strict=True):
             total, count = self.history.get(str(turn.index), (0.0, 0))
-            self.history[str(turn.index)] = (total + float(entropy), count + len(turn.places))
+            self.history[str(turn.index)] = [total + float(entropy), count + len(turn.places)]
         weights = np.where(np.isnan(means), 0.0, phase((step.number - 1) / self.steps))
         bounds = step.spread_turns(np.nan_to_num(means))
         return super().credit(step).carrying(usual=bounds, phase=step.spread_turns(weights))
@@ -73,9 +75,3 @@ class EPO(Recipe):
         smooth_M = batch.extra["phase"] * self.penalties(predicted.entropy_M, batch.extra["usual"])
         bonus = ((predicted.entropy_M - smooth_M) * batch.weights_M).sum()
         return replace(terms, loss=terms.loss - self.strength * bonus)
-
-    def state(self) -> dict[str, Any]:
-        return {index: list(one) for index, one in self.history.items()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.history = {index: (float(total), int(count)) for index, (total, count) in state.items()}

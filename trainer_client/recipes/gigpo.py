@@ -4,7 +4,8 @@
     A_episode: the rollout's total reward within its group; A_step: G_t = sum gamma^(k-t) r_k within the turns of the
     group that were shown the same observation (anchor states, eq. 6 and 7)
 
-Each is centred, and divided by its standard deviation with `spread`. The observation is what the turn was shown since
+Each is centred, and divided by its standard deviation with `spread`. The group's mean is over rollouts; the released
+code takes it over their turns, so that long ones weigh more. The observation is what the turn was shown since
 the turn before, token for token. A turn whose observation is seen once has A_step 0, as the paper says (the released
 code takes its return as it is).
 """

@@ -10,30 +10,26 @@ it. A segment begins with the first turn and with every SWITCH; no tag is KEEP. 
     switch tokens    A = G_t - V_term        G_t the segment's return-to-go, followed by the next one's V_high
 
 each level whitened over the step (`whitened`; the released code leaves it to a setting). V_low is read where the action
-begins, V_high and V_term where the reply does. A rollout loses `keep_penalty` times its share of KEEP turns at its last
-turn, and `change_penalty` for each turn that keeps and names another subgoal. Tokens outside the tags learn nothing,
-and a reply without an action is one. The critics are three linear heads on the policy's last hidden state.
+begins, V_high and V_term where the reply does. A rollout loses `keep_penalty` times its share of KEEP turns, spread
+over these, and `change_penalty` for each turn that keeps and names another subgoal. Tokens outside the tags learn
+nothing, and a reply without an action is one. In the code the critic is a model of its own with three heads (here
+linear heads on the policy's last hidden state), a rollout that the turn cap ended is followed by its own last value
+(here by nothing), and an invalid action costs .1 (here what the evaluator says of the call).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rolltap.trainer_client.critic import value_loss, with_turn_targets
+from rolltap.trainer_client.critic import CriticRecipe, with_turn_targets
 from rolltap.trainer_client.estimators import Numbers, discounted, gae, whiten
-from rolltap.trainer_client.recipe import Recipe, ValueHead
+from rolltap.trainer_client.recipe import ValueHead
 from rolltap.trainer_client.step import POLICY, Credit, Step
-
-if TYPE_CHECKING:
-    from rolltap.trainer_client.collate import Batch
-    from rolltap.trainer_client.loss import PolicyLoss, Terms
-    from rolltap.trainer_client.network import Predictions
 
 LEVELS = {"low": "action", "high": "subgoal", "term": "switch"}
 """Which tag's tokens each level trains."""
@@ -63,7 +59,7 @@ class Reply:
 
 
 @dataclass
-class HiPER(Recipe):
+class HiPER(CriticRecipe):
     settings = {"loss": {"kl": 0.01}, "optimiser": {"lr": 1e-6}}
     needs = ("turns",)
     reads_policy = True
@@ -74,7 +70,6 @@ class HiPER(Recipe):
     keep_penalty: float = 0.3
     change_penalty: float = 0.3
     whitened: bool = True
-    value_clip: float = 0.5
 
     def credit(self, step: Step) -> Credit:
         replies = [Reply.of(step.texts(turn)) for turn in step.turns]
@@ -98,12 +93,15 @@ class HiPER(Recipe):
         return credit
 
     def penalties(self, replies: Sequence[Reply]) -> Numbers:
-        """What each turn of a rollout loses. Of two turns, SWITCH and KEEP with another subgoal: 0 and .15 + .3."""
+        """What each turn of a rollout loses. Of two turns, SWITCH and KEEP with another subgoal: 0 and .15 + .3.
+
+        Of KEEP, SWITCH and KEEP: .1, 0 and .1.
+        """
         keeps = np.array([not reply.switches for reply in replies])
         changed = [a.subgoal != b.subgoal and bool(a.subgoal and b.subgoal) for a, b in pairwise(replies)]
         losses = self.change_penalty * (keeps & np.array([False, *changed]))
         if len(replies) > 1:
-            losses[-1] += self.keep_penalty * keeps.mean()
+            losses += self.keep_penalty * keeps / len(replies)
         return losses
 
     def estimate(self, rewards: Numbers, begins: Numbers, low: Numbers, high: Numbers) -> tuple[Numbers, ...]:
@@ -133,11 +131,5 @@ class HiPER(Recipe):
             values = whiten(levels[name][own], ddof=0) if self.whitened else levels[name][own]
             for number, value in zip(own, values, strict=True):
                 turn = step.turns[number]
-                arrays[turn.row][turn.places[list(replies[number].tokens[tag])]] = value
+                arrays[turn.row][turn.places[list(replies[number].tokens[tag])]] += value
         return Credit(arrays)
-
-    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
-        terms = policy_loss(predicted, batch)
-        return replace(
-            terms, loss=terms.loss + sum(value_loss(predicted, batch, name, self.value_clip) for name in self.heads)
-        )

@@ -1,13 +1,14 @@
 """InfoPO: "InfoPO: Information-Driven Policy Optimization for User-Centric Agents".
 
     r_info(t) = mean over the next reply's tokens of log pi(token | feedback) - log pi(token | feedback masked)
-    A_t = A_GRPO + beta z(r_info(t))        beta = .1 exp(-std_g / .05)
+    A_t = A_GRPO + beta z(r_info(t))        beta = .1 / (1 + exp(std_g / .05))
 
-where feedback is what turn t was answered, between its reply and the next: who asks is paid for what was learnt. std_g
-is the spread of the group's rewards, z is over the step's turns that were answered and replied to; where several
-replies follow one (branches), r_info is their mean. Masked feedback is `filler` in its place, one forward row a reply.
-The difference of log-probs at the sampled tokens estimates the paper's KL. Groups of 5, no KL to a reference; the
-paper's entropy bonus (.001) is left out.
+as in the released code: feedback is what turn t was answered, between its reply and the next, and who asks is paid for
+what was learnt. std_g is the spread of the group's rewards, z is over the group's turns that were answered and replied
+to; where several replies follow one (branches), r_info is their mean. Masked feedback is `filler` in its place, one
+forward row a reply; the code writes "No information found.". The difference of log-probs at the sampled tokens
+estimates the paper's KL. The code takes z over tokens, each with r_info over its reply's length, and scales it down
+where its deviation is over 1. Groups of 5, no KL to a reference; the paper's entropy bonus (.001) is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rolltap.trainer_client.estimators import normalise, spread, whiten
+from rolltap.trainer_client.estimators import normalise, spread
 from rolltap.trainer_client.recipe import Pass, Recipe
 from rolltap.trainer_client.step import POLICY, Credit, RowView, Step, StepTurn
 from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Segment
@@ -66,7 +67,7 @@ class InfoPO(Recipe):
             count = np.bincount(questions, minlength=len(gain))
             has_answer = count > 0
             mean = np.bincount(questions, (shown - masked)[replies], len(gain)) / np.maximum(count, 1)
-            gain[has_answer] = whiten(mean[has_answer])
-        beta = self.strength * np.exp(-spread(step.rewards, step.groups) / self.scale)
+            gain[has_answer] = normalise(mean[has_answer], step.turn_groups[has_answer])
+        beta = self.strength / (1 + np.exp(spread(step.rewards, step.groups) / self.scale))
         outcome = normalise(step.rewards, step.groups)
         return step.broadcast_turns(outcome[step.turn_rollouts] + beta[step.turn_rollouts] * gain)

@@ -10,30 +10,23 @@ state, which it does not move; implementations with a critic network of its own 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
-from rolltap.trainer_client.critic import value_loss, with_targets
+from rolltap.trainer_client.critic import CriticRecipe, with_targets
 from rolltap.trainer_client.estimators import gae, whiten_rows
-from rolltap.trainer_client.recipe import Recipe, ValueHead
+from rolltap.trainer_client.recipe import ValueHead
 from rolltap.trainer_client.step import POLICY, Credit, Step
-
-if TYPE_CHECKING:
-    from rolltap.trainer_client.collate import Batch
-    from rolltap.trainer_client.loss import PolicyLoss, Terms
-    from rolltap.trainer_client.network import Predictions
 
 
 @dataclass
-class PPO(Recipe):
+class PPO(CriticRecipe):
     needs = ("turns",)
     reads_policy = True
     heads = {"value": ValueHead(lr=1e-4)}
     gamma: float = 1.0
     lam: float = 1.0
-    value_clip: float = 0.5
 
     def credit(self, step: Step) -> Credit:
         before = step.readings[POLICY].values["value"]
@@ -52,7 +45,3 @@ class PPO(Recipe):
         masks = [row.segment.loss_mask for row in step.rows]
         credit = Credit(tuple(whiten_rows(advantages, masks)))
         return with_targets(credit, "value", before, tuple(targets), tuple(mask.astype(np.float32) for mask in masks))
-
-    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
-        terms = policy_loss(predicted, batch)
-        return replace(terms, loss=terms.loss + value_loss(predicted, batch, "value", self.value_clip))

@@ -3,9 +3,10 @@
     A = R - mean_g        s_t = exp(mean over the reply's tokens of log pi - log pi_old)        one clipped ratio a turn
     for t = T, ..., 1: one optimiser step on turn t, its advantage times s_(t+1) ... s_T by the weights updated so far
 
-The order and the ratio are the paper's; the product over later turns is derived from the sequential update of
-heterogeneous-agent mirror learning that it stands on. Later ratios are held within [1 - limit, 1 + limit] together.
-Turns are counted from the rollout's first; a step makes as many optimiser steps as its longest rollout has turns.
+The order, the ratio a turn, and later ratios held within [1 - limit, 1 + limit] are those of the released settings
+(`update_order`, `gspo`, `adv_updator`); that they are multiplied is heterogeneous-agent mirror learning's, which the
+paper stands on. The released normalisation of A over the batch and KL term (.002) are left out. Turns are counted from
+the rollout's first; a step makes as many optimiser steps as its longest rollout has turns.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from rolltap.trainer_client.estimators import centre
 from rolltap.trainer_client.loss import sequence_ratio
@@ -29,14 +28,6 @@ if TYPE_CHECKING:
     from rolltap.trainer_client.network import Predictions
 
 MOST_TURNS = 1 << 20
-
-
-def turn_order(step: Step) -> np.ndarray:
-    """[T] The place of each turn in its rollout, from 1."""
-    order = np.zeros(len(step.turns))
-    for sequence in step.sequences():
-        order[sequence] = np.arange(1, len(sequence) + 1)
-    return order
 
 
 def later_ratios(log_ratio_M: Tensor, units_M: Tensor) -> Tensor:
@@ -56,15 +47,15 @@ class SeeUPO(Recipe):
     settings = {"loss": {"normalise": "rollout"}}
     needs = ("turns",)
     whole = True
-    limit: float = 0.5
+    limit: float = 0.2
 
     def credit(self, step: Step) -> Credit:
         advantages = centre(step.rewards, step.groups)[step.turn_rollouts]
-        return step.broadcast_turns(advantages).carrying(turn=step.spread_turns(turn_order(step)))
+        return step.broadcast_turns(advantages).carrying(turn=step.spread_turns(step.turn_order))
 
     def updates(self, step: Step, credit: Credit) -> Sequence[Credit]:
-        order = turn_order(step)
-        return [credit.weighted(step.spread_turns(order == turn)) for turn in range(int(order.max(initial=0)), 0, -1)]
+        order = step.turn_order
+        return [credit.weighted(step.spread_turns(order == turn)) for turn in range(order.max(initial=0), 0, -1)]
 
     def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
         units_M = batch.rollouts_M * MOST_TURNS + batch.extra["turn"].long()

@@ -4,16 +4,16 @@
     replayed ones: A = R - median of the means of recent groups, kept where A > 0
     L = L_fresh + ramp(t) L_replayed        ramp(t) = (1 - cos(pi t / steps)) / 2
 
-L_fresh and L_replayed are means over their own rollouts. Replayed groups are the newest at most `age` versions old.
-`calls` are the turns before a rollout's last, each of which the harness answered. The released script's covariance clip
-acts on one token in 5,000 and is left out; how many groups the median is of (`recent`) is ours. Clip .2 and .28, no KL.
+L_fresh and L_replayed are means over their own rollouts, in one optimiser step; the released code makes two. Replayed
+groups are the newest at most `age` versions old; the median is over the last `recent` groups. `calls` are the turns
+before a rollout's last, each of which the harness answered. The released script's covariance clip acts on one token in
+5,000 and is left out. Clip .2 and .28, no KL.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class SPEAR(Recipe):
     settings = {"loss": {"normalise": "constant", "clip_high": 0.28}}
     groups: int = 4
     age: int = 5
-    recent: int = 32
+    recent: int = 10_240
     steps: int = 300
     explore: int = 200
     bonus: bool = True
@@ -52,16 +52,10 @@ class SPEAR(Recipe):
         usual = float(np.median(self.means)) if self.means else 0.0
         advantages = np.where(replayed, step.rewards - usual, centre(shaped, step.groups))
         counts = ~replayed | (advantages > 0)
-        self.means += [float(step.rewards[step.groups == group].mean()) for group in np.unique(step.groups[~replayed])]
-        self.means = self.means[-self.recent :]
+        fresh = [float(step.rewards[step.groups == group].mean()) for group in np.unique(step.groups[~replayed])]
+        self.means = [*self.means, *fresh][-self.recent :]
         trained = np.array([rollout.trained for rollout in step.rollouts], bool)
         shares = np.where(replayed, self.ramp(done), 1.0) * counts * trained.sum()
         for kind in (replayed, ~replayed):
             shares[kind] /= max(1, (kind & trained & counts).sum())
         return step.broadcast(advantages).weighted(step.broadcast(shares).advantages)
-
-    def state(self) -> dict[str, Any]:
-        return {"means": self.means}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.means = list(state.get("means", ()))

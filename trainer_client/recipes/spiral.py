@@ -10,7 +10,6 @@ saved with checkpoints. For zero-sum games: a cooperative one was reported to co
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -35,9 +34,3 @@ class SPIRAL(Recipe):
             advantages[turns] = reward - baseline
             self.baselines[key] = self.decay * baseline + (1 - self.decay) * reward
         return step.broadcast_turns(advantages)
-
-    def state(self) -> dict[str, Any]:
-        return dict(self.baselines)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.baselines = dict(state)

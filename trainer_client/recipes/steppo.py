@@ -10,30 +10,23 @@ The critic is a linear head on the policy's last hidden state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
-from rolltap.trainer_client.critic import value_loss, with_turn_targets
+from rolltap.trainer_client.critic import CriticRecipe, with_turn_targets
 from rolltap.trainer_client.estimators import Numbers, gae, whiten
-from rolltap.trainer_client.recipe import Recipe, ValueHead
+from rolltap.trainer_client.recipe import ValueHead
 from rolltap.trainer_client.step import POLICY, Credit, Step
-
-if TYPE_CHECKING:
-    from rolltap.trainer_client.collate import Batch
-    from rolltap.trainer_client.loss import PolicyLoss, Terms
-    from rolltap.trainer_client.network import Predictions
 
 
 @dataclass
-class StepPO(Recipe):
+class StepPO(CriticRecipe):
     needs = ("turns",)
     reads_policy = True
     heads = {"value": ValueHead(lr=1e-4)}
     gamma: float = 1.0
     lam: float = 0.95
-    value_clip: float = 0.5
 
     def credit(self, step: Step) -> Credit:
         values, rewards = step.read_turns(step.readings[POLICY].values["value"]), step.with_outcome()
@@ -46,7 +39,3 @@ class StepPO(Recipe):
     def shaped(self, advantages: Numbers) -> Numbers:
         """What the policy is given of the estimated advantages [T]."""
         return whiten(advantages)
-
-    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
-        terms = policy_loss(predicted, batch)
-        return replace(terms, loss=terms.loss + value_loss(predicted, batch, "value", self.value_clip))

@@ -3,9 +3,9 @@
     A_k = strength (log pi_teacher(token) - log pi(token))        on the tokens that the student sampled
     at most min(1 + floor(step / every), most) turns a rollout
 
-Clipped as in PPO, mean over rollouts of their means. The teacher is the folder of option `teacher`, of the student's
-vocabulary. The cap is set on the policy: attempts that begin after a step have it. The backward variant, which replays
-an expert's first turns, needs sessions on a stored prefix and is not here.
+Clipped as in PPO, mean over rollouts of their means; the released code's are means over turns. The teacher is the
+folder of option `teacher`, of the student's vocabulary. The cap is set on the policy: attempts that begin after a step
+have it. The backward variant, which replays an expert's first turns, needs sessions on a stored prefix and is not here.
 """
 
 from __future__ import annotations

@@ -143,6 +143,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="folder to write; a former demo's is replaced")] = Path("demo-out"),
     steps: Annotated[int, typer.Option(help="training steps; 0: the default")] = 0,
     held_out: Annotated[int, typer.Option(help="tasks to measure on before and after; 0: the default")] = 0,
+    recipe: Annotated[str, typer.Option(help="method: a name of docs/recipes.md, or FILE.py")] = "grpo",
     shuffle_rewards: Annotated[bool, typer.Option(help="the control: rewards say nothing about the rollout")] = False,
     report: Annotated[Path | None, typer.Option(help="file of the figures; default report.json in --out")] = None,
 ) -> None:
@@ -150,7 +151,8 @@ def demo(
     from rolltap.cli.demo import DemoRecipe, run
 
     sizes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("held_out", held_out)) if value}
-    run(seeds=seed or [0], out=out, recipe=DemoRecipe(**sizes), shuffle_rewards=shuffle_rewards, report=report)
+    setup = DemoRecipe(recipe=recipe, **sizes)
+    run(seeds=seed or [0], out=out, recipe=setup, shuffle_rewards=shuffle_rewards, report=report)
 
 
 for panel, command in (

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from rolltap.errors import RolltapError
 
-READY_S = 60.0
+READY_S = 180.0
+"""How long a process may take to be up, on a busy machine; one that ends is noticed at once."""
+
 STOP_S = 15.0
 
 

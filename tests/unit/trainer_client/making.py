@@ -14,7 +14,7 @@ from rolltap.trainer_client import attention
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.network import PolicyNetwork
 from rolltap.trainer_client.packing import PackedRow
-from rolltap.trainer_client.planning import look, rows_to_train
+from rolltap.trainer_client.planning import make_step, rows_to_train
 from rolltap.trainer_client.settings import LossSettings
 from rolltap.types import NO_VERSION, Group, GroupStatus, Rollout, RolloutStatus, Scoring, Segment, Task, Trajectory
 
@@ -99,8 +99,8 @@ def group(
 def rows_of(groups: Sequence[LeasedGroup], recipe: str = "grpo", **loss: Any) -> list[PackedRow]:
     """The rows that `recipe` trains of a step, with their credit."""
     settings = LossSettings(**loss)
-    step = look(groups, settings)
-    return rows_to_train(step, make_recipe(recipe, {}).credit(step), settings, still=True)
+    step = make_step(groups, settings)
+    return rows_to_train(step, make_recipe(recipe, {}).credit(step), settings, zeros=True)
 
 
 def random_group(name: str, rewards: Sequence[float], seed: int = 0, *, version: int = 0) -> LeasedGroup:

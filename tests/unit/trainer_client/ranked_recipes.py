@@ -28,7 +28,7 @@ def gradient(settings: TrainerSettings, ranks: Ranks) -> Tensor:
     """Of the first update, clipped, over all weights and heads."""
     worker = RankWorker(settings, ranks, None)
     planner = planning.Planner(worker.recipe, settings)
-    step = planning.look(GROUPS, settings.loss, number=30, tokenizer=settings.model)
+    step = planning.make_step(GROUPS, settings.loss, number=30, tokenizer=settings.model)
     step = packed_readings(worker.learner, planner, step, ranks.size)
     rows = planner.updates(step, worker.recipe.credit(step))[0]
     batches = [collate(pack) for pack in planner.packer(ranks.size, alone=False)(rows)]

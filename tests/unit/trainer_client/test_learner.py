@@ -104,7 +104,7 @@ def test_a_network_that_follows_the_policy_does_so_after_it_was_read(model: Path
     start = {name: weight.clone() for name, weight in one.weights().items()}
     one.read("teacher", batch)
     update(one, batch, 1)
-    one.settle(1)
+    one.update_followers(1)
     followed, policy = one.state()["network teacher"], one.weights()
     for name, weight in policy.items():
         torch.testing.assert_close(followed[f"model.{name}"], (start[name] + weight) / 2, msg=name)

@@ -212,7 +212,7 @@ def test_what_is_acknowledged_comes_back_where_no_weights_come_of_it(
 ) -> None:
     """One of two leases is lost, the gradient is made again, and is not finite: the other was acknowledged already."""
     run = trainer(settings)
-    run._take_over()
+    run._resume()
     norms = iter([1.0, math.nan])
     monkeypatch.setattr(run._workers, "gradient", lambda index: next(norms))
     options = LeaseOptions(wait=0)

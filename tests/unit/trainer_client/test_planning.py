@@ -19,7 +19,7 @@ from .making import random_group, segment
 
 def weight_of(groups: list[LeasedGroup], loss: LossSettings) -> float:
     """The sum of what moves the policy: advantages by their weights."""
-    step = planning.look(groups, loss)
+    step = planning.make_step(groups, loss)
     rows = planning.rows_to_train(step, make_recipe("dapo", {}).credit(step), loss)
     return sum(float(np.abs(row.advantages * row.weights)[row.segment.loss_mask].sum()) for row in rows)
 
@@ -35,7 +35,7 @@ def test_even_groups_that_are_dropped_do_not_dilute_the_loss(normalise: str) -> 
 
 def test_a_step_of_even_groups_alone_has_them() -> None:
     even = random_group("e", [0.0, 0.0])
-    assert len(planning.look([even], LossSettings.model_validate({"drop_zero_variance": True})).rollouts) == 2
+    assert len(planning.make_step([even], LossSettings.model_validate({"drop_zero_variance": True})).rollouts) == 2
 
 
 def test_a_sequence_ratio_has_all_rows_of_a_rollout_that_moves(tmp_path: Path) -> None:

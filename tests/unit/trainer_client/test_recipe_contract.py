@@ -224,7 +224,7 @@ def test_packed_it_has_the_gradient_of_plain_rows(name: str, model: Path, tmp_pa
     settings = made(name, model, tmp_path, loss={"kl": 0.0})
     packed_recipe, plain_recipe = (make_recipe(name, settings.options) for _ in range(2))
     learner = learner_of(settings, packed_recipe)
-    step = planning.look(GROUPS, settings.loss, number=30, tokenizer=settings.model)
+    step = planning.make_step(GROUPS, settings.loss, number=30, tokenizer=settings.model)
     plain, policy_loss = Plain(learner.network), planning.policy_loss(settings.loss)
 
     planner = planning.Planner(packed_recipe, settings)
@@ -263,7 +263,7 @@ def test_with_adapters_it_has_the_gradient_of_rows_alone(name: str, model: Path,
         return
     learner = learner_of(settings, recipe)
     planner = planning.Planner(recipe, settings)
-    step = planning.look(GROUPS, settings.loss, number=30, tokenizer=settings.model)
+    step = planning.make_step(GROUPS, settings.loss, number=30, tokenizer=settings.model)
     step = packed_readings(learner, planner, step)
     rows = planner.updates(step, recipe.credit(step))[0]
     policy_loss = planning.policy_loss(settings.loss)
@@ -371,7 +371,7 @@ def test_what_the_record_lacks_is_said_with_the_remedy(name: str) -> None:
 
 def test_credit_that_is_no_number_names_rollout_and_turn(model: Path, tmp_path: Path) -> None:
     settings = made("grpo", model, tmp_path)
-    step = planning.look(GROUPS, settings.loss)
+    step = planning.make_step(GROUPS, settings.loss)
     values = np.zeros(len(step.turns))
     values[1] = np.nan
     with pytest.raises(AlignmentError, match=r"rollout a-r0, turn 0 \(call ar0-01\): the recipe's advantages is nan"):

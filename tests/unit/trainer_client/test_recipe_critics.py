@@ -83,7 +83,7 @@ def test_target_heads_follow_by_tau_and_are_resumed(tmp_path: Path) -> None:
     one, other = (Learner(model, settings, Ranks(0, 1, torch.device("cpu")), ArCHer(tau=0.1)) for _ in range(2))
     with torch.no_grad():
         next(one.network.heads["v1"].parameters()).fill_(1.0)
-    one.settle(1)
+    one.update_followers(1)
     other.restore(one.state())
     for learner in (one, other):
         followed = next(learner.read_networks["target"].heads["v1"].parameters())
@@ -114,6 +114,8 @@ def test_hiper_takes_from_what_keeps() -> None:
     replies = [Reply.of([say("SWITCH", "find")]), Reply.of([say("KEEP", "take")])]
     assert HiPER().penalties(replies) == pytest.approx([0, 0.3 + 0.15])
     assert HiPER().penalties([Reply.of(["go"])]) == pytest.approx([0])
+    kept = Reply.of([say("KEEP", "find")])
+    assert HiPER().penalties([kept, replies[0], kept]) == pytest.approx([0.1, 0, 0.1])
 
 
 def hiper_step(folder: Path, replies: Sequence[str]) -> Step:

@@ -327,9 +327,9 @@ def test_tt_opd_follows_the_policy_slowly_and_rewards_short_answers(tmp_path: Pa
     with torch.no_grad():
         followed.fill_(1.0)
         next(learner.model.parameters()).fill_(2.0)
-    learner.settle(1)
+    learner.update_followers(1)
     assert followed.unique().tolist() == [1.0]
-    learner.settle(2)
+    learner.update_followers(2)
     assert followed.unique().tolist() == pytest.approx([1.005])
     resumed = Learner(model, settings, Ranks(0, 1, torch.device("cpu")), TTOPD(every=2))
     resumed.restore(learner.state())
@@ -337,15 +337,18 @@ def test_tt_opd_follows_the_policy_slowly_and_rewards_short_answers(tmp_path: Pa
 
 
 def test_infopo_rewards_what_feedback_told() -> None:
-    """Equal rewards (std 0) → beta .1; the second turns gained 2 and 0 nats a token by what the first turns were
-    answered, which are paid for it: z = ±.7071. std .05 → .0368."""
+    """Equal rewards (std 0) → beta .05; the second turns gained 2 and 0 nats a token by what the first turns were
+    answered, which are paid for it: z = ±.7071. std .05 → .0269."""
     step = view([scripted("g", [[0.0, 0.0], [0.0, 0.0]], [1.0, 1.0])])
     said, masked = (step.spread_turns(np.array(one)) for one in ([-1.0, -1.0, -1.0, -1.0], [0.0, -3.0, 0.0, -1.0]))
     readings = {POLICY: PolicyReading(said, said), "masked": PolicyReading(masked, masked)}
     recipe = InfoPO(filler=63)
     found = by_turn(step, recipe.credit(replace(step, readings=readings)))
-    assert found == pytest.approx([0.0707, 0, -0.0707, 0], abs=1e-4)
-    assert 0.1 * math.exp(-0.05 / recipe.scale) == pytest.approx(0.0368, abs=1e-4)
+    assert found == pytest.approx([0.03536, 0, -0.03536, 0], abs=1e-5)
+    rewards = tuple(replace(one, reward=1 + 0.0707107 * number) for number, one in enumerate(step.rollouts))
+    apart = recipe.credit(replace(step, rollouts=rewards, readings=readings))
+    outcome = np.array([-1, -1, 1, 1]) / math.sqrt(2)
+    assert by_turn(step, apart) - outcome == pytest.approx([0.0269 * 0.7071, 0, -0.0269 * 0.7071, 0], abs=2e-4)
     shown = recipe.passes(step)["masked"].views
     assert shown is not None
     assert shown[0].segment.token_ids.tolist() == [5, 6, 7, 8, 9, 63, 63, 63, 8, 10]

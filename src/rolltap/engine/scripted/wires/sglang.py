@@ -16,7 +16,7 @@ from rolltap.errors import InvalidRequest
 
 
 class SglangGenerate:
-    """`/generate`; `incremental` as the server's flag. Without `masks` it is an older server, which ignores the wish."""
+    """`/generate`; `incremental` as the server's flag. Without `masks` it is an older server, which returns none."""
 
     path = "/generate"
 

@@ -93,7 +93,11 @@ class Generate:
             "stop_reason": None,
             "weight_versions": piece.spans,
             **(routed(plan, piece) if self._experts else {}),
-            **({"sampling_mask": [mask_of(*one) for one in zip(piece.ids, count(piece.start), strict=False)]} if self._masks else {}),
+            **(
+                {"sampling_mask": [mask_of(*one) for one in zip(piece.ids, count(piece.start), strict=False)]}
+                if self._masks
+                else {}
+            ),
         }
 
 
@@ -104,7 +108,7 @@ def check_cut(params: Reader) -> None:
 
 
 class Completions:
-    """`/v1/completions`. Text is left empty: whoever asks for ids reads ids. `experts` and `masks` as with `Generate`."""
+    """`/v1/completions`. Text is left empty: whoever asks for ids reads ids. Flags as those of `Generate`."""
 
     path = "/v1/completions"
 
