@@ -132,8 +132,8 @@ def load_optimiser(saved: Saved) -> dict[str, Any]:
 def _damaged(folder: Path, name: str, reason: object) -> CheckpointMismatch:
     summary = str(reason).splitlines()[0] if str(reason) else repr(reason)
     return CheckpointMismatch(
-        f"{folder} is not a whole checkpoint of this trainer: {name} can't be read ({summary}). Move the folder away to "
-        "go on from the one before it, or from the model if there is none"
+        f"{folder} is not a whole checkpoint of this trainer: {name} can't be read ({summary}). Move the folder away "
+        "to go on from the one before it, or from the model if there is none"
     )
 
 
