@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, logprob_of, say
-from rolltap.engine.scripted.sampling import experts_of
+from rolltap.engine.scripted.sampling import experts_of, mask_of
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.engines import ENGINES
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES
@@ -80,3 +80,25 @@ async def test_candidates_of_some_tokens_only_are_none(plane: Any) -> None:
     (row,) = await plane.rows()
     assert set(row.completion.extras) == {"routed_experts"}
     assert not row.call().trainable
+
+
+@pytest.mark.parametrize("wire", ["sglang", "vllm-masks"])
+async def test_a_cut_call_is_trained_with_its_sampling_masks(plane: Any, wire: str) -> None:
+    async with served(plane, wire, "one", sampling_mask=3, pin={"top_p": 0.8, "top_k": 3}):
+        plane.policy.learn(await plane.policy.source.engine.probe())
+        await plane.client.chat(USER)
+    call = (await plane.rows())[0].call()
+    (segment,) = reconstruct([call]).segments
+    masks = segment.extras["sampling_mask"][segment.loss_mask]
+    assert [[id for id in row if id >= 0] for row in masks.tolist()] == [
+        mask_of(token, at) for at, token in enumerate(call.output_ids.tolist())
+    ]
+
+
+async def test_a_cut_call_of_a_server_without_masks_is_named_and_not_trained(plane: Any) -> None:
+    async with served(plane, "sglang-without-masks", "one", sampling_mask=3, pin={"top_p": 0.8}):
+        plane.policy.learn(await plane.policy.source.engine.probe())
+        await plane.client.chat(USER)
+    trajectory = reconstruct([(await plane.rows())[0].call()])
+    assert not trajectory.segments or not any(segment.loss_mask.any() for segment in trajectory.segments)
+    assert [one.mask for one in trajectory.classifications] == ["sampling_truncated"]
