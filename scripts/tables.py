@@ -5,14 +5,14 @@ from __future__ import annotations
 # ruff: noqa: E501
 import json
 import re
-import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rolltap.demo.show import share
+from rolltap.demo.show import plot, share
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,9 +25,7 @@ def demo(report: dict[str, Any]) -> str:
     )
     kept = report["kept_tokens"] / report["sampled_tokens"]
     breaks = ", ".join(f"{name} {count}" for name, count in report["breaks"].items()) or "none"
-    picture = ROOT / "demo-out" / "reward.png"
-    if picture.exists():
-        shutil.copy(picture, ROOT / "docs" / "demo.png")
+    plot({run["seed"]: run["curve"] for run in report["runs"]}, report["runs"], ROOT / "docs" / "demo.png")
     return (
         "mini-swe-agent from PyPI, unmodified, on small file-system tasks; a 0.8 M-parameter model on the embedded engine; "
         "the trainer is a process of its own. Success on held-out tasks, before and after "
@@ -232,14 +230,31 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 """Marker → the report it is made from, and how."""
 
 
+def read_report(source: str) -> dict[str, Any] | None:
+    """`reports/<source>.json`. The demo's may be several, `reports/demo-<seed>.json`: their runs are put together."""
+    folder = ROOT / "reports"
+    paths = [folder / f"{source}.json", *(sorted(folder.glob("demo-*.json")) if source == "demo" else ())]
+    reports = [json.loads(path.read_text()) for path in paths if path.exists()]
+    if not reports:
+        return None
+    whole = dict(reports[0])
+    for report in reports[1:]:
+        for name in ("runs", "calls", "sampled_tokens", "kept_tokens", "rows", "merges"):
+            whole[name] = whole[name] + report[name]
+        whole["breaks"] = dict(Counter(whole["breaks"]) + Counter(report["breaks"]))
+        whole["weight_versions"] = max(whole["weight_versions"], report["weight_versions"])
+        whole["time"] = max(whole["time"], report["time"])
+    return whole
+
+
 def main() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for name, (source, table) in TABLES.items():
-        path = ROOT / "reports" / f"{source}.json"
-        if not path.exists():
-            print(f"tables: no {path.relative_to(ROOT)}; its tables stay as they are", file=sys.stderr)
+        report = read_report(source)
+        if report is None:
+            print(f"tables: no reports/{source}.json; its tables stay as they are", file=sys.stderr)
             continue
-        text = table(json.loads(path.read_text()))
+        text = table(report)
         pattern = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
         for page in pages:
             before = page.read_text()

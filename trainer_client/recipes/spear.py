@@ -5,9 +5,8 @@
     L = L_fresh + ramp(t) L_replayed        ramp(t) = (1 - cos(pi t / steps)) / 2
 
 L_fresh and L_replayed are means over their own rollouts, in one optimiser step; the released code makes two. Replayed
-groups are the newest at most `age` versions old; the median is over the last `recent` groups. `calls` are the turns
-before a rollout's last, each of which the harness answered. The released script's covariance clip acts on one token in
-5,000 and is left out. Clip .2 and .28, no KL.
+groups are at most `age` versions old; the median is over the last `recent` groups. `calls` are the turns before a
+rollout's last. The released script's covariance clip acts on one token in 5,000 and is left out. No KL.
 """
 
 from __future__ import annotations
