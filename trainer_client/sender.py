@@ -80,11 +80,11 @@ class WeightSender:
             str(self._device),
             buckets,
         )
-        pipes = self._started()
+        pipes = self._sender_process()
         assert pipes.stdin is not None
         assert pipes.stdout is not None
         try:
-            port = self._told(pipes.stdin, pipes.stdout, order)
+            port = self._open_group(pipes.stdin, pipes.stdout, order)
             feeder = threading.Thread(target=_feed, args=(pipes.stdin, weights), daemon=True)
             feeder.start()
             client.receive(policy, self._transfer(client, order, name, port))
@@ -95,8 +95,8 @@ class WeightSender:
             self.close()
             raise
 
-    def _told(self, stdin: IO[bytes], stdout: IO[bytes], order: Order) -> int:
-        """Has the process open `order`'s group; the port at which it waits for the others."""
+    def _open_group(self, stdin: IO[bytes], stdout: IO[bytes], order: Order) -> int:
+        """Has the process open the group of `order`; returns the port at which it waits for the others."""
         try:
             stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             stdin.flush()
@@ -122,7 +122,7 @@ class WeightSender:
             **client.caller,
         )
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _sender_process(self) -> subprocess.Popen[bytes]:
         """The process. It leads a session, so a terminal's interrupt does not reach it in the middle of a push."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
