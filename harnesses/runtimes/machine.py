@@ -1,19 +1,12 @@
-"""What of this machine bounds a run beside rlimits and the watchdog: the kernel's count of tasks, and cgroup v2."""
+"""What of this machine bounds a run beside rlimits and the watchdog: the kernel's count of tasks, and cgroups."""
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 
 from rolltap.harnesses.base import Limits
-
-TASKS_PER_PROCESS = 4
-"""The kernel counts threads, the watchdog processes: an honest process may have several."""
-CONTROLLERS = ("memory", "pids")
+from rolltap.harnesses.runtimes.cgroup import TASKS_PER_PROCESS, Cgroup
 
 
 def counts_tasks(release: str) -> bool:
@@ -33,38 +26,6 @@ def task_limit(limits: Limits) -> int:
     return limits.processes * TASKS_PER_PROCESS if counts_tasks(platform.release()) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroup:
-    """This process's cgroup of version 2: the controllers of `CONTROLLERS` that it has, and those that bound it.
-
-    `writable`: this user may make groups in it.
-    """
-
-    controllers: tuple[str, ...] = ()
-    bounded: tuple[str, ...] = ()
-    writable: bool = False
-
-
-def own_cgroup(process: Path = Path("/proc/self")) -> Cgroup:
-    """An empty one where there is no cgroup v2, or it can't be read."""
-    with suppress(OSError):
-        mounts = [line.split() for line in (process / "mounts").read_text().splitlines()]
-        paths = [line[3:] for line in (process / "cgroup").read_text().splitlines() if line.startswith("0::/")]
-        for mount in (Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"):
-            group = mount / paths[0].lstrip("/") if paths else mount
-            available = (group / "cgroup.controllers").read_text().split()
-            chain = [each for each in (group, *group.parents) if each.is_relative_to(mount)]
-            bounded = [name for name in CONTROLLERS if any(_is_bounded(each / f"{name}.max") for each in chain)]
-            controllers = tuple(name for name in CONTROLLERS if name in available)
-            return Cgroup(controllers, tuple(bounded), os.access(group, os.W_OK))
-    return Cgroup()
-
-
-def _is_bounded(file: Path) -> bool:
-    """The root group has no such file."""
-    return file.exists() and file.read_text().strip() != "max"
-
-
 def limits_here(cgroup: Cgroup, uid: int, release: str) -> tuple[str, str]:
     """Which limits hold for a sandboxed run of this user, and what to do for better ones ("": nothing)."""
     if not counts_tasks(release):
@@ -74,14 +35,10 @@ def limits_here(cgroup: Cgroup, uid: int, release: str) -> tuple[str, str]:
         user = "run nodes as a user of their own"
     else:
         processes, user = "kernel and watchdog", ""
-    names, bounded = " and ".join(cgroup.controllers), " and ".join(cgroup.bounded)
-    if cgroup.bounded:
-        group = f"cgroup v2 bounds {bounded}"
-    elif cgroup.controllers:
-        group = f"cgroup v2 has {names}, {'writable' if cgroup.writable else 'not writable'}, but no bound"
-    else:
-        group = "no cgroup v2 with memory or pids"
-    unbounded = len(cgroup.bounded) < len(CONTROLLERS)
-    node = "put nodes into a cgroup: systemd-run -p MemoryMax=... -p TasksMax=..." if unbounded else ""
-    state = f"files: rlimits; processes: {processes}; memory, disk: watchdog; {group}"
-    return state, "; ".join(filter(None, (user, node)))
+    if not cgroup.refusal:
+        return "files: rlimits; processes, memory: each run's cgroup and watchdog; disk: watchdog", ""
+    group = f"this process's bounds {' and '.join(cgroup.bounded)}" if cgroup.bounded else "none bounds this process"
+    state = f"files: rlimits; processes: {processes}; memory, disk: watchdog"
+    refusal = f"runs get no cgroups: {cgroup.refusal}"
+    node = "give nodes a cgroup to divide: systemd-run -p Delegate=yes rolltap node ..."
+    return f"{state}; {refusal}; {group}", "; ".join(filter(None, (user, node)))

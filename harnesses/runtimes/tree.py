@@ -1,7 +1,8 @@
 """Runs a command and ends its whole process tree, with daemons that left its group and session.
 
 Every process of a run inherits the environment variable `ROLLTAP_WORKSPACE`; ending a run kills its process group, then
-every process that has that mark, until none is left. (Linux only: the mark is read from `/proc`.)
+every process that has that mark, until none is left. (Linux only: the mark is read from `/proc`.) A run that has a
+cgroup of its own is killed by it first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import IO, NamedTuple
 
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Ending, Limits
+from rolltap.harnesses.runtimes.cgroup import RunGroup, run_group
 from rolltap.harnesses.runtimes.watchdog import WATCHDOG, WatchedRun
 
 MARK = "ROLLTAP_WORKSPACE"
@@ -58,10 +60,11 @@ async def run_tree(
     No process of the run is alive when this returns or raises.
     """
     mark = f"{MARK}={env[MARK]}".encode()
+    group = run_group(share.limits)
     try:
         with out.open("wb") as output, _readable(stdin) as standard_input:
             process = await asyncio.create_subprocess_exec(
-                *argv,
+                *(group.enter(argv) if group else argv),
                 env=dict(env),
                 cwd=cwd,
                 stdin=standard_input,
@@ -70,9 +73,10 @@ async def run_tree(
                 start_new_session=True,
                 pass_fds=pass_fds,
             )
-    except FileNotFoundError as error:
-        raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
     except OSError as error:
+        end_tree(mark, group)
+        if isinstance(error, FileNotFoundError):
+            raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
         raise RuntimeFailed(f"can't start {argv[0]!r}: {error}") from error
     run = WatchedRun(process.pid, share.limits, share.folders, lambda: kill_group(process.pid))
     WATCHDOG.watch(run)
@@ -85,12 +89,13 @@ async def run_tree(
     finally:
         WATCHDOG.leave(run)
         kill_group(process.pid)
-        await asyncio.shield(asyncio.to_thread(kill_marked, mark))
+        excess = run.excess or (group.excess() if group else "")
+        await asyncio.shield(asyncio.to_thread(end_tree, mark, group))
         await process.wait()
-        if run.excess:
+        if excess:
             with out.open("ab") as output:
-                output.write(f"\nrolltap: this run was ended: {run.excess}\n".encode())
-    return TreeEnd(code, ending, run.excess)
+                output.write(f"\nrolltap: this run took more than its share: {excess}\n".encode())
+    return TreeEnd(code, ending, excess)
 
 
 @contextmanager
@@ -105,6 +110,13 @@ def _readable(text: str) -> Iterator[IO[bytes]]:
 def kill_group(pid: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def end_tree(mark: bytes, group: RunGroup | None) -> None:
+    """Ends every process of a run, and removes its cgroup."""
+    if group is not None:
+        group.close()
+    kill_marked(mark)
 
 
 def kill_marked(mark: bytes) -> None:

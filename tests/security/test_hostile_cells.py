@@ -112,7 +112,7 @@ class HostileAgent:
 
         def run(stop: threading.Event) -> tuple[Ending, str]:
             whole = {"PATH": os.environ["PATH"], "HOME": str(job.home), **env}
-            command = ["/bin/sh", "-c", f'ulimit -n {job.limits.open_files}; exec timeout 5 "$@"', "sh", *argv]
+            command = ["/bin/sh", "-c", f'ulimit -n {job.limits.open_files}; exec timeout 60 "$@"', "sh", *argv]
             done = subprocess.run(command, cwd=job.workdir, env=whole, capture_output=True, check=False)
             return (Ending.CRASHED if done.returncode else Ending.DONE), done.stdout.decode(errors="replace")
 
@@ -195,7 +195,7 @@ class Suite:
         task = Task("calc", "Fix add.")
         group = await client.open_group(task, policy=POLICY, n=1)
         made = kept.create(RuntimeOptions(places, needs=settings.needs))
-        limits = replace(Limits(agent_s=30), **case.limits)
+        limits = replace(Limits(agent_s=120), **case.limits)
         assignment = Assignment(task, Files(PROJECT), hostile, made, evaluator, limits)
         await RolloutRunner(client).run(ClaimedRollout(group.rollout_ids[0]), assignment)
         rollout = await client.get(f"/rollouts/{group.rollout_ids[0]}")
