@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from rolltap.contract.admin import NewTask, SubmitTasks
 from rolltap.contract.annotations import AnnotateLease, CallAnnotation
 from rolltap.proxy.planes import _app
-from rolltap.proxy.routes import slices
+from rolltap.proxy.routes import cutting, slices
+from rolltap.proxy.routes.cutting import cut
 from rolltap.proxy.routes.slices import sliced
 from rolltap.proxy.routes.values import check_values
 
@@ -132,3 +137,93 @@ async def test_others_run_while_it_is_read(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     route_class, sent, path = READ_IN_SLICES[name]
     assert await turns_beside(route_class, sent, path) > await turns_beside(None, sent, path) + MANY // 2
+
+
+SMALL_ITEMS = 4 << 20
+TINY = {
+    "numbers": b'{"tasks": [' + b"1," * (SMALL_ITEMS // 2) + b"1]}",
+    "objects": b'{"tasks": [' + b"{}," * (SMALL_ITEMS // 3) + b"{}]}",
+    "fields": b"{" + b",".join(b'"%x":1' % number for number in range(SMALL_ITEMS // 8)) + b"}",
+    "escapes": b'{"tasks": ["' + b'\\"' * (SMALL_ITEMS // 2) + b'", 1]}',
+    "lists of lists": b'{"tasks": [' + (b"[" + b"[]," * 50_000 + b"[]],") * (SMALL_ITEMS // 150_000) + b"1]}",
+    "no end": b'{"tasks": [' + b"[" * SMALL_ITEMS,
+    "spaces": b'{"tasks": [' + b" " * SMALL_ITEMS + b"1]}",
+}
+HELD_S = 0.25
+"""Processor time, so that a busy machine is no reason. In one piece the first of these took 0.9 s on a quiet core."""
+
+
+@pytest.mark.parametrize("name", TINY)
+async def test_the_smallest_items_hold_nobody(name: str) -> None:
+    """4 MB of them: what they are cut into, decoded and refused in short steps, or not at all."""
+    longest, last = 0.0, time.thread_time()
+
+    async def other() -> None:
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            longest, last = max(longest, now - last), now
+
+    running = asyncio.create_task(other())
+    status, _ = await posted(sliced({"tasks": NewTask}), TINY[name])
+    running.cancel()
+    assert status in (400, 413)
+    assert longest < HELD_S
+
+
+SOUND = [
+    '{"a": 1, "tasks": [], "b": [{"c": "}]"}], "tasks": [1, [2], "x,]", {"y": {}}] }',
+    '{"tasks" : [ "\\"", "\\\\", "\u00e9" ] , "a":{}}',
+    "{}",
+    ' {"a": "b"}\n',
+]
+UNSOUND = [
+    "",
+    "[]",
+    "{",
+    '{"a"}',
+    '{"a": 1,}',
+    '{"a": 1} x',
+    '{"tasks": [1,]}',
+    '{"tasks": [1}',
+    '{"a": "x',
+    "{1: 2}",
+    "{,}",
+]
+
+
+def put_together(text: str) -> dict[str, Any]:
+    """The parts of a body."""
+    fields = slices._Fields(text.encode("utf-8", "surrogatepass"), {"tasks": TypeAdapter(Any)})
+    for part in cut(fields._raw, fields.lists):
+        fields.take(part)
+    return fields.body
+
+
+@pytest.mark.parametrize("text", SOUND)
+def test_the_parts_are_the_body(text: str) -> None:
+    assert put_together(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", UNSOUND)
+def test_what_is_not_sound_is_not_cut(text: str) -> None:
+    with pytest.raises(ValueError):
+        put_together(text)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9999, 9999) | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+)
+
+
+@settings(max_examples=50)
+@given(VALUES, st.integers(8, 64))
+def test_any_sound_body_is_cut_into_itself(value: Any, step: int) -> None:
+    body = {"tasks": [value, [value]], "other": value}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cutting, "STEP_BYTES", step)
+        for text in (json.dumps(body), json.dumps(body, ensure_ascii=False, indent=1)):
+            assert put_together(text) == body
