@@ -1,4 +1,4 @@
-"""Limits of runs by real cgroups: `tests/security/in_vm.sh`, or by name as the only process of a delegated cgroup v2.
+"""Limits of runs by real cgroups: run it by name, as the only process of a cgroup (version 2) that is delegated to it.
 
 Not collected with the rest: where there are no such cgroups it has nothing to say.
 """
