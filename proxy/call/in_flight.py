@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rolltap.proxy.call.policies import Policy
     from rolltap.proxy.sessions.session_cache import LiveSession
 
+KINDS = frozenset(CallKind)
+
 SESSION_KINDS = {"judge": CallKind.JUDGE, "simulator": CallKind.SIMULATOR}
 """The kind of all calls of a session, by the session's tag `kind`: an evaluator's judge, or a simulated user."""
 
@@ -187,7 +189,7 @@ def kind_of(session: Session, trainable: bool, request: ChatRequest) -> CallKind
         return kind
     if not trainable:
         return CallKind.AUXILIARY
-    return CallKind(request.hints.kind) if request.hints.kind in set(CallKind) else CallKind.MAIN
+    return CallKind(request.hints.kind) if request.hints.kind in KINDS else CallKind.MAIN
 
 
 def _finish(outcome: Outcome, choice: Choice | None) -> Finish:

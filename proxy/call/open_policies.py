@@ -34,9 +34,9 @@ def open_policies(
         if engine.kind == "passthrough":
             vendors[name] = open_vendor(name, engine, http, known_dialects())
         elif is_chat_engine(engine.kind):
-            upstreams[name] = open_chat_engine(name, engine, http)
+            upstreams[name] = open_chat_engine(name, engine)
         else:
-            token_engines[name] = open_engine(name, engine, http)
+            token_engines[name] = open_engine(name, engine)
     policies: dict[str, Policy] = {}
     relaying: dict[str, PassthroughSource] = {}
     for name, policy in settings.policies.items():

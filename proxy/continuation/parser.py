@@ -99,10 +99,11 @@ class ReplyParser:
 
     def feed(self, ids: Sequence[int]) -> list[ReplyEvent]:
         """Takes new ids; returns the events that they complete. Ignores ids once the reply is `over`."""
-        if not self._stop and self._channel != "opaque" and self._plain(ids):
+        text_ids = ids[:-1] if ids and ids[-1] in self._stop_ids else ids  # the stop token has no text
+        if not self._stop and self._channel != "opaque" and self._plain(text_ids):
             self._ids += ids
-            self._run += ids
-            self.reasoning_ids += len(ids) if self._channel == "reasoning" else 0
+            self._run += text_ids
+            self.reasoning_ids += len(text_ids) if self._channel == "reasoning" else 0
             return self._drain()
         events: list[ReplyEvent] = []
         markers = self._renderer.markers

@@ -292,6 +292,8 @@ def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -
     quoted = []
     for node in list(forest.nodes.values())[-QUOTABLE_CALLS:]:
         text = node.reply.text if node.reply is not None else ""
+        if len(text) < SUMMARY_MIN_CHARACTERS:
+            continue
         inner = SUMMARY_TAG.search(text)
         passages = [text.strip(), *([inner["text"].strip()] if inner is not None else [])]
         texts = others if same_beginning or node.frame == frame else [*others, *own]

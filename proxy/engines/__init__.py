@@ -22,15 +22,11 @@ from rolltap.settings import EngineSettings
 
 
 class MakeEngine(Protocol):
-    def __call__(
-        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries
-    ) -> Engine: ...
+    def __call__(self, name: str, settings: EngineSettings, *, retries: Retries) -> Engine: ...
 
 
 class MakeChatEngine(Protocol):
-    def __call__(
-        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries
-    ) -> ChatEngine: ...
+    def __call__(self, name: str, settings: EngineSettings, *, retries: Retries) -> ChatEngine: ...
 
 
 ENTRY_POINTS, CHAT_ENTRY_POINTS = "rolltap.engines", "rolltap.chat_engines"
@@ -56,7 +52,7 @@ def is_chat_engine(kind: str) -> bool:
     return kind in known_names(CHAT_ENGINES, CHAT_ENTRY_POINTS)
 
 
-def open_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> Engine:
+def open_engine(name: str, settings: EngineSettings) -> Engine:
     """The client for an engine's settings; a pool if they list several replicas.
 
     Raises `ConfigError` for an unknown kind or a URL that is not http(s).
@@ -66,19 +62,19 @@ def open_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession
     if settings.kind in ENGINES:  # a package's own kind may have other addresses
         urls = [server_url(url, f"engines.{name}.url") for url in urls]
     if len(urls) == 1:
-        return make(name, settings, http, retries=DEFAULT_RETRIES)
+        return make(name, settings, retries=DEFAULT_RETRIES)
     if not urls:
         raise ConfigError(f"engines.{name}.url: name at least one server")
     replicas = [settings.model_copy(update={"url": url}) for url in urls]
-    return EnginePool(name, [make(f"{name}[{at}]", one, http, retries=ONCE) for at, one in enumerate(replicas)])
+    return EnginePool(name, [make(f"{name}[{at}]", one, retries=ONCE) for at, one in enumerate(replicas)])
 
 
-def open_chat_engine(name: str, settings: EngineSettings, http: aiohttp.ClientSession) -> ChatEngine:
+def open_chat_engine(name: str, settings: EngineSettings) -> ChatEngine:
     """The client of a chat upstream (capture mode); `ConfigError` for an unknown kind, or no http(s) URL."""
     make = _maker(name, settings.kind, CHAT_ENGINES, CHAT_ENTRY_POINTS)
     if settings.kind in CHAT_ENGINES:
         server_url(settings.url, f"engines.{name}.url")
-    return make(name, settings, http, retries=DEFAULT_RETRIES)
+    return make(name, settings, retries=DEFAULT_RETRIES)
 
 
 def _maker(name: str, kind: str, registry: Mapping[str, M], group: str) -> M:

@@ -8,7 +8,7 @@
     no answer in time                     EngineTimeout
     an answer that breaks its protocol    EngineProtocolError
 
-The process has one connection pool. Redirects are never followed. Ending a stream early closes its connection at once,
+Each server has connections of its own. Redirects are never followed. Ending a stream early closes its connection at once,
 which tells the model server to stop.
 """
 
@@ -20,10 +20,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import aiohttp
 import msgspec
-from cachetools import LRUCache
-from yarl import URL
 
 from rolltap.errors import (
     ContextOverflow,
@@ -35,6 +32,7 @@ from rolltap.errors import (
     RateLimited,
     RolltapError,
 )
+from rolltap.proxy.engines.connections import ConnectionBroken, Connections, Response
 from rolltap.proxy.engines.prompts import written
 from rolltap.proxy.engines.sse import SseParser
 from rolltap.settings import EngineSettings
@@ -46,6 +44,7 @@ END_WAIT_S = 1.0
 """Seconds for a finished stream to end its HTTP body, so that its connection can be reused."""
 
 MAX_RETRY_AFTER_S = 3600.0
+MAX_ERROR_BYTES = 65_536
 SLOWEST_TOKENS_PER_S = 10.0
 """The time limit of a reply that arrives in one piece is its first-token limit plus `max_tokens` at this rate."""
 
@@ -76,16 +75,15 @@ class _Models(msgspec.Struct):
 class EngineHttp:
     """One server's HTTP: `name` is for messages, `base` its URL without a trailing `/v1`."""
 
-    def __init__(self, name: str, settings: EngineSettings, session: aiohttp.ClientSession) -> None:
+    def __init__(self, name: str, settings: EngineSettings) -> None:
         self.name = name
         self.base = settings.url.strip().rstrip("/").removesuffix("/v1")
-        self._session = session
         self._first_byte_s = settings.first_byte_s
         self._idle_s = settings.idle_s
-        self._headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json"}
         if settings.api_key:
-            self._headers["authorization"] = f"Bearer {settings.api_key}"
-        self._urls: LRUCache[str, URL] = LRUCache(64)
+            headers["authorization"] = f"Bearer {settings.api_key}"
+        self._connections = Connections(self.base, headers)
         self._background: set[asyncio.Task[None]] = set()
 
     async def json(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
@@ -115,11 +113,13 @@ class EngineHttp:
         try:
             async with asyncio.timeout(limit):
                 response = await self._request(method, path, body, headers or {})
-                async with response:
+                try:
                     return await response.read()
+                finally:
+                    response.release()
         except TimeoutError:
             raise EngineTimeout(f"engine {self.name}: {path} took over {limit:g} s") from None
-        except aiohttp.ClientError as error:
+        except ConnectionBroken as error:
             raise self._lost(error) from error
 
     async def optional(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
@@ -151,7 +151,7 @@ class EngineHttp:
         Also returns when `take` returns False. Closes the connection unless the answer was read to its end.
         """
         response = await self._open(path, body, headers or {})
-        silence = Silence(response, self._first_byte_s)
+        silence = Silence(response.read_some, response.close, self._first_byte_s)
         parser = SseParser()
         begun = False
         try:
@@ -172,16 +172,13 @@ class EngineHttp:
                     return
             if parser.pending:
                 raise EngineProtocolError(f"engine {self.name}: the stream ended inside an event")
-        except aiohttp.ClientError as error:
+        except ConnectionBroken as error:
             if silence.fired:
                 raise EngineTimeout(f"engine {self.name} was silent for {silence.limit_s:g} s") from None
             raise self._lost(error) from error
         finally:
             silence.stop()
-            if response.content.at_eof():
-                response.release()
-            else:
-                response.close()
+            response.release()
 
     def soon(self, path: str, body: Any) -> None:
         """Sends a call (an abort) in the background. Its failure is only logged."""
@@ -190,8 +187,9 @@ class EngineHttp:
         task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """Waits for background calls. Does not close the process's connection pool."""
+        """Waits for background calls, and closes the idle connections."""
         await asyncio.gather(*self._background)
+        self._connections.close()
 
     async def _quietly(self, path: str, body: Any) -> None:
         try:
@@ -199,13 +197,13 @@ class EngineHttp:
         except RolltapError as error:
             log.debug("engine %s: %s failed: %s", self.name, path, error)
 
-    async def _open(self, path: str, body: Any, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _open(self, path: str, body: Any, headers: Mapping[str, str]) -> Response:
         try:
             async with asyncio.timeout(self._first_byte_s):
                 response = await self._request("POST", path, body, headers)
         except TimeoutError:
             raise EngineTimeout(f"engine {self.name} did not begin within {self._first_byte_s:g} s") from None
-        except aiohttp.ClientError as error:
+        except ConnectionBroken as error:
             raise self._lost(error) from error
         kind = response.headers.get("content-type", "")
         if not kind.startswith("text/event-stream"):
@@ -213,34 +211,23 @@ class EngineHttp:
             raise EngineProtocolError(f"engine {self.name}: {path} answered {kind or 'nothing'}, not a stream")
         return response
 
-    async def _request(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _request(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Response:
         """The head of an answer with status 200. Any other status raises."""
-        response = await self._session.request(
-            method,
-            self._url(path),
-            data=None if body is None else encoder.encode(body),
-            headers={**self._headers, **headers},
-            allow_redirects=False,
-        )
+        content = b"" if body is None else encoder.encode(body)
+        response = await self._connections.request(method, path, content, headers)
         if response.status == 200:
             return response
-        async with response:
-            text = (await response.content.read(65_536)).decode("utf-8", "replace")
+        try:
+            text = (await response.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
+        finally:
+            response.release()
         raise self._failure(path, response, text)
 
-    def _url(self, path: str) -> URL:
-        """The URL of a path (cached)."""
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = URL(self.base + path)
-        return url
-
-    def _failure(self, path: str, response: aiohttp.ClientResponse, text: str) -> RolltapError:
+    def _failure(self, path: str, response: Response, text: str) -> RolltapError:
         return failure(self.name, path, response.status, error_text(text), response.headers.get("retry-after"))
 
-    def _lost(self, error: aiohttp.ClientError) -> EngineUnavailable:
-        what = str(error) or type(error).__name__
-        return EngineUnavailable(f"engine {self.name} at {self.base} can't be reached or broke off: {what}")
+    def _lost(self, error: ConnectionBroken) -> EngineUnavailable:
+        return EngineUnavailable(f"engine {self.name} at {self.base} can't be reached or broke off: {error}")
 
 
 def failure(name: str, path: str, status: int, message: str, retry_after: str | None = None) -> RolltapError:
@@ -287,28 +274,27 @@ def _seconds(retry_after: str | None) -> float | None:
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None
 
 
-async def _reach_end(response: aiohttp.ClientResponse) -> None:
+async def _reach_end(response: Response) -> None:
     """Reads after `[DONE]` to the body's end, for a short time, so that the connection can be reused."""
-    if response.content.at_eof():
-        return
     try:
         async with asyncio.timeout(END_WAIT_S):
-            while await response.content.readany():
+            while await response.read_some():
                 pass
     except TimeoutError:
         return
 
 
 class Silence:
-    """Reads a response and closes it when a read takes longer than `limit_s`.
+    """Reads a reply with `read` and calls `close` when a read takes longer than `limit_s`.
 
     One timer per stream, which is restarted only when it fires, so a read costs only reading the clock.
     """
 
-    __slots__ = ("_loop", "_response", "_timer", "_waiting_since", "fired", "limit_s")
+    __slots__ = ("_close", "_loop", "_read", "_timer", "_waiting_since", "fired", "limit_s")
 
-    def __init__(self, response: aiohttp.ClientResponse, limit_s: float) -> None:
-        self._response = response
+    def __init__(self, read: Callable[[], Awaitable[bytes]], close: Callable[[], object], limit_s: float) -> None:
+        self._read = read
+        self._close = close
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
         self.fired = False
@@ -323,7 +309,7 @@ class Silence:
     async def read(self) -> bytes:
         self._waiting_since = self._loop.time()
         try:
-            return await self._response.content.readany()
+            return await self._read()
         finally:
             self._waiting_since = None
 
@@ -338,4 +324,4 @@ class Silence:
             self._timer = self._loop.call_later(left, self._look)
         else:
             self.fired = True
-            self._response.close()
+            self._close()

@@ -12,7 +12,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 
@@ -54,11 +53,9 @@ class LlamaCppEngine:
     kind = "llamacpp"
     receiver = None
 
-    def __init__(
-        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES
-    ) -> None:
+    def __init__(self, name: str, settings: EngineSettings, *, retries: Retries = DEFAULT_RETRIES) -> None:
         self.name = name
-        self._http = EngineHttp(name, settings, session)
+        self._http = EngineHttp(name, settings)
         self._retries = retries
 
     async def probe(self) -> EngineFacts:

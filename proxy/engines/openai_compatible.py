@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import aiohttp
 import numpy as np
 
 from rolltap.errors import EngineProtocolError, EngineRefused
@@ -36,11 +35,9 @@ class OpenAiCompatibleEngine:
     kind = "openai_compatible"
     receiver = None
 
-    def __init__(
-        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES
-    ) -> None:
+    def __init__(self, name: str, settings: EngineSettings, *, retries: Retries = DEFAULT_RETRIES) -> None:
         self.name = name
-        self._http = EngineHttp(name, settings, session)
+        self._http = EngineHttp(name, settings)
         self._retries = retries
         self._way = 0
         self._weights_path: str | None = None

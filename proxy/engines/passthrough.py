@@ -164,7 +164,7 @@ class PassthroughUpstream:
         Raises `EngineUnavailable` or `EngineTimeout` only if there is no reply, also while reading `chunks`.
         """
         response = await self._open(request)
-        silence = Silence(response, self._idle_s)
+        silence = Silence(response.content.readany, response.close, self._idle_s)
         reply = NativeReply(response.status, _kept(response), _nothing())
         reply.chunks = self._chunks(request, silence, reply)
         try:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 
@@ -84,11 +83,9 @@ class SglangEngine:
 
     kind = "sglang"
 
-    def __init__(
-        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES
-    ) -> None:
+    def __init__(self, name: str, settings: EngineSettings, *, retries: Retries = DEFAULT_RETRIES) -> None:
         self.name = name
-        self._http = EngineHttp(name, settings, session)
+        self._http = EngineHttp(name, settings)
         self.receiver = SglangReceiver(name, self._http)
         self._retries = retries
         self._running = 0

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import aiohttp
-
 from rolltap.contract.trainer import TokenScores
 from rolltap.errors import EngineRefused, EngineUnavailable
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleRequest, ScoreRequest, Take
@@ -32,11 +30,9 @@ class VllmEngine:
 
     kind = "vllm"
 
-    def __init__(
-        self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, *, retries: Retries = DEFAULT_RETRIES
-    ) -> None:
+    def __init__(self, name: str, settings: EngineSettings, *, retries: Retries = DEFAULT_RETRIES) -> None:
         self.name = name
-        self._http = EngineHttp(name, settings, session)
+        self._http = EngineHttp(name, settings)
         self.receiver = VllmReceiver(name, self._http, whole=settings.kind == "rolltap")
         self._retries = retries
         self._structured_output = settings.kind != "rolltap"  # the embedded engine has no grammars

@@ -1,8 +1,8 @@
 """What this process has done since it started, for Prometheus.
 
 Counted as calls pass, never read from the store. The children of labelled metrics are looked up once and kept: on the
-path of a call a count is a dictionary look-up and an addition under a lock. Several processes are summed by whoever
-scrapes them.
+path of a call a count is a dictionary look-up and an addition under a lock. Durations are counted without one
+(`durations.py`). Several processes are summed by whoever scrapes them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from rolltap.calllog.annotations import AnnotationLine
+from rolltap.proxy.metrics.durations import Durations
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the buckets that calls' durations fall into."""
@@ -27,17 +28,15 @@ disable_created_metrics()
 CountedSend = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 """Wraps an ASGI `send`."""
 
-M = TypeVar("M", Counter, Histogram)
 
+class LabelledCounter:
+    """A counter whose children are kept by their labels."""
 
-class Bound(Generic[M]):
-    """A labelled metric whose children are kept."""
-
-    def __init__(self, metric: M) -> None:
+    def __init__(self, metric: Counter) -> None:
         self._metric = metric
-        self._children: dict[tuple[str, ...], M] = {}
+        self._children: dict[tuple[str, ...], Counter] = {}
 
-    def __getitem__(self, labels: tuple[str, ...]) -> M:
+    def __getitem__(self, labels: tuple[str, ...]) -> Counter:
         child = self._children.get(labels)
         if child is None:
             child = self._children[labels] = self._metric.labels(*labels)
@@ -83,32 +82,24 @@ class Metrics:
         self._in_flight = Gauge(
             "rolltap_calls_in_flight", "Calls between intent and completion.", registry=self.registry
         )
-        self._seconds = Histogram(
-            "rolltap_call_seconds",
-            "From a call's intent to its durable completion.",
-            registry=self.registry,
-            buckets=SECONDS,
+        self._seconds = self._durations(
+            "rolltap_call_seconds", "From a call's intent to its durable completion.", "", SECONDS
         )
-        self._first_token = self._histogram(
+        self._first_token = self._durations(
             "rolltap_first_token_seconds", "From a call's arrival to its first sampled token.", "policy"
         )
-        self._stages = self._histogram(
+        self._stages = self._durations(
             "rolltap_call_stage_seconds",
             "Stages of a call: admit, plan, intent (the store), engine, completion (the store).",
             "stage",
         )
-        self.loop_lag = Histogram(
-            "rolltap_event_loop_lag_seconds",
-            "How late the event loop woke a timer.",
-            registry=self.registry,
-            buckets=QUICK_SECONDS,
-        )
+        self.loop_lag = self._durations("rolltap_event_loop_lag_seconds", "How late the event loop woke a timer.", "")
 
-    def _counter(self, name: str, what: str, *labels: str) -> Bound[Counter]:
-        return Bound(Counter(name, what, labels, registry=self.registry))
+    def _counter(self, name: str, what: str, *labels: str) -> LabelledCounter:
+        return LabelledCounter(Counter(name, what, labels, registry=self.registry))
 
-    def _histogram(self, name: str, what: str, *labels: str) -> Bound[Histogram]:
-        return Bound(Histogram(name, what, labels, registry=self.registry, buckets=QUICK_SECONDS))
+    def _durations(self, name: str, what: str, label: str, bounds: Sequence[float] = QUICK_SECONDS) -> Durations:
+        return Durations(self.registry, name, what, label, bounds)
 
     def began(self, policy: str, break_reason: str | None) -> None:
         """A call's intent was written."""
@@ -143,10 +134,10 @@ class Metrics:
 
     def stage(self, name: str, since: float) -> None:
         """A stage that began at `since` (`time.perf_counter`) is over."""
-        self._stages[(name,)].observe(time.perf_counter() - since)
+        self._stages.observe(time.perf_counter() - since, name)
 
     def first_token(self, policy: str, seconds: float) -> None:
-        self._first_token[(policy,)].observe(seconds)
+        self._first_token.observe(seconds, policy)
 
     def counted(self, plane: str) -> CountedSend:
         """Wraps an ASGI `send` so that the status of each reply of `plane` is counted."""

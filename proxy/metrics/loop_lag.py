@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from prometheus_client import Histogram
+from rolltap.proxy.metrics.durations import Durations
 
 EVERY_S = 0.5
 
 
-async def watch_loop(lag: Histogram) -> None:
+async def watch_loop(lag: Durations) -> None:
     """Observes for ever by how much each timer is late."""
     while True:
         due = time.perf_counter() + EVERY_S

@@ -45,8 +45,9 @@ class Keyring:
     def root(self, key: str) -> Caller | None:
         """The caller with this key of the settings. Compares all of them, so the time leaks nothing."""
         match: Caller | None = None
+        presented = key.encode()
         for caller, known in self._roots:
-            if known and hmac.compare_digest(known, key.encode()):
+            if known and hmac.compare_digest(known, presented):
                 match = caller
         return match
 

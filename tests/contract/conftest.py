@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -96,18 +95,12 @@ async def world(database: Database) -> World:
     return world
 
 
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        yield session
-
-
 @pytest.fixture(params=WIRES)
-def start_any(request: pytest.FixtureRequest, http: aiohttp.ClientSession) -> Start:
-    return starter(request.param, http)
+def start_any(request: pytest.FixtureRequest) -> Start:
+    return starter(request.param)
 
 
 @pytest.fixture(params=STREAMING)
-def start(request: pytest.FixtureRequest, http: aiohttp.ClientSession) -> Start:
+def start(request: pytest.FixtureRequest) -> Start:
     """Servers that stream, and take new weights."""
-    return starter(request.param, http)
+    return starter(request.param)

@@ -7,8 +7,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-
 from rolltap.engine.scripted import Reply, ScriptedEngine, Turn, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError
@@ -81,7 +79,7 @@ class World:
 Start = Callable[..., AbstractAsyncContextManager[World]]
 
 
-def starter(wire: str, http: aiohttp.ClientSession) -> Start:
+def starter(wire: str) -> Start:
     """Starts worlds: the turns that every prompt gets (or a function that says them), and the client's settings."""
     kind: Any = {**WIRES, **EXPERTS, **MASKS}[wire]
 
@@ -90,7 +88,7 @@ def starter(wire: str, http: aiohttp.ClientSession) -> Start:
         script: Any = turns[0] if callable(turns[0]) else say(*turns)  # type: ignore[arg-type]
         async with ScriptedEngine(script, FOLDER, wire=wire.rpartition(":")[2], context=context, mode=mode) as server:
             settled = EngineSettings(kind=kind, url=server.url, **settings)
-            client = maker(kind)("main", settled, http, retries=Retries(first_wait_s=0))
+            client = maker(kind)("main", settled, retries=Retries(first_wait_s=0))
             yield World(server, client)
             await client.close()
 

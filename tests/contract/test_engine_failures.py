@@ -9,7 +9,6 @@ import asyncio
 import time
 from typing import Any
 
-import aiohttp
 import pytest
 
 from rolltap.engine.scripted import Fault, Prompt, Turn
@@ -159,7 +158,7 @@ async def test_wanting_no_more_cancels(start: Start):
         assert entry.outcome == "cancelled"
 
 
-async def test_a_server_that_is_down(http: aiohttp.ClientSession, start_any: Start):
+async def test_a_server_that_is_down(start_any: Start):
     async with start_any(TURN) as world:
         pass
     with pytest.raises(EngineUnavailable, match="can't be reached"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import aiohttp
 import pytest
 
 from rolltap.engine.scripted import Fault, Turn
@@ -22,8 +21,8 @@ def test_which_engines_score() -> None:
 
 @pytest.mark.parametrize("wire", SCORING)
 @pytest.mark.parametrize("start", [1, 3])
-async def test_every_wanted_id_has_its_log_prob(http: aiohttp.ClientSession, wire: str, start: int) -> None:
-    async with starter(wire, http)(TURN) as world:
+async def test_every_wanted_id_has_its_log_prob(wire: str, start: int) -> None:
+    async with starter(wire)(TURN) as world:
         assert isinstance(world.engine, Scorer)
         scores = await world.engine.score(ScoreRequest("s", "scripted", PROMPT, start))
         assert world.server.journal.entries[0].prompt_ids == PROMPT
@@ -32,8 +31,8 @@ async def test_every_wanted_id_has_its_log_prob(http: aiohttp.ClientSession, wir
 
 
 @pytest.mark.parametrize("wire", SCORING)
-async def test_the_likeliest_candidates_come_first(http: aiohttp.ClientSession, wire: str) -> None:
-    async with starter(wire, http)(TURN) as world:
+async def test_the_likeliest_candidates_come_first(wire: str) -> None:
+    async with starter(wire)(TURN) as world:
         assert isinstance(world.engine, Scorer)
         scores = await world.engine.score(ScoreRequest("s", "scripted", PROMPT, 2, top_logprobs=3))
     for token, own, ids, values in zip(PROMPT[2:], scores.logprobs, scores.top_ids, scores.top_logprobs, strict=True):
@@ -43,8 +42,8 @@ async def test_the_likeliest_candidates_come_first(http: aiohttp.ClientSession, 
 
 @pytest.mark.parametrize("wire", SCORING)
 @pytest.mark.parametrize("kind", ["nan_logprobs", "short_logprobs"])
-async def test_a_score_is_never_made_up(http: aiohttp.ClientSession, wire: str, kind: str) -> None:
-    async with starter(wire, http)(Turn(ids=TURN.ids, fault=Fault(kind=kind, after=0))) as world:  # type: ignore[arg-type]
+async def test_a_score_is_never_made_up(wire: str, kind: str) -> None:
+    async with starter(wire)(Turn(ids=TURN.ids, fault=Fault(kind=kind, after=0))) as world:  # type: ignore[arg-type]
         assert isinstance(world.engine, Scorer)
         with pytest.raises(EngineProtocolError):
             await world.engine.score(ScoreRequest("s", "scripted", PROMPT, 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from rolltap.engine.scripted import Turn
@@ -58,9 +57,9 @@ def adapter_in(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("wire", ["vllm", "vllm-completions"])
-async def test_an_adapter_is_loaded_in_place_of_the_former(http: aiohttp.ClientSession, wire: str, tmp_path: Path):
+async def test_an_adapter_is_loaded_in_place_of_the_former(wire: str, tmp_path: Path):
     first, second = adapter_in(tmp_path / "first"), adapter_in(tmp_path / "second")
-    async with starter(wire, http)(Turn(ids=TURN.ids, hold=2)) as world:
+    async with starter(wire)(Turn(ids=TURN.ids, hold=2)) as world:
         await world.engine.load_weights(first, 6, "policy")
         sampling = asyncio.create_task(world.sample(model="policy"))
         await world.server.journal.until(lambda entries: any(len(entry.output) == 2 for entry in entries))
@@ -77,11 +76,9 @@ async def test_an_adapter_is_loaded_in_place_of_the_former(http: aiohttp.ClientS
 
 
 @pytest.mark.parametrize("name", ["policy", "scripted"])
-async def test_an_adapter_that_can_not_be_loaded_leaves_the_former(
-    http: aiohttp.ClientSession, name: str, tmp_path: Path
-):
+async def test_an_adapter_that_can_not_be_loaded_leaves_the_former(name: str, tmp_path: Path):
     adapter = adapter_in(tmp_path / "adapter")
-    async with starter("vllm", http)(TURN) as world:
+    async with starter("vllm")(TURN) as world:
         await world.engine.load_weights(adapter, 6, "policy")
         path = str(tmp_path / "missing") if name == "policy" else adapter
         with pytest.raises(EngineRefused, match=rf"adapter '{name}' serves as before"):
@@ -89,15 +86,15 @@ async def test_an_adapter_that_can_not_be_loaded_leaves_the_former(
         assert (world.server.weights.adapters, world.server.weights.version) == ({"policy": adapter}, "6")
 
 
-async def test_a_server_that_loads_no_adapters_needs_its_flags(http: aiohttp.ClientSession):
-    async with starter("sglang", http)(TURN) as world:
+async def test_a_server_that_loads_no_adapters_needs_its_flags():
+    async with starter("sglang")(TURN) as world:
         settings = EngineSettings(kind="vllm", url=world.server.url)
         with pytest.raises(EngineRefused, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
-            await ENGINES["vllm"]("main", settings, http, retries=Retries()).load_weights("folder", 7, "policy")
+            await ENGINES["vllm"]("main", settings, retries=Retries()).load_weights("folder", 7, "policy")
 
 
-async def test_only_vllm_loads_adapters(http: aiohttp.ClientSession, tmp_path: Path):
-    async with starter("sglang", http)(TURN) as world:
+async def test_only_vllm_loads_adapters(tmp_path: Path):
+    async with starter("sglang")(TURN) as world:
         with pytest.raises(EngineRefused, match="by vLLM only; push merged weights"):
             await world.engine.load_weights(adapter_in(tmp_path / "adapter"), 1, "policy")
 

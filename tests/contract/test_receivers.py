@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import httpx
 import pytest
 import torch
@@ -59,13 +58,12 @@ class Plane:
         asyncio.run(self._with(both))
 
     async def _with(self, work: Any) -> Any:
-        async with aiohttp.ClientSession() as http:
-            engine = open_engine("main", self.settings, http)
-            assert engine.receiver is not None
-            try:
-                return await work(engine.receiver)
-            finally:
-                await engine.close()
+        engine = open_engine("main", self.settings)
+        assert engine.receiver is not None
+        try:
+            return await work(engine.receiver)
+        finally:
+            await engine.close()
 
 
 @pytest.fixture(scope="module")

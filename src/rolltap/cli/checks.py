@@ -67,11 +67,17 @@ async def _check_engine(
 ) -> list[Finding]:
     what = f"engine {name}"
     try:
-        facts = await _open(name, engine, http).probe()
+        client = _open(name, engine, http)
+    except ConfigError as error:
+        return [Finding(what, "broken", error.message, healthy=False)]
+    try:
+        facts = await client.probe()
     except ConfigError as error:
         return [Finding(what, "broken", error.message, healthy=False)]
     except (EngineError, RateLimited) as error:
         return [Finding(what, "down", error.message, healthy=False)]
+    finally:
+        await client.close()
     can_do = [
         f"{facts.kind}, models {', '.join(facts.models)}" if facts.models else facts.kind,
         f"context {facts.max_context or 'unknown'}",
@@ -103,4 +109,4 @@ def _open(
 ) -> Engine | ChatEngine | PassthroughUpstream:
     if settings.kind == "passthrough":
         return open_vendor(name, settings, http, known_dialects())
-    return (open_chat_engine if is_chat_engine(settings.kind) else open_engine)(name, settings, http)
+    return (open_chat_engine if is_chat_engine(settings.kind) else open_engine)(name, settings)

@@ -39,12 +39,12 @@ def chat_call(*messages: Message, sampling: Sampling = SAMPLING, **fields: Any) 
     return ChatCall("call", "scripted", chat, sampling, session_id="s")
 
 
-def client(server: ScriptedEngine, http: aiohttp.ClientSession) -> ChatEngine:
-    return open_chat_engine("up", EngineSettings.model_validate({"kind": "openai_compatible", "url": server.url}), http)
+def client(server: ScriptedEngine) -> ChatEngine:
+    return open_chat_engine("up", EngineSettings.model_validate({"kind": "openai_compatible", "url": server.url}))
 
 
-async def ask(server: ScriptedEngine, http: aiohttp.ClientSession, call: ChatCall | None = None) -> list[ChatChunk]:
-    return await collect(client(server, http).chat, call or chat_call())
+async def ask(server: ScriptedEngine, call: ChatCall | None = None) -> list[ChatChunk]:
+    return await collect(client(server).chat, call or chat_call())
 
 
 def said(chunks: list[ChatChunk]) -> tuple[str, str, dict[int, tuple[str, str]]]:
@@ -56,9 +56,9 @@ def said(chunks: list[ChatChunk]) -> tuple[str, str, dict[int, tuple[str, str]]]
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
-async def test_the_reply_and_its_tokens(wire: str, http: aiohttp.ClientSession):
+async def test_the_reply_and_its_tokens(wire: str):
     async with ScriptedEngine(say(TURN), FOLDER, wire=wire) as server:
-        chunks = await ask(server, http)
+        chunks = await ask(server)
         (entry, *_) = [entry for entry in server.journal.entries if entry.output]
     assert said(chunks) == ("hm", "look", {0: ("bash", '{"command": "ls"}'), 1: ("bash", '{"command": "pwd"}')})
     ids = [token for chunk in chunks for token in chunk.token_ids]
@@ -73,36 +73,36 @@ async def test_the_reply_and_its_tokens(wire: str, http: aiohttp.ClientSession):
     assert (last.usage.prompt, last.usage.output) == (len(entry.prompt_ids), len(ids))
 
 
-async def test_an_upstream_without_ids_is_text_only(http: aiohttp.ClientSession):
+async def test_an_upstream_without_ids_is_text_only():
     async with ScriptedEngine(say(TURN), FOLDER, wire="openai") as server:
-        facts = await client(server, http).probe()
-        chunks = await ask(server, http)
+        facts = await client(server).probe()
+        chunks = await ask(server)
     assert said(chunks)[1] == "look"
     assert all(not chunk.token_ids for chunk in chunks)
     assert not chunks[-1].complete
     assert "can't be trained" in facts.notes[0]
 
 
-async def test_the_way_to_ask_is_learned_once(http: aiohttp.ClientSession):
+async def test_the_way_to_ask_is_learned_once():
     async with ScriptedEngine(say(TURN), FOLDER, wire="sglang") as server:
-        engine = client(server, http)
+        engine = client(server)
         for _ in range(3):
             chunks = await collect(engine.chat, chat_call())
             assert chunks[-1].complete
         assert len(server.journal.entries) == 3
 
 
-async def test_continuity_is_seen_in_the_prompts_that_come_back(http: aiohttp.ClientSession):
+async def test_continuity_is_seen_in_the_prompts_that_come_back():
     """The upstream's template keeps thinking within a tool cycle and drops it at the next user message."""
     turn = Turn(think="a", call=(ToolUse("bash", {"command": "ls"}),))
     async with ScriptedEngine(say(turn, Turn(think="b", say="two"), "three"), FOLDER) as server:
         history = [Message("user", (Text("hello"),))]
-        first = await ask(server, http, chat_call(*history))
+        first = await ask(server, chat_call(*history))
         history.append(Message("assistant", (Reasoning("a"),), (ToolCall("1", "bash", '{"command": "ls"}'),)))
         history.append(Message("tool", (Text("x"),), tool_call_id="1"))
-        second = await ask(server, http, chat_call(*history))
+        second = await ask(server, chat_call(*history))
         history.append(Message("assistant", (Reasoning("b"), Text("two"))))
-        third = await ask(server, http, chat_call(*history, Message("user", (Text("go on"),))))
+        third = await ask(server, chat_call(*history, Message("user", (Text("go on"),))))
         assert [entry.extends for entry in server.journal.entries] == [None, True, False]
     prompts = [list(chunks[0].prompt_ids or ()) for chunks in (first, second, third)]
     sampled = [token for chunk in first for token in chunk.token_ids]
@@ -118,16 +118,16 @@ async def test_continuity_is_seen_in_the_prompts_that_come_back(http: aiohttp.Cl
         (Fault(kind="status", status=400, times=0), EngineRefused),
     ],
 )
-async def test_broken_replies_are_no_answers(http: aiohttp.ClientSession, fault: Fault, error: type[Exception]):
+async def test_broken_replies_are_no_answers(fault: Fault, error: type[Exception]):
     async with ScriptedEngine(say(Turn(say="hello", fault=fault)), FOLDER) as server:
         with pytest.raises(error):
-            await ask(server, http)
+            await ask(server)
 
 
-async def test_refusals_for_now_are_tried_again(http: aiohttp.ClientSession):
+async def test_refusals_for_now_are_tried_again():
     turn = Turn(say="hello", fault=Fault(kind="status", status=503, retry_after=0))
     async with ScriptedEngine(say(turn), FOLDER) as server:
-        chunks = await ask(server, http)
+        chunks = await ask(server)
     assert said(chunks)[1] == "hello"
 
 
@@ -179,4 +179,4 @@ def test_the_plain_way_sends_nothing_but_the_standard():
 
 def test_token_engines_are_no_chat_upstreams(http: aiohttp.ClientSession):
     with pytest.raises(ConfigError, match=r"known: .*openai_compatible"):
-        open_chat_engine("up", EngineSettings.model_validate({"kind": "vllm", "url": "http://x"}), http)
+        open_chat_engine("up", EngineSettings.model_validate({"kind": "vllm", "url": "http://x"}))

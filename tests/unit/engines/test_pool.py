@@ -355,10 +355,10 @@ async def test_the_pool_says_what_all_can_do(pool: EnginePool, replicas: list[To
     assert facts.notes == ("1 of 3 replicas are down",)
 
 
-async def test_several_urls_make_a_pool(http: aiohttp.ClientSession, tmp_path: Path):
+async def test_several_urls_make_a_pool(tmp_path: Path):
     turn = Turn(ids=(1, 2), fault=Fault(kind="status", status=503, times=1))
     async with ScriptedEngine(say(turn), FOLDER) as first, ScriptedEngine(say(turn), FOLDER) as second:
-        engine = open_engine("main", settings(f"{first.url}, {second.url}"), http)
+        engine = open_engine("main", settings(f"{first.url}, {second.url}"))
         chunks = await collect(engine.sample, request("s"))
         await engine.load_weights(str(tmp_path), 4)
         assert {first.weights.version, second.weights.version} == {"4"}
@@ -369,11 +369,11 @@ async def test_several_urls_make_a_pool(http: aiohttp.ClientSession, tmp_path: P
 
 def test_settings_are_checked(http: aiohttp.ClientSession):
     with pytest.raises(ConfigError, match="at least one server"):
-        open_engine("main", settings(" , "), http)
+        open_engine("main", settings(" , "))
     with pytest.raises(ConfigError, match=r"engines\.main\.url: '127\.0\.0\.1:8720' .* write http://127\.0\.0\.1:8720"):
-        open_engine("main", settings("http://127.0.0.1:8000, 127.0.0.1:8720"), http)
+        open_engine("main", settings("http://127.0.0.1:8000, 127.0.0.1:8720"))
     with pytest.raises(ConfigError, match=r"engines\.main\.url: 'gpu' is no http\(s\) URL"):
-        open_chat_engine("main", EngineSettings(kind="openai_compatible", url="gpu"), http)
+        open_chat_engine("main", EngineSettings(kind="openai_compatible", url="gpu"))
 
 
 class AskedReplica(Told):

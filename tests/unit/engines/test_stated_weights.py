@@ -25,7 +25,7 @@ from rolltap.settings import EngineSettings
 async def test_a_server_says_what_was_pushed_last(kind: str, wire: str, in_replies: bool) -> None:
     async with ScriptedEngine(say("hi"), FOLDER, wire=wire) as server, aiohttp.ClientSession() as http:
         settings = EngineSettings.model_validate({"kind": kind, "url": server.url})
-        engine = (open_chat_engine if kind == "openai_compatible" else open_engine)("main", settings, http)
+        engine = (open_chat_engine if kind == "openai_compatible" else open_engine)("main", settings)
         facts = await engine.probe()
         assert (facts.weight_versions, facts.states_weights) == (in_replies, True)
         assert isinstance(engine, StatesWeights)
@@ -40,8 +40,8 @@ async def test_a_server_says_what_was_pushed_last(kind: str, wire: str, in_repli
 
 @pytest.mark.parametrize(("kind", "wire"), [("llamacpp", "llamacpp"), ("openai_compatible", "openai")])
 async def test_others_are_not_asked(kind: str, wire: str) -> None:
-    async with ScriptedEngine(say("hi"), FOLDER, wire=wire) as server, aiohttp.ClientSession() as http:
+    async with ScriptedEngine(say("hi"), FOLDER, wire=wire) as server:
         settings = EngineSettings.model_validate({"kind": kind, "url": server.url})
-        engine = (open_chat_engine if kind == "openai_compatible" else open_engine)("main", settings, http)
+        engine = (open_chat_engine if kind == "openai_compatible" else open_engine)("main", settings)
         assert not (await engine.probe()).states_weights
         await engine.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -32,8 +31,8 @@ def answering(status: int, message: str, asked: list[str]) -> TestServer:
 
 async def test_a_model_that_is_not_there_yet_is_to_be_asked_for_again() -> None:
     asked: list[str] = []
-    async with answering(404, MISSING, asked) as server, aiohttp.ClientSession() as http:
-        engine = VllmEngine("main", EngineSettings(kind="vllm", url=str(server.make_url("/"))), http)
+    async with answering(404, MISSING, asked) as server:
+        engine = VllmEngine("main", EngineSettings(kind="vllm", url=str(server.make_url("/"))))
         with pytest.raises(ModelNotLoaded, match=r"`policy` does not exist.*from its first push") as raised:
             await collect(engine.sample, SampleRequest("id", "policy", [1], 1))
         assert asked == ["/inference/v1/generate"]  # once, and not the other route
@@ -44,11 +43,8 @@ async def test_a_model_that_is_not_there_yet_is_to_be_asked_for_again() -> None:
 async def test_an_adapter_that_the_server_fails_to_load_is_not_a_server_that_is_away(
     status: int, error: type[Exception]
 ) -> None:
-    async with (
-        answering(status, TOO_LARGE, []) as server,
-        aiohttp.ClientSession() as http,
-    ):
-        engine = VllmEngine("main", EngineSettings(kind="vllm", url=str(server.make_url("/"))), http)
+    async with answering(status, TOO_LARGE, []) as server:
+        engine = VllmEngine("main", EngineSettings(kind="vllm", url=str(server.make_url("/"))))
         with pytest.raises(error, match="max_lora_rank 16") as raised:
             await engine.load_weights("folder", 1, "policy")
     assert type(raised.value) is error

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 
@@ -28,9 +27,9 @@ KEPT = {"top_logprobs": 3, "routed_experts": True}
 async def served(plane: Any, wire: str, *turns: Turn | str, **settings: Any) -> AsyncIterator[Any]:
     """The plane before a scripted server of its own; `settings` are its policy's."""
     kind: Any = wire.partition("-")[0]
-    async with ScriptedEngine(say(*turns), FOLDER, wire=wire) as server, aiohttp.ClientSession() as http:
+    async with ScriptedEngine(say(*turns), FOLDER, wire=wire) as server:
         source = plane.policy.source
-        source.engine = ENGINES[kind]("main", EngineSettings(kind=kind, url=server.url), http, retries=DEFAULT_RETRIES)
+        source.engine = ENGINES[kind]("main", EngineSettings(kind=kind, url=server.url), retries=DEFAULT_RETRIES)
         source.settings = PolicySettings(engine="main", **settings)
         yield plane
         await source.engine.close()

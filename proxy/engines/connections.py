@@ -1,0 +1,291 @@
+"""HTTP/1.1 connections to one model server, kept open between calls.
+
+Every call of an agent passes here, and every read of a stream. aiohttp's client took a fifth of a call's CPU, some five
+times what this one takes (docs/adr/0007), so it is our own, over httptools' parser. It does what model servers need and
+no more: no redirects, cookies, compression, proxies or pipelining.
+
+    `ConnectionBroken`   can't connect, the connection was lost, or an answer that is no HTTP
+    `TimeoutError`       no connection within `CONNECT_S`
+
+A connection carries one exchange at a time and is kept only when its reply was read to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Mapping
+from typing import cast
+
+import httptools
+from cachetools import LRUCache
+from yarl import URL
+
+CONNECT_S = 10.0
+IDLE_S = 60.0
+"""How long an unused connection is kept. A server that closes it earlier is noticed."""
+
+MAX_HEAD_BYTES = 64 << 10
+READ_AHEAD_BYTES = 1 << 20
+"""A reader that is behind holds the server back from here on."""
+
+
+class ConnectionBroken(Exception):
+    """The server can't be reached, or the exchange broke off. The message says how."""
+
+
+class Connections:
+    """The connections to the server of one URL. `base` is its scheme, host, port and path."""
+
+    def __init__(self, base: str, headers: Mapping[str, str]) -> None:
+        self._base = base
+        url = URL(base)
+        self._address = (url.raw_host, url.port)
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        authority = (url.raw_authority or "").rpartition("@")[2]
+        self._common = _header_lines({"host": authority, **headers})
+        self._heads: LRUCache[tuple[str, str], bytes] = LRUCache(64)
+        self._idle: list[_Connection] = []
+
+    async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Sends a request and returns its reply once the head is there; the caller reads or closes it."""
+        head = self._head(method, path) + _header_lines({**headers, "content-length": str(len(body))}) + b"\r\n"
+        connection, reused = self._kept(), True
+        if connection is None:
+            connection, reused = await self._connect(), False
+        try:
+            return await connection.exchange(head + body)
+        except ConnectionBroken:
+            if not reused or method != "GET":
+                raise  # the server may have read it: what acts is sent again by whoever knows that it may be
+        return await (await self._connect()).exchange(head + body)
+
+    def close(self) -> None:
+        """Closes what is kept. Exchanges under way go on."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    def keep(self, connection: _Connection) -> None:
+        """Takes a connection back whose reply was read to its end."""
+        now = time.monotonic()
+        while self._idle and self._idle[0].idle_since < now - IDLE_S:
+            self._idle.pop(0).close()
+        connection.idle_since = now
+        self._idle.append(connection)
+
+    def forget(self, connection: _Connection) -> None:
+        """A connection was closed; it may have been a kept one."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _kept(self) -> _Connection | None:
+        """The connection that was used last, as the server closes the longest unused first."""
+        connection = self._idle.pop() if self._idle else None
+        if connection is not None and connection.idle_since < time.monotonic() - IDLE_S:
+            connection.close()
+            self.close()
+            return None
+        return connection
+
+    async def _connect(self) -> _Connection:
+        host, port = self._address
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await loop.create_connection(lambda: _Connection(self), host, port, ssl=self._tls)
+        except TimeoutError:
+            raise ConnectionBroken(f"no connection within {CONNECT_S:g} s") from None
+        except OSError as error:  # TLS errors, too
+            raise ConnectionBroken(f"can't connect: {error.strerror or error}") from error
+        return connection
+
+    def _head(self, method: str, path: str) -> bytes:
+        """The request's line and the headers that recur, made once for each path that recurs."""
+        head = self._heads.get((method, path))
+        if head is None:
+            target = URL(self._base + path).raw_path_qs
+            head = f"{method} {target} HTTP/1.1\r\n".encode("ascii") + self._common
+            self._heads[method, path] = head
+        return head
+
+
+class Response:
+    """The reply of one exchange. It ends in `release`, which keeps the connection if the reply was read whole."""
+
+    __slots__ = ("_connection", "headers", "status")
+
+    def __init__(self, connection: _Connection, status: int, headers: dict[str, str]) -> None:
+        self._connection = connection
+        self.status = status
+        self.headers = headers
+        """By lower-case names."""
+
+    async def read_some(self) -> bytes:
+        """What has come since the last read, at least a byte; b"" at the end of the body."""
+        return await self._connection.read_some()
+
+    async def read(self, limit: int | None = None) -> bytes:
+        """The body, or at least its first `limit` bytes where it is longer."""
+        parts, size = [], 0
+        while part := await self._connection.read_some():
+            parts.append(part)
+            size += len(part)
+            if limit is not None and size >= limit:
+                break
+        return b"".join(parts)
+
+    def release(self) -> None:
+        """Gives the connection back, or closes it if the body was not read to its end."""
+        self._connection.release()
+
+    def close(self) -> None:
+        """Cuts the connection, at once: this is how a model server learns that nobody waits any more."""
+        self._connection.close()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, and the reply that comes on it. The `on_...` methods are httptools' callbacks."""
+
+    def __init__(self, pool: Connections) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._failure: ConnectionBroken | None = None
+        self.idle_since = 0.0
+        self._begin()
+
+    async def exchange(self, request: bytes) -> Response:
+        """Sends a request; the reply once its head is there. A connection whose exchange is given up is closed."""
+        self._begin()
+        self._busy = True
+        if self._failure is None and self._transport is not None:
+            self._transport.write(request)
+        try:
+            while not self._head_complete:
+                await self._change()
+        except BaseException:
+            self.close()
+            raise
+        return Response(self, self._parser.get_status_code(), self._headers)
+
+    async def read_some(self) -> bytes:
+        while not self._parts:
+            if self._complete:
+                return b""
+            await self._change()
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._buffered = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    def release(self) -> None:
+        if self._reusable and not self._parts and self._failure is None:
+            self._busy = False
+            self._pool.keep(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        self._fail("the connection was closed")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._busy or self._complete:  # nobody asked for it
+            self.close()
+            return
+        if not self._head_complete:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._break_off(f"the answer is no HTTP/1.1: {error}")
+            return
+        if not self._head_complete and self._head_bytes > MAX_HEAD_BYTES:
+            self._break_off(f"the answer's head has over {MAX_HEAD_BYTES} bytes")
+            return
+        if self._buffered > READ_AHEAD_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._head_complete and not self._complete and not self._delimited:
+            self._complete = True  # a body that the end of the connection ends
+        self._fail(f"the connection was lost: {exc}" if exc else "the server closed the connection")
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("more than one answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self._parser.get_status_code() < 200:  # "100 Continue" and the like come before the answer
+            self._headers = {}
+            return
+        self._delimited = "content-length" in self._headers or "transfer-encoding" in self._headers
+        self._head_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+        self._buffered += len(body)
+
+    def on_message_complete(self) -> None:
+        self._complete = self._head_complete
+        self._reusable = self._complete and self._parser.should_keep_alive()  # the parser knows it here only
+
+    def _begin(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._head_bytes = 0
+        self._head_complete = False
+        self._delimited = False
+        self._complete = False
+        self._reusable = False
+        self._busy = False
+        self._paused = False
+        self._parts: list[bytes] = []
+        self._buffered = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def _change(self) -> None:
+        """Waits for more of the reply; raises once nothing more can come."""
+        if self._failure is not None:
+            raise self._failure
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _break_off(self, reason: str) -> None:
+        self._fail(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _fail(self, reason: str) -> None:
+        """The first reason counts. What has come already can still be read."""
+        if self._failure is None:
+            self._failure = ConnectionBroken(reason)
+            self._pool.forget(self)
+        self._wake()
+
+
+def _header_lines(headers: Mapping[str, str]) -> bytes:
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if text.count("\n") != len(headers) or text.count("\r") != len(headers):
+        raise ValueError("a header holds a line break")
+    return text.encode("latin-1")
