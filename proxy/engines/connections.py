@@ -41,7 +41,7 @@ class Connections:
     def __init__(self, base: str, headers: Mapping[str, str]) -> None:
         self._base = base
         url = URL(base)
-        self._address = (url.raw_host, url.port)
+        self._host, self._port = url.raw_host or "", url.port or 80
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         authority = (url.raw_authority or "").rpartition("@")[2]
         self._common = _header_lines({"host": authority, **headers})
@@ -90,11 +90,12 @@ class Connections:
         return connection
 
     async def _connect(self) -> _Connection:
-        host, port = self._address
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(lambda: _Connection(self), host, port, ssl=self._tls)
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self), self._host, self._port, ssl=self._tls
+                )
         except TimeoutError:
             raise ConnectionBroken(f"no connection within {CONNECT_S:g} s") from None
         except OSError as error:  # TLS errors, too
