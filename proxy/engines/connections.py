@@ -1,13 +1,10 @@
 """HTTP/1.1 connections to one model server, kept open between calls.
 
-Every call of an agent passes here, and every read of a stream. aiohttp's client took a fifth of a call's CPU, some five
-times what this one takes (docs/adr/0007), so it is our own, over httptools' parser. It does what model servers need and
-no more: no redirects, cookies, compression, proxies or pipelining.
+Every agent call and every read of a stream goes through this client. aiohttp's client takes about five times its CPU,
+which was a fifth of a call (docs/adr/0007). httptools parses the replies. The client supports what model servers need
+and nothing else: no redirects, cookies, compression, proxies or pipelining.
 
-    `ConnectionBroken`   can't connect, the connection was lost, or an answer that is no HTTP
-    `TimeoutError`       no connection within `CONNECT_S`
-
-A connection carries one exchange at a time and is kept only when its reply was read to the end.
+A connection carries one exchange at a time. It is reused only if its reply was read to the end.
 """
 
 from __future__ import annotations
@@ -24,19 +21,19 @@ from yarl import URL
 
 CONNECT_S = 10.0
 IDLE_S = 60.0
-"""How long an unused connection is kept. A server that closes it earlier is noticed."""
+"""Seconds that an idle connection is kept. The server may close it earlier."""
 
 MAX_HEAD_BYTES = 64 << 10
 READ_AHEAD_BYTES = 1 << 20
-"""A reader that is behind holds the server back from here on."""
+"""The connection stops reading from the server while more than this waits for the reader."""
 
 
 class ConnectionBroken(Exception):
-    """The server can't be reached, or the exchange broke off. The message says how."""
+    """The server can't be reached, the connection was lost, or the answer is not HTTP/1.1. The message says which."""
 
 
 class Connections:
-    """The connections to the server of one URL. `base` is its scheme, host, port and path."""
+    """The connections to one server. `base` is its URL; `headers` are sent with every request."""
 
     def __init__(self, base: str, headers: Mapping[str, str]) -> None:
         self._base = base
@@ -49,7 +46,11 @@ class Connections:
         self._idle: list[_Connection] = []
 
     async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """Sends a request and returns its reply once the head is there; the caller reads or closes it."""
+        """Sends a request and returns its reply when the head has arrived. The caller must release or close it.
+
+        Raises `ConnectionBroken`. A GET is sent again if the server had closed the reused connection; a POST is not,
+        because the server may have acted on it.
+        """
         head = self._head(method, path) + _header_lines({**headers, "content-length": str(len(body))}) + b"\r\n"
         connection, reused = self._kept(), True
         if connection is None:
@@ -58,17 +59,17 @@ class Connections:
             return await connection.exchange(head + body)
         except ConnectionBroken:
             if not reused or method != "GET":
-                raise  # the server may have read it: what acts is sent again by whoever knows that it may be
+                raise
         return await (await self._connect()).exchange(head + body)
 
     def close(self) -> None:
-        """Closes what is kept. Exchanges under way go on."""
+        """Closes the idle connections. Exchanges in progress continue."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
     def keep(self, connection: _Connection) -> None:
-        """Takes a connection back whose reply was read to its end."""
+        """Stores a connection for reuse, and closes those that were idle for too long."""
         now = time.monotonic()
         while self._idle and self._idle[0].idle_since < now - IDLE_S:
             self._idle.pop(0).close()
@@ -76,12 +77,12 @@ class Connections:
         self._idle.append(connection)
 
     def forget(self, connection: _Connection) -> None:
-        """A connection was closed; it may have been a kept one."""
+        """Removes a closed connection from the idle ones, if it is among them."""
         if connection in self._idle:
             self._idle.remove(connection)
 
     def _kept(self) -> _Connection | None:
-        """The connection that was used last, as the server closes the longest unused first."""
+        """The most recently used idle connection: the server closes the oldest first."""
         connection = self._idle.pop() if self._idle else None
         if connection is not None and connection.idle_since < time.monotonic() - IDLE_S:
             connection.close()
@@ -103,7 +104,7 @@ class Connections:
         return connection
 
     def _head(self, method: str, path: str) -> bytes:
-        """The request's line and the headers that recur, made once for each path that recurs."""
+        """The request line and the common headers, cached by path."""
         head = self._heads.get((method, path))
         if head is None:
             target = URL(self._base + path).raw_path_qs
@@ -113,7 +114,7 @@ class Connections:
 
 
 class Response:
-    """The reply of one exchange. It ends in `release`, which keeps the connection if the reply was read whole."""
+    """The reply of one exchange. Call `release` or `close` when done with it."""
 
     __slots__ = ("_connection", "headers", "status")
 
@@ -121,14 +122,14 @@ class Response:
         self._connection = connection
         self.status = status
         self.headers = headers
-        """By lower-case names."""
+        """Names are in lower case."""
 
     async def read_some(self) -> bytes:
-        """What has come since the last read, at least a byte; b"" at the end of the body."""
+        """The bytes that arrived since the last read, at least one; b"" at the end of the body."""
         return await self._connection.read_some()
 
     async def read(self, limit: int | None = None) -> bytes:
-        """The body, or at least its first `limit` bytes where it is longer."""
+        """The whole body; if it is longer than `limit`, at least its first `limit` bytes."""
         parts, size = [], 0
         while part := await self._connection.read_some():
             parts.append(part)
@@ -138,16 +139,16 @@ class Response:
         return b"".join(parts)
 
     def release(self) -> None:
-        """Gives the connection back, or closes it if the body was not read to its end."""
+        """Returns the connection for reuse, or closes it if the body was not read to its end."""
         self._connection.release()
 
     def close(self) -> None:
-        """Cuts the connection, at once: this is how a model server learns that nobody waits any more."""
+        """Closes the connection at once, which tells the model server to stop."""
         self._connection.close()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, and the reply that comes on it. The `on_...` methods are httptools' callbacks."""
+    """One connection and its current reply. httptools calls the `on_...` methods."""
 
     def __init__(self, pool: Connections) -> None:
         self._pool = pool
@@ -157,7 +158,7 @@ class _Connection(asyncio.Protocol):
         self._begin()
 
     async def exchange(self, request: bytes) -> Response:
-        """Sends a request; the reply once its head is there. A connection whose exchange is given up is closed."""
+        """Sends a request and returns the reply when its head has arrived. Cancelling it closes the connection."""
         self._begin()
         self._busy = True
         if self._failure is None and self._transport is not None:
@@ -199,7 +200,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self._busy or self._complete:  # nobody asked for it
+        if not self._busy or self._complete:  # no request is waiting for it
             self.close()
             return
         if not self._head_complete:
@@ -219,7 +220,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._head_complete and not self._complete and not self._delimited:
-            self._complete = True  # a body that the end of the connection ends
+            self._complete = True  # without a length, the body ends with the connection
         self._fail(f"the connection was lost: {exc}" if exc else "the server closed the connection")
 
     def on_message_begin(self) -> None:
@@ -230,7 +231,7 @@ class _Connection(asyncio.Protocol):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        if self._parser.get_status_code() < 200:  # "100 Continue" and the like come before the answer
+        if self._parser.get_status_code() < 200:  # an interim answer such as "100 Continue"
             self._headers = {}
             return
         self._delimited = "content-length" in self._headers or "transfer-encoding" in self._headers
@@ -242,7 +243,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._complete = self._head_complete
-        self._reusable = self._complete and self._parser.should_keep_alive()  # the parser knows it here only
+        self._reusable = self._complete and self._parser.should_keep_alive()  # valid only inside this callback
 
     def _begin(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -259,7 +260,7 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
 
     async def _change(self) -> None:
-        """Waits for more of the reply; raises once nothing more can come."""
+        """Waits for more of the reply; raises `ConnectionBroken` if no more can come."""
         if self._failure is not None:
             raise self._failure
         self._waiter = asyncio.get_running_loop().create_future()
@@ -278,7 +279,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _fail(self, reason: str) -> None:
-        """The first reason counts. What has come already can still be read."""
+        """Records the first failure. Bytes that arrived before it can still be read."""
         if self._failure is None:
             self._failure = ConnectionBroken(reason)
             self._pool.forget(self)

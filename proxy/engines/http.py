@@ -8,7 +8,7 @@
     no answer in time                     EngineTimeout
     an answer that breaks its protocol    EngineProtocolError
 
-Each server has connections of its own. Redirects are never followed. Ending a stream early closes its connection at once,
+Each server has its own connections. Redirects are never followed. Ending a stream early closes its connection at once,
 which tells the model server to stop.
 """
 
