@@ -1,8 +1,8 @@
 """Histograms of durations, by one label.
 
-prometheus-client's own `Histogram` searches its buckets one by one and takes two locks. A call observes seven durations:
-18 microseconds of CPU there, 3 here (docs/adr/0007). `observe` must run on the event loop's thread, so it needs no lock;
-a scrape in the middle of an observation may miss that one.
+prometheus-client's own `Histogram` searches its buckets one by one and takes two locks. A call observes seven
+durations: 18 microseconds of CPU there, 3 here (docs/adr/0007). `observe` must run on the event loop's thread, so it
+needs no lock; a scrape in the middle of an observation may miss that one.
 """
 
 from __future__ import annotations
