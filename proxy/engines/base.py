@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
 from rolltap.contract.trainer import TokenScores
+from rolltap.errors import EngineRefused
 from rolltap.proxy.conversation.chat import ChatRequest, Sampling, Usage
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.types import VersionSpan
@@ -136,6 +137,26 @@ class ServedEngine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class FixedWeights:
+    """Base of clients whose server cannot change its weights: weight operations raise `EngineRefused`."""
+
+    name: str
+    receiver = None
+    fixed_because: ClassVar[str]
+
+    async def pause(self, mode: PauseMode) -> None:
+        raise self._fixed()
+
+    async def resume(self) -> None:
+        raise self._fixed()
+
+    async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
+        raise self._fixed()
+
+    def _fixed(self) -> EngineRefused:
+        return EngineRefused(f"engine {self.name}: {self.fixed_because}", http_status=501)
 
 
 class Engine(ServedEngine, Protocol):

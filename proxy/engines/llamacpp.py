@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rolltap.errors import ContextOverflow, EngineRefused
-from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
+from rolltap.errors import ContextOverflow
+from rolltap.proxy.engines.base import EngineFacts, FixedWeights, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.decode import FinishReason, check_prompt, decoder, finish_of, top_k
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import try_out
@@ -47,11 +47,11 @@ class CompletionReply(msgspec.Struct):
 read_reply = decoder(CompletionReply)
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(FixedWeights):
     """One server."""
 
     kind = "llamacpp"
-    receiver = None
+    fixed_because = "llama.cpp can't change its weights while it serves; train with vllm or rolltap"
 
     def __init__(self, name: str, settings: EngineSettings, *, retries: Retries = DEFAULT_RETRIES) -> None:
         self.name = name
@@ -81,21 +81,8 @@ class LlamaCppEngine:
         attempt = partial(self._attempt, request)
         await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
 
-    async def pause(self, mode: PauseMode) -> None:
-        raise self._fixed()
-
-    async def resume(self) -> None:
-        raise self._fixed()
-
-    async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
-        raise self._fixed()
-
     async def close(self) -> None:
         await self._http.close()
-
-    def _fixed(self) -> EngineRefused:
-        message = f"engine {self.name}: llama.cpp can't change its weights while it serves; train with vllm or rolltap"
-        return EngineRefused(message, http_status=501)
 
     async def _attempt(self, request: SampleRequest, take: Take) -> None:
         reply = read_reply(await self._http.whole(PATH, body_of(request), request.max_tokens))

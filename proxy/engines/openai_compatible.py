@@ -16,7 +16,7 @@ from rolltap.errors import EngineProtocolError, EngineRefused
 from rolltap.ids import new_id
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Text, Usage
 from rolltap.proxy.engines import chat_wire as wire
-from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, PauseMode, TakeChat, ToolDelta
+from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, FixedWeights, TakeChat, ToolDelta
 from rolltap.proxy.engines.decode import finish_of, problem
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context
@@ -29,11 +29,11 @@ WAYS: tuple[wire.IdsBy, ...] = ("vllm", "sglang", "none")
 """From the richest to the plainest; a refusal moves on to the next."""
 
 
-class OpenAiCompatibleEngine:
+class OpenAiCompatibleEngine(FixedWeights):
     """One upstream."""
 
     kind = "openai_compatible"
-    receiver = None
+    fixed_because = "a chat API takes no weights; train with kind vllm, sglang or rolltap"
 
     def __init__(self, name: str, settings: EngineSettings, *, retries: Retries = DEFAULT_RETRIES) -> None:
         self.name = name
@@ -82,21 +82,8 @@ class OpenAiCompatibleEngine:
     async def chat(self, call: ChatCall, take: TakeChat) -> None:
         await retried(self.name, call.id, partial(self._attempt, call), take, self._retries)
 
-    async def pause(self, mode: PauseMode) -> None:
-        raise self._fixed()
-
-    async def resume(self) -> None:
-        raise self._fixed()
-
-    async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
-        raise self._fixed()
-
     async def close(self) -> None:
         await self._http.close()
-
-    def _fixed(self) -> EngineRefused:
-        message = f"engine {self.name}: a chat API takes no weights; train with kind vllm, sglang or rolltap"
-        return EngineRefused(message, http_status=501)
 
     async def _attempt(self, call: ChatCall, take: TakeChat) -> None:
         while True:

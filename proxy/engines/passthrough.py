@@ -18,8 +18,8 @@ from urllib.parse import urlencode
 import aiohttp
 from yarl import URL
 
-from rolltap.errors import EngineRefused, EngineTimeout, EngineUnavailable, InvalidRequest
-from rolltap.proxy.engines.base import EngineFacts, PauseMode
+from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest
+from rolltap.proxy.engines.base import EngineFacts, FixedWeights
 from rolltap.proxy.engines.http import Silence
 from rolltap.settings import EngineSettings
 
@@ -108,11 +108,11 @@ class NativeReply:
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
 
-class PassthroughUpstream:
+class PassthroughUpstream(FixedWeights):
     """One vendor, which speaks `dialects`."""
 
     kind = "passthrough"
-    receiver = None
+    fixed_because = "a vendor takes no weights"
 
     def __init__(
         self, name: str, settings: EngineSettings, session: aiohttp.ClientSession, dialects: Collection[str]
@@ -143,19 +143,7 @@ class PassthroughUpstream:
             notes=("a vendor's replies are recorded as text and can't be trained",),
         )
 
-    async def pause(self, mode: PauseMode) -> None:
-        raise self._fixed()
-
-    async def resume(self) -> None:
-        raise self._fixed()
-
-    async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
-        raise self._fixed()
-
     async def close(self) -> None: ...
-
-    def _fixed(self) -> EngineRefused:
-        return EngineRefused(f"upstream {self.name}: a vendor takes no weights", http_status=501)
 
     @asynccontextmanager
     async def relay(self, request: NativeRequest) -> AsyncIterator[NativeReply]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from rolltap.calllog.until_pruned import append_only_until_pruned
+from rolltap.calllog.append_only import append_only
 
 VERSION = "0015"
 """The last migration: the version of these tables."""
@@ -149,7 +149,7 @@ annotations = sa.Table(
         *("fresh", "fresh_sum", "kept", "clipped"),
     ),
 )
-append_only_until_pruned(annotations)
+append_only(annotations, until_pruned=True)
 
 for _table in (parts, call_intents, call_completions):
     for _column in _table.columns:

@@ -24,8 +24,8 @@ from sqlalchemy import (
     Text,
 )
 
+from rolltap.calllog.append_only import append_only
 from rolltap.calllog.schema import metadata
-from rolltap.ledger.append_only import append_only
 from rolltap.tenants import DEFAULT_TENANT
 
 Serial = BigInteger().with_variant(Integer, "sqlite")

@@ -13,13 +13,13 @@ import asyncpg
 import numpy as np
 import sqlalchemy as sa
 
+from rolltap.calllog.append_only import guards
 from rolltap.calllog.database import Database
 from rolltap.contract.admin import FinishRollout, GroupRule, NewReward
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import RecordCorrupt
 from rolltap.ids import new_id
-from rolltap.ledger.append_only import guards
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from rolltap.calllog.append_only import guards
 from rolltap.calllog.separation import separate
-from rolltap.calllog.until_pruned import guards_until_pruned
 
 revision = "0015"
 down_revision = "0014"
@@ -40,7 +40,7 @@ def upgrade() -> None:
     op.create_index(
         "annotations_of_policy", "annotations", ["policy", "group_id", "harness", "call_id", "token", *sums]
     )
-    for statement in guards_until_pruned("annotations", connection.dialect.name):
+    for statement in guards("annotations", connection.dialect.name, until_pruned=True):
         connection.exec_driver_sql(statement)
     if connection.dialect.name == "postgresql":
         separate(connection, [table])
