@@ -15,13 +15,13 @@ from rolltap.cli.screen import Screen, say
 
 
 def audit(
-    key: Annotated[str, typer.Option(help="only what this key did, by its id")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="how many at most")] = 100,
+    key: Annotated[str, typer.Option(help="only entries of the key with this id")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="maximum number of entries")] = 100,
     as_json: JsonOption = False,
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """The newest entries of the audit log: when, which key, what it asked for. Refusals are among them."""
+    """Shows the newest entries of the audit log, including refusals: time, key and request."""
     query = urlencode({"limit": limit} | ({"key_id": key} if key else {}))
     entries = connect("admin", config, url).call("GET", f"/audit?{query}")["entries"]
     if as_json:

@@ -19,7 +19,7 @@ app = typer.Typer(help="List and revive groups that trainers refused too often."
 @one_line_errors
 def list_(
     policy: Annotated[str | None, typer.Option(help="only groups of this policy")] = None,
-    limit: Annotated[int, typer.Option(help="how many at most")] = 100,
+    limit: Annotated[int, typer.Option(help="maximum number of groups")] = 100,
     as_json: JsonOption = False,
     url: TrainerUrlOption = None,
     config: ConfigOption = None,

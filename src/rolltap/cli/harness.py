@@ -33,7 +33,7 @@ DialectOption = Annotated[str, typer.Option(help="protocol, for harnesses that s
 @app.command("list")
 @one_line_errors
 def list_() -> None:
-    """Every harness, the release that was tested with what result, and what is installed here."""
+    """Lists the harnesses with their tested release, its result, and the installed release."""
     columns = ("harness", "protocol", "tested", "runs", "here")
     table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in harness_names():
@@ -65,7 +65,7 @@ def installed(harness: Harness) -> str:
 @app.command()
 @one_line_errors
 def show(name: HarnessArgument, dialect: DialectOption = "") -> None:
-    """The recipe: what launches the harness, and what to know of it."""
+    """Shows a harness's recipe: how it is launched, and its quirks."""
     harness = get_harness(name, dialect=dialect)
     console = Screen(highlight=False, soft_wrap=True)
     console.print(f"{harness.name}: speaks {harness.dialect}")
@@ -88,7 +88,7 @@ def show(name: HarnessArgument, dialect: DialectOption = "") -> None:
 @app.command("install")
 @one_line_errors
 def install_(names: Annotated[list[str], typer.Argument(help="harnesses", autocompletion=complete_harness)]) -> None:
-    """Installs the tested releases into rolltap's cache; your own installations are left alone."""
+    """Installs the tested releases in rolltap's cache. Your own installations are not changed."""
     for name in names:
         package = get_harness(name).package
         if package is None:
@@ -113,7 +113,7 @@ def env(
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Prints what to export, and what to run, to point your own installation at a session of the running server."""
+    """Prints the variables and the command that point your own installation at a session of the running server."""
     harness = get_harness(name, dialect=dialect)
     if session and not key:
         raise ConfigError("--session needs its --key; leave --session out to open a new session")

@@ -22,7 +22,7 @@ def import_(
     store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Brings foreign traces into the record, as text.
+    """Imports traces of other tools into the record, as text.
 
     rolltap import runs/*.jsonl --format messages
     """

@@ -43,7 +43,7 @@ def mint(
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Makes a key and prints it, which happens only now."""
+    """Mints a key and prints it. It is not shown again."""
     if role not in ROLES:
         raise ConfigError(f"no role {role!r}; known: {', '.join(ROLES)}")
     body = {"role": role, "name": name}
@@ -58,7 +58,7 @@ def mint(
 @app.command("list")
 @one_line_errors
 def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None) -> None:
-    """The minted keys, the newest first. Those of the settings (keys.toml) are not among them."""
+    """Lists the minted keys, the newest first, without the settings' keys (keys.toml)."""
     keys = connect("admin", config, url).call("GET", "/keys")["keys"]
     if as_json:
         say(json.dumps(keys))
@@ -81,7 +81,7 @@ def rotate(
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Gives a key another secret and prints it; the former one works for a while longer."""
+    """Adds a new secret to a key and prints it. The previous one stays valid for a while."""
     body = {"overlap": seconds_of(overlap, "--overlap")} | ({"ttl": seconds_of(ttl, "--ttl")} if ttl else {})
     plane = connect("admin", config, url)
     _print(plane.call("POST", f"/keys/{quote(_whole_id(plane, key), safe='')}/rotate", body), as_json)
@@ -90,7 +90,7 @@ def rotate(
 @app.command()
 @one_line_errors
 def revoke(key: KeyArgument, url: UrlOption = None, config: ConfigOption = None) -> None:
-    """Ends a key and every key that was minted with it."""
+    """Revokes a key and all keys that were minted with it."""
     plane = connect("admin", config, url)
     key = _whole_id(plane, key)
     revoked = plane.call("POST", f"/keys/{quote(key, safe='')}/revoke")["revoked"]

@@ -45,8 +45,8 @@ _AGES = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Checks the whole log: hashes, references, deltas, alignment, the chains of rewards.
 
-    Status 1 if anything is wrong. The digest of the rewards changes with every reward that is appended or altered: keep
-    it when your runs are over.
+    Exits with status 1 if anything is wrong. The digest of the rewards changes with every appended or altered reward:
+    keep it when your runs are over.
     """
     from rolltap.calllog import verify as checks
     from rolltap.ledger.reward_chain import VerifiedRewards, verify_rewards
@@ -77,7 +77,7 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
 @app.command()
 @one_line_errors
 def stats(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Counts what the log holds, and what takes its space."""
+    """Shows counts of the log, and what uses its space."""
     from rolltap.calllog import stats as counting
 
     async def run() -> counting.Stats:
@@ -105,7 +105,7 @@ def export(
     store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Writes sessions into a file, row for row, for another store or for keeping."""
+    """Writes sessions to an archive file, row for row, for another store or for keeping."""
     from rolltap.calllog import transfer
 
     async def run(show: Callable[[int, int], None]) -> transfer.Moved:
@@ -127,7 +127,7 @@ def backup(
     store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Copies a whole SQLite store, groups and rewards too, as it is at one moment; beside a running server, too."""
+    """Makes a consistent copy of a whole SQLite store, with groups and rewards. The server may run."""
     from rolltap.calllog.sqlite import back_up
 
     url = chosen_store(store, config)
@@ -145,7 +145,7 @@ def import_(
     store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Takes exported sessions into a store. What is there already stays; what clashes is refused."""
+    """Imports exported sessions into a store. Existing rows stay; conflicting rows are refused."""
     from rolltap.calllog import transfer
 
     async def run() -> list[transfer.Moved]:
@@ -167,11 +167,11 @@ def import_(
 def prune(
     older_than: Annotated[str, typer.Option(help="sessions that ended longer ago: 90m, 12h, 30d")],
     exported: Annotated[list[Path] | None, typer.Option(help="archive that keeps sessions; several times")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would go, and remove nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be removed, and remove nothing")] = False,
     store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Removes calls that were acknowledged by a trainer, or that an archive holds. Says what it kept, and why.
+    """Removes calls that a trainer has acknowledged or an archive contains. Lists kept sessions with the reason.
 
     rolltap log export keep.rtlog && rolltap log prune --older-than 30d --exported keep.rtlog --dry-run
     """

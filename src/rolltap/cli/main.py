@@ -60,7 +60,7 @@ def serve(
         str | None, typer.Option(help="URL of a model server, for a start without a settings file")
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="its wire: vllm, sglang, llamacpp, rolltap, openai_compatible, passthrough")
+        str, typer.Option(help="its API: vllm, sglang, llamacpp, rolltap, openai_compatible, passthrough")
     ] = "vllm",
     tokenizer: Annotated[Path | None, typer.Option(help="folder with the model's tokenizer.json")] = None,
     family: Annotated[str, typer.Option(help="renderer family, e.g. qwen3; empty: by the chat template")] = "",
@@ -72,13 +72,13 @@ def serve(
     trainer_port: PortOption = None,
     admin_port: PortOption = None,
     capture: Annotated[
-        bool, typer.Option(help="print what to export for capture; without an engine, calls go on to their vendor")
+        bool, typer.Option(help="print the exports for capture; without an engine, calls are relayed to their vendor")
     ] = False,
     workers: Annotated[int, typer.Option(min=1, max=64, help="processes that share the ports; needs Postgres")] = 1,
     log_level: Annotated[
-        LogLevel, typer.Option(help="least serious events that are told on stderr", envvar="ROLLTAP_LOG_LEVEL")
+        LogLevel, typer.Option(help="minimum level of events on stderr", envvar="ROLLTAP_LOG_LEVEL")
     ] = LogLevel.INFO,
-    log_format: Annotated[LogFormat, typer.Option(help="form of an event's line", envvar="ROLLTAP_LOG_FORMAT")] = (
+    log_format: Annotated[LogFormat, typer.Option(help="format of events", envvar="ROLLTAP_LOG_FORMAT")] = (
         LogFormat.TEXT
     ),
 ) -> None:
@@ -103,7 +103,7 @@ def serve(
 @one_line_errors
 def engine(
     model: Annotated[Path | None, typer.Option(help="model folder (safetensors); default our tiny one")] = None,
-    script: Annotated[Path | None, typer.Option(help="answer by this script instead of a model")] = None,
+    script: Annotated[Path | None, typer.Option(help="answer from this script instead of a model")] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0 takes a free one")] = 8720,
     key: Annotated[
@@ -122,9 +122,9 @@ def doctor(
     config: ConfigOption = None,
     model: Annotated[Path | None, typer.Option(help="audit this model folder's chat template")] = None,
     engine: Annotated[str | None, typer.Option(help="try this model server: log-probs, versions, weights")] = None,
-    kind: Annotated[str, typer.Option(help="with --engine: its wire, as for `rolltap serve`")] = "vllm",
+    kind: Annotated[str, typer.Option(help="with --engine: its API, as for `rolltap serve`")] = "vllm",
 ) -> None:
-    """Checks the set-up and says what to do."""
+    """Checks the installation and the settings, and gives advice."""
     from rolltap.cli.doctor import audit, check, check_engine
 
     if model is not None:
@@ -144,10 +144,10 @@ def demo(
     steps: Annotated[int, typer.Option(help="training steps; 0: the default")] = 0,
     held_out: Annotated[int, typer.Option(help="tasks to measure on before and after; 0: the default")] = 0,
     recipe: Annotated[str, typer.Option(help="method: a name of docs/recipes.md, or FILE.py")] = "grpo",
-    shuffle_rewards: Annotated[bool, typer.Option(help="the control: rewards say nothing about the rollout")] = False,
+    shuffle_rewards: Annotated[bool, typer.Option(help="the control experiment: rewards are shuffled")] = False,
     report: Annotated[Path | None, typer.Option(help="file of the figures; default report.json in --out")] = None,
 ) -> None:
-    """Trains an unmodified agent on this machine and shows how its success grows."""
+    """Trains an unmodified agent on this machine and shows how its success rate grows."""
     from rolltap.cli.demo import DemoRecipe, run
 
     sizes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("held_out", held_out)) if value}

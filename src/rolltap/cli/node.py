@@ -56,7 +56,8 @@ def node(
 ) -> None:
     """Leases rollouts from the server and runs them on this machine, until stopped.
 
-    The key is ROLLTAP_RUNNER_KEY, which reaches only what this node claimed; beside the server, the server's own.
+    The key is ROLLTAP_RUNNER_KEY, which gives access only to this node's claims; on the server's machine it may be left
+    out.
     """
     plane = connect("admin", config, url, role="runner")
     settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))

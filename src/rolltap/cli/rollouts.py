@@ -18,7 +18,7 @@ def rollout(
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Shows how a rollout ended, its rewards, and all that its evaluator saw."""
+    """Shows a rollout's result, its rewards, and the text that its evaluator saw."""
     details = connect("admin", config, url).call("GET", f"/rollouts/{id}")
     say(json.dumps(details) if as_json else describe(details))
 

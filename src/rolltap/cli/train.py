@@ -30,7 +30,7 @@ def train(
     ] = False,
     steps: Annotated[int | None, typer.Option(help="step to train to, counted from the start of the run")] = None,
     groups: Annotated[int | None, typer.Option(help="groups a step")] = None,
-    max_staleness: Annotated[int | None, typer.Option(help="most weight versions that a group may be behind")] = None,
+    max_staleness: Annotated[int | None, typer.Option(help="maximum staleness of a group, in weight versions")] = None,
     recipe: Annotated[str | None, typer.Option(help="method: a name of docs/recipes.md, or FILE.py [grpo]")] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
     epochs: Annotated[int | None, typer.Option(help="passes over a step's tokens")] = None,
