@@ -167,8 +167,7 @@ class Step:
     @cached_property
     def has_hint(self) -> RowArrays:
         """1 at the trained tokens of rollouts with a hint, 0 elsewhere."""
-        has_ids = np.array([bool(ids) for ids in self.hint_ids], np.float32)
-        return self.broadcast(has_ids).advantages
+        return self.broadcast(np.array([bool(ids) for ids in self.hint_ids], np.float32)).advantages
 
     @cached_property
     def rewards(self) -> Numbers:
@@ -236,10 +235,12 @@ class Step:
 
     def broadcast(self, values: NDArray[Any]) -> Credit:
         """Advantages [R] to all trained tokens of each rollout."""
+        _check_count("broadcast", values, "rollouts", len(self.rollouts))
         return Credit(tuple(np.where(row.segment.loss_mask, np.float32(values[row.rollout]), 0) for row in self.rows))
 
     def broadcast_turns(self, values: NDArray[Any]) -> Credit:
         """Advantages [T] to all trained tokens of each turn."""
+        _check_count("broadcast_turns", values, "turns", len(self.turns))
         return Credit(self.spread_turns(values))
 
     def spread_turns(self, values: NDArray[Any]) -> RowArrays:
@@ -261,11 +262,9 @@ class Step:
 
     def views(self) -> list[RowView]:
         """Every row as it is."""
-        masks = [row.segment.loss_mask for row in self.rows]
-        rows = zip(self.rows, masks, strict=True)
         return [
-            RowView(row.segment, number, np.flatnonzero(mask).astype(np.int32))
-            for number, (row, mask) in enumerate(rows)
+            RowView(row.segment, number, np.flatnonzero(row.segment.loss_mask).astype(np.int32))
+            for number, row in enumerate(self.rows)
         ]
 
     def where(self, row: int, place: int) -> str:
@@ -317,8 +316,12 @@ def check_credit(credit: Credit, step: Step) -> None:
                 raise AlignmentError(f"{where}: the recipe's {name} has {len(array)} of {len(row.segment)} tokens")
             bad = np.flatnonzero(~np.isfinite(array) & row.segment.loss_mask)
             if len(bad):
-                value = array[bad[0]]
-                raise AlignmentError(f"{step.where(index, bad[0])}: the recipe's {name} is {value}")
+                raise AlignmentError(f"{step.where(index, bad[0])}: the recipe's {name} is {array[bad[0]]}")
+
+
+def _check_count(method: str, values: NDArray[Any], of: str, count: int) -> None:
+    if len(values) != count:
+        raise AlignmentError(f"{method} takes {count} numbers, one for each of the step's {of}; it got {len(values)}")
 
 
 def _turns(record: RolloutRecord, segments: Sequence[Segment], rollout: int, first_row: int) -> Iterator[StepTurn]:
@@ -341,18 +344,17 @@ def _turns(record: RolloutRecord, segments: Sequence[Segment], rollout: int, fir
     for _, row, number in sorted(spans):
         segment = segments[row]
         span = segment.turns[number]
-        call_id = span.call_id
         before = segment.turns[number - 1].end if number else 0
         yield StepTurn(
             rollout,
             first_row + row,
             (np.flatnonzero(segment.loss_mask[span.start : span.end]) + span.start).astype(np.int32),
             segment.token_ids[before : span.start],
-            call_id,
+            span.call_id,
             span.agent,
-            indices[call_id],
-            rewards.get(call_id, 0.0),
-            call_id in rewards,
+            indices[span.call_id],
+            rewards.get(span.call_id, 0.0),
+            span.call_id in rewards,
         )
 
 

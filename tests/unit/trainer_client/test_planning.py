@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rolltap.contract.leases import LeasedGroup
+from rolltap.errors import AlignmentError
 from rolltap.trainer_client import planning
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.planning import Planner
@@ -51,3 +52,14 @@ def test_a_sequence_ratio_has_all_rows_of_a_rollout_that_moves(tmp_path: Path) -
         (rows,) = Planner(make_recipe("turn_grpo", {}), settings).updates(step, credit)
         numbers[ratio] = [row.number for row in rows]
     assert numbers == {"token": [1], "sequence": [0, 1]}
+
+
+def test_a_number_for_each_rollout_or_turn_is_asked_for_by_name() -> None:
+    step = planning.make_step([random_group("g", [1.0, 0.0])], LossSettings())
+    with pytest.raises(
+        AlignmentError, match="broadcast takes 2 numbers, one for each of the step's rollouts; it got 0"
+    ):
+        step.broadcast(np.zeros(0))
+    turns = len(step.turns)
+    with pytest.raises(AlignmentError, match=rf"broadcast_turns takes {turns} numbers, .* turns; it got {turns + 1}"):
+        step.broadcast_turns(np.zeros(turns + 1))
