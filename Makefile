@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-learning learning-table test-harnesses test-engines test-trainers faults bench docs audit lint clean help environments engines trainers
+.PHONY: demo test test-learning learning-table test-harnesses test-engines test-trainers test-sources faults bench docs audit lint clean help environments engines trainers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -38,7 +38,11 @@ test-engines: $(VENV)/.test engines  ## a real vLLM (CPU build) behind the proxy
 	@$(BIN)/pytest -q -m engines $(ARGS)
 
 test-trainers: $(VENV)/.test trainers  ## trainers that need environments of their own, on our rows
-	@$(BIN)/pytest -q -m trainers $(ARGS)
+	@$(BIN)/pytest -q -m "trainers and not sources" $(ARGS)
+
+test-sources: $(VENV)/.test  ## slime, NeMo RL and prime-rl from check-outs in SOURCES, each named like its repository
+	@scripts/trainers.sh .cache/trainers/sources-1
+	@ROLLTAP_SOURCES=$(abspath $(SOURCES)) $(BIN)/pytest -q -m sources $(ARGS)
 
 environments: engines trainers  ## what test-engines and test-trainers install
 

@@ -23,6 +23,9 @@ case "$name" in
     packages=(verifiers==0.4.0 prime-runs==0.1.4 prime-sandboxes==0.5.1 prime-traces==0.0.10 prime-tunnel==0.1.15
       connectrpc==0.11.1 protobuf-py==0.1.1 aiofiles==25.1.0 tomli_w==1.2.0 math-verify==0.9.0
       latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2) ;;
+  sources-1)
+    packages=(megatron-core==0.16.1 beartype==0.23.1 jaxtyping==0.3.11 wadler-lindig==0.1.8 pyzmq==27.3.0
+      loguru==0.7.3 tomli_w==1.2.0 transformers==5.10.2 tokenizers==0.22.2) ;;
   openenv-0.10.0) mapfile -t packages < scripts/trainers/openenv-0.10.0.txt ;;
   python-3.12)
     mapfile -t packages < scripts/trainers/python-3.12.txt

@@ -76,9 +76,17 @@ def trained_tokens(record: RolloutRecord) -> int:
     return sum(int(segment.loss_mask.sum()) for segment in record.trajectory.segments)
 
 
-def check(group: LeasedGroup, vocabulary: int, experts: ExpertShape | None = None, *, all_routed: bool = False) -> None:
+def check(
+    group: LeasedGroup,
+    vocabulary: int,
+    experts: ExpertShape | None = None,
+    *,
+    all_routed: bool = False,
+    longest: int | None = None,
+) -> None:
     """`AlignmentError` for a group that a model of `vocabulary` tokens can't be trained on: it counts a failure.
 
+    Nor can a segment with more than `longest` tokens, where a trainer has such a limit: it would cut it.
     Of a mixture of `experts` the recorded ones must be its own; with `all_routed` every trained token must have some.
     """
     for record in group.rollouts:
@@ -88,6 +96,8 @@ def check(group: LeasedGroup, vocabulary: int, experts: ExpertShape | None = Non
         for segment in trained_segments(record):
             if segment.loss_mask[0]:
                 raise AlignmentError(f"{where}: the first token of a segment is trained, but nothing predicts it")
+            if longest is not None and len(segment) > longest:
+                raise AlignmentError(f"{where}: a segment has {len(segment)} tokens, and the trainer takes {longest}")
             if not np.isfinite(segment.logprobs[segment.loss_mask]).all():
                 raise AlignmentError(f"{where}: a trained token's log-prob is not finite")
             least, most = int(segment.token_ids.min()), int(segment.token_ids.max())

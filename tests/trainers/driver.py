@@ -12,6 +12,9 @@ import torch
 
 EVERYTHING = frozenset({"tokens", "gradient", "order", "killed", "lost", "refused", "tokenizer", "staleness"})
 
+CLIP = (0.1, 0.15)
+"""How far below and above 1 a loss clips ratios; a driver whose trainer doesn't has a `clip` of its own."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedToken:

@@ -15,7 +15,7 @@ from rolltap.trainer_client.network import PolicyNetwork
 from rolltap.trainer_client.packing import Packer
 
 from ..unit.trainer_client.making import rows_of
-from .driver import Driver
+from .driver import CLIP, Driver
 
 
 def our_gradient(driver: Driver, model: Path, of: list[LeasedGroup]) -> dict[str, torch.Tensor]:
@@ -23,5 +23,5 @@ def our_gradient(driver: Driver, model: Path, of: list[LeasedGroup]) -> dict[str
     policy = PolicyNetwork(AutoModelForCausalLM.from_pretrained(model, attn_implementation=attention.NAME))
     for pack in Packer(500, share=True)(rows_of(of, driver.advantage, normalise=driver.normalise, length=100)):
         batch = collate(pack)
-        PolicyLoss(0.1, 0.15)(policy(batch), batch).loss.backward()
+        PolicyLoss(*getattr(driver, "clip", CLIP))(policy(batch), batch).loss.backward()
     return {name: weight.grad for name, weight in policy.model.named_parameters() if weight.grad is not None}

@@ -21,8 +21,8 @@ from .driver import EVERYTHING, Driver
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers" / "README.md"
 BEGIN, END = "<!-- proofs -->\n", "<!-- /proofs -->\n"
-PAGES = ("trl-grpo", "trl-async", "verl", "openenv", "art", "skyrl")
-"""Those with a program; Tinker's needs an account."""
+PAGES = ("trl-grpo", "trl-async", "verl", "openenv", "art", "skyrl", "nemo-rl", "prime-rl")
+"""Those with a program; Tinker's needs an account, slime's is a command line."""
 
 HERE = os.environ.get("ROLLTAP_TRAINERS", "")
 
@@ -38,13 +38,31 @@ PROOFS = {
 }
 
 
+SOURCES = "sources-1"
+"""The environment of trainers that no package index has, which are run from their source."""
+
+
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """An adapter's trial: the class of its driver, the keys of `PROOFS` that it keeps, its environment."""
+    """An adapter's trial: the class of its driver, the keys of `PROOFS` that it keeps, its environment.
+
+    Those of `with_source` need the trainer's source: where it is, all are tried on its code, else on its schema.
+    """
 
     driver: str
     proves: frozenset[str]
     environment: str = ""
+    with_source: frozenset[str] = frozenset()
+
+    def tried(self, proof: str) -> bool:
+        """Whether this environment tries it."""
+        if self.with_source and HERE == SOURCES:
+            return proof in self.proves | self.with_source
+        return self.environment == HERE and proof in self.proves
+
+    def cell(self, proof: str) -> str:
+        """What the table says."""
+        return "with source" if proof in self.with_source else "yes" if proof in self.proves else "no"
 
     def load(self) -> Driver:
         module, _, name = self.driver.partition(":")
@@ -61,13 +79,18 @@ SUITES = {
     ),
     "art": Suite("art_groups:ArtGroups", EVERYTHING - {"gradient", "staleness"}, "python-3.12"),
     "skyrl": Suite("skyrl_generator:SkyRl", frozenset({"tokens", "gradient", "refused", "tokenizer"}), "python-3.12"),
+    "slime": Suite("slime_rollout:Slime", EVERYTHING - {"gradient"}, with_source=frozenset({"tokens", "gradient"})),
+    "nemo-rl": Suite("nemo_rl_policy:NemoRl", EVERYTHING - {"gradient"}, with_source=frozenset({"tokens", "gradient"})),
+    "prime-rl": Suite(
+        "prime_rl_files:PrimeRl", EVERYTHING - {"gradient"}, with_source=frozenset({"tokens", "gradient"})
+    ),
 }
 
 
 def proves(proof: str) -> pytest.MarkDecorator:
     """Runs a test with every adapter of this environment that is to prove this."""
     assert proof in PROOFS
-    named = [name for name, suite in SUITES.items() if proof in suite.proves and suite.environment == HERE]
+    named = [name for name, suite in SUITES.items() if suite.tried(proof)]
     return pytest.mark.parametrize("driver", named, indirect=True)
 
 
@@ -81,11 +104,8 @@ def table() -> str:
     """Adapters as columns, what is proven as rows."""
     names = list(ADAPTERS)
     heads = [f"[{ADAPTERS[name].trainer}]({name}.md)" for name in names]
-    tested = [f"{ADAPTERS[name].package} {', '.join(ADAPTERS[name].tested)}" for name in names]
-    lines = [["", *heads], ["---"] * (len(names) + 1), ["tested with", *tested]]
-    lines += [
-        [text, *("yes" if key in SUITES[name].proves else "no" for name in names)] for key, text in PROOFS.items()
-    ]
+    lines = [["", *heads], ["---"] * (len(names) + 1), ["tested with", *(ADAPTERS[name].tested_with for name in names)]]
+    lines += [[text, *(SUITES[name].cell(key) for name in names)] for key, text in PROOFS.items()]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

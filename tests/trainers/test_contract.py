@@ -131,12 +131,12 @@ def test_an_untested_version_warns_and_names_the_tested_ones(
     adapter: adapters.Adapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapters, "version", lambda package: "0.0.1")
-    with pytest.warns(UntestedTrainer, match=f"{adapter.package} 0.0.1 .*tested: {', '.join(adapter.tested)}"):
+    with pytest.warns(UntestedTrainer, match=f"{adapter.package} 0.0.1 .*tested: {adapter.tested_with}"):
         adapter.check_installed()
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS.keys())
-def test_an_adapter_without_its_package_names_the_extra(
+def test_an_adapter_without_its_package_names_the_extra_or_the_repository(
     adapter: adapters.Adapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On import, before it reaches for the trainer."""
@@ -146,7 +146,10 @@ def test_an_adapter_without_its_package_names_the_extra(
 
     monkeypatch.setattr(adapters, "version", absent)
     monkeypatch.delitem(sys.modules, adapter.module, raising=False)
-    with pytest.raises(ConfigError, match=rf"\[{adapter.extra}\]'"):
+    named = (
+        rf"\[{adapter.extra}\]'" if adapter.extra else f"git\\+https://github.com/{adapter.repository}@{adapter.commit}"
+    )
+    with pytest.raises(ConfigError, match=named):
         import_module(adapter.module)
 
 
@@ -158,6 +161,8 @@ def test_an_adapter_is_at_most_150_lines(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PAGES if SUITES[name].environment == HERE])
 def test_each_page_imports_what_there_is(name: str) -> None:
+    if SUITES[name].with_source:
+        SUITES[name].load()  # with what stands in for the trainer
     lines: list[ast.stmt] = [
         line for line in ast.parse(code(name)).body if isinstance(line, ast.Import | ast.ImportFrom)
     ]

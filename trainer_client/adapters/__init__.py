@@ -21,23 +21,39 @@ class UntestedTrainer(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Where an adapter is and what it was tested with: versions of `package`, which the extra `extra` installs."""
+    """Where an adapter is and what it was tested with: versions of `package`, which the extra `extra` installs.
+
+    A trainer that is on no package index has a `repository` on GitHub and the `commit` that was tested.
+    """
 
     trainer: str
     module: str
     package: str
     tested: tuple[str, ...]
-    extra: str
+    extra: str = ""
+    repository: str = ""
+    commit: str = ""
+
+    @property
+    def tested_with(self) -> str:
+        """The package, its versions, and the commit."""
+        return f"{self.package} {', '.join(self.tested)}" + f" at {self.commit[:7]}" * bool(self.commit)
+
+    @property
+    def how_to_install(self) -> str:
+        """The command that installs the trainer."""
+        if self.extra:
+            return install_line(self.extra)
+        return f"pip install '{self.package} @ git+https://github.com/{self.repository}@{self.commit}'"
 
     def check_installed(self) -> None:
         """`ConfigError` without the package; `UntestedTrainer` is warned of where another version is installed."""
         try:
             installed = version(self.package)
         except PackageNotFoundError:
-            raise ConfigError(f"{self.trainer} is not installed: {install_line(self.extra)}") from None
+            raise ConfigError(f"{self.trainer} is not installed: {self.how_to_install}") from None
         if installed not in self.tested:
-            tested = ", ".join(self.tested)
-            message = f"{self.package} {installed} was not tested with rolltap; tested: {tested}"
+            message = f"{self.package} {installed} was not tested with rolltap; tested: {self.tested_with}"
             warnings.warn(message, UntestedTrainer, stacklevel=3)
 
 
@@ -51,5 +67,29 @@ ADAPTERS: Mapping[str, Adapter] = {
     "openenv": Adapter("OpenEnv sessions", f"{_HERE}.openenv_sessions", "openenv", ("0.10.0",), "openenv"),
     "art": Adapter("ART", f"{_HERE}.art_groups", "openpipe-art", ("0.5.23",), "art"),
     "skyrl": Adapter("SkyRL", f"{_HERE}.skyrl_generator", "skyrl", ("0.4.0",), "skyrl"),
+    "slime": Adapter(
+        "slime",
+        f"{_HERE}.slime_rollout",
+        "slime",
+        ("0.3.1",),
+        repository="THUDM/slime",
+        commit="624b824a898ab0ec1fcb4d373004c7f3852bf515",
+    ),
+    "nemo-rl": Adapter(
+        "NeMo RL",
+        f"{_HERE}.nemo_rl_policy",
+        "nemo-rl",
+        ("0.6.0",),
+        repository="NVIDIA-NeMo/RL",
+        commit="7ea279abfbeb698b092856d0dab61e7cf39bc909",
+    ),
+    "prime-rl": Adapter(
+        "prime-rl",
+        f"{_HERE}.prime_rl_files",
+        "prime-rl",
+        ("0.8.0",),
+        repository="PrimeIntellect-ai/prime-rl",
+        commit="559b44772e471d1538537b8805cc77f3824a5e64",
+    ),
 }
 """Every adapter by its name. The contract suite (tests/trainers) passes over all of them."""

@@ -70,13 +70,16 @@ class Feed:
     _fresh: bool = field(default=False, init=False)  # it goes on from no checkpoint
 
     @contextlib.contextmanager
-    def leasing(self, vocabulary: int) -> Iterator[None]:
-        """Leases are held, and extended, inside only; those that were not acknowledged are given back at its end."""
+    def leasing(self, vocabulary: int, longest: int | None = None) -> Iterator[None]:
+        """Leases are held, and extended, inside only; those that were not acknowledged are given back at its end.
+
+        Groups with other tokens than the model's, or with a row of more than `longest` tokens, are refused.
+        """
         chosen = self.settings
         options = LeaseOptions(
             max_staleness=chosen.max_staleness, wait=chosen.wait, ttl=chosen.lease_ttl, tampered=chosen.tampered
         )
-        sound = partial(check, vocabulary=vocabulary)
+        sound = partial(check, vocabulary=vocabulary, longest=longest)
         self._holder = LeaseHolder(self.client, chosen.policy, options, keep_zero_variance=True, check=sound)
         try:
             with locked(self.out), self._holder:

@@ -1,0 +1,150 @@
+"""NeMo RL's policy and loss on leased groups: rows are its message logs, its `Policy` makes the steps.
+
+A segment is a message log: a `user` message for each run of context, an `assistant` message for each run of trained
+tokens. NeMo RL's own loop takes one log a rollout and compares rewards by prompt; here a rollout may have several, with
+a rolltap recipe's advantages. The engine's log-probs are the old policy's, so no pass is made for them. Groups are
+acknowledged before `Policy.train`, and a checkpoint is made of each step.
+"""
+
+# pyright: reportMissingImports=false
+# NeMo RL is on no package index; the tests run it from its source.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rolltap.trainer_client.adapters import ADAPTERS
+from rolltap.trainer_client.adapters.feed import ABOUT, Feed, newest_checkpoint, write_version
+from rolltap.trainer_client.adapters.rows import TrainedRow, trained_runs
+from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.weights import whole_folder
+
+ADAPTERS["nemo-rl"].check_installed()
+from nemo_rl.data.llm_message_utils import batched_message_log_to_flat_message  # noqa: E402
+from nemo_rl.distributed.batched_data_dict import BatchedDataDict  # noqa: E402
+
+
+@dataclass(frozen=True, slots=True)
+class NemoSettings:
+    """How many steps are made, of a model with `vocabulary` tokens and at most `longest` tokens a row.
+
+    A step's rows are filled up to a multiple of `multiple` (data-parallel size times micro batch) with rows that have
+    no loss.
+    """
+
+    steps: int
+    vocabulary: int
+    longest: int
+    multiple: int = 1
+    recipe: str = "grpo"
+    temperature: float = 1.0
+
+
+class NemoTrainer:
+    """Trains what `make_policy` returns, a NeMo RL `Policy`: it is given the checkpoint's folder, or None to begin.
+
+    `weights_of` brings the weights of a checkpoint to a Hugging Face folder that the engines see; of None, the model
+    that training begins with. `log` is the `log_metrics` of NeMo RL's `Logger`.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        settings: NemoSettings,
+        make_policy: Callable[[Path | None], Any],
+        loss: Any,
+        weights_of: Callable[[Path | None], Path],
+        *,
+        tokenizer: Any,
+        log: Callable[..., None],
+    ) -> None:
+        self.feed, self.settings, self.loss, self.tokenizer = feed, settings, loss, tokenizer
+        self._make_policy, self._weights_of, self._log = make_policy, weights_of, log
+        self._recipe = make_recipe(settings.recipe, {})
+
+    def train(self) -> None:
+        """Up to the settings' step; goes on from the newest checkpoint in the feed's folder."""
+        chosen, feed = self.settings, self.feed
+        with feed.leasing(chosen.vocabulary, longest=chosen.longest):
+            newest = newest_checkpoint(feed.out, ABOUT)
+            step = 0 if newest is None else int(newest.name.rpartition("-")[2])
+            feed.connect(newest, step, self.tokenizer)
+            feed.serve(self._weights_of(newest))
+            policy = self._make_policy(newest)
+            while step < chosen.steps:
+                groups, rows = feed.next_rows(self._recipe, chosen.temperature)
+                if not feed.acknowledge(step + 1):
+                    continue
+                step += 1
+                batch = batch_of(rows, self.loss, self.tokenizer.pad_token_id, chosen.multiple)
+                if self.loss.reference_policy_kl_penalty:
+                    policy.prepare_for_lp_inference()
+                    reference = policy.get_reference_policy_logprobs(batch)["reference_logprobs"]
+                    batch["reference_policy_logprobs"] = reference
+                policy.prepare_for_training()
+                made = policy.train(batch, self.loss, gbs=len(batch["input_ids"]))
+                staleness = max(group.staleness for group in groups)
+                metrics = {"rolltap_version": feed.version, "rolltap_staleness_max": staleness, "rows": len(rows)}
+                metrics |= {name: float(made[name].sum()) for name in ("loss", "grad_norm")}
+                self._log(metrics, step, prefix="train")
+                feed.push(self._weights_of(self._save(policy, step)), feed.version + 1)
+
+    def _save(self, policy: Any, step: int) -> Path:
+        with whole_folder(self.feed.out / f"checkpoint-{step}") as folder:
+            policy.save_checkpoint(str(folder / "weights"), str(folder / "optimizer"))
+            policy.finalize_async_save()
+            write_version(folder, self.feed.settings.policy, self.feed.version + 1)
+        return self.feed.out / f"checkpoint-{step}"
+
+
+def batch_of(rows: Sequence[TrainedRow], loss: Any, padding: int, multiple: int = 1) -> BatchedDataDict[Any]:
+    """The step as `Policy.train` and `ClippedPGLossFn` take it.
+
+    A mean over tokens counts each once; where NeMo RL's is over sequences, a row's `sample_mask` is its share of its
+    rollout, so that the rows of a rollout weigh as one.
+    """
+    by_sequence = loss.loss_type.name == "SEQUENCE_LEVEL"
+    weights = [row.share if by_sequence else 1.0 for row in rows]
+    filling = -len(rows) % multiple
+    logs = [message_log(row) for row in rows] + [message_log(rows[0])] * filling
+    flat, lengths = batched_message_log_to_flat_message(logs, pad_value_dict={"token_ids": padding})
+    old = flat["generation_logprobs"]
+    return BatchedDataDict(
+        {
+            "input_ids": flat["token_ids"],
+            "input_lengths": lengths,
+            "advantages": flat["advantages"],
+            "generation_logprobs": old,
+            "prev_logprobs": old.clone(),
+            "reference_policy_logprobs": torch.zeros_like(old),
+            "token_mask": flat["token_loss_mask"],
+            "sample_mask": torch.tensor(weights + [0.0] * filling),
+        }
+    )
+
+
+def message_log(row: TrainedRow) -> list[dict[str, Any]]:
+    """The whole segment, run by run."""
+    part = row.segment
+    edges = sorted({0, len(part), *(place for run in trained_runs(part) for place in run)})
+    messages = []
+    for begin, end in pairwise(edges):
+        trained = bool(part.loss_mask[begin])
+        messages.append(
+            {
+                "role": "assistant" if trained else "user",
+                "content": "",
+                "token_ids": torch.from_numpy(part.token_ids[begin:end].astype(np.int64)),
+                "token_loss_mask": torch.full((end - begin,), int(trained)),
+                "generation_logprobs": torch.from_numpy(part.logprobs[begin:end].copy()),
+                "advantages": torch.full((end - begin,), row.advantage),
+            }
+        )
+    return messages
