@@ -10,9 +10,11 @@ import torch
 
 from .sources import absent
 
-absent("wandb", "mlflow", "swanlab", "pynvml", "nemo_automodel", "torch.utils.tensorboard")
+absent("wandb", "mlflow", "swanlab", "pynvml", "nemo_automodel", "torch.utils.tensorboard", "hydra", "hydra.utils")
 from nemo_rl.algorithms.loss.loss_functions import ClippedPGLossConfig, ClippedPGLossFn  # noqa: E402
 from nemo_rl.algorithms.loss.utils import prepare_loss_input  # noqa: E402
+
+torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]  # it takes log-probs on a GPU
 
 
 class Loss(ClippedPGLossFn):

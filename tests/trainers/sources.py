@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NotRequired, Optional
@@ -88,7 +89,8 @@ def absent(*names: str) -> None:
         try:
             importlib.import_module(name)
         except ImportError:
-            sys.modules[name] = MagicMock(name=name)
+            missing = module(name, __getattr__=lambda attribute: MagicMock(name=attribute), __path__=[])
+            missing.__spec__ = ModuleSpec(name, None)
 
 
 def strict_dataclass(name: str, fields: Sequence[Field], **types: Any) -> Any:

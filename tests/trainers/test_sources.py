@@ -40,10 +40,10 @@ def test_the_schema_is_the_sources_at_its_commit(name: str) -> None:
 def fields_of(path: Path, kind: str) -> list[Field]:
     """The annotated fields of a class in a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    (found,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == kind]
+    (definition,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == kind]
     return [
         (ast.unparse(line.target), ast.unparse(line.annotation), ast.unparse(line.value) if line.value else None)
-        for line in found.body
+        for line in definition.body
         if isinstance(line, ast.AnnAssign)
     ]
 

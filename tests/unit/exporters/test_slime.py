@@ -17,16 +17,11 @@ from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.trainer_client.slime_rewards import by_group
 from rolltap.types import Finish, RolloutStatus
 
+from ...trainers.sources import schema
 from .world import World, reasons_of, rows_of, says, user
 
-SAMPLE = {
-    "group_index", "index", "rollout_id", "prompt", "tokens", "multimodal_inputs", "multimodal_train_inputs",
-    "multimodal_train_input_id", "apply_chat_template_kwargs", "response", "response_length", "label", "reward",
-    "loss_mask", "weight_versions", "rollout_log_probs", "rollout_top_p_token_ids", "rollout_top_p_token_offsets",
-    "rollout_routed_experts", "remove_sample", "teacher_log_probs", "status", "metadata", "generate_function_path",
-    "custom_rm_path", "train_metadata", "session_id", "non_generation_time", "spec_info", "prefix_cache_info",
-}  # fmt: skip
-"""Fields of `slime.utils.types.Sample` at commit 624b824."""
+SAMPLE = {name for name, *_ in schema("slime").fields("Sample")}
+"""Fields of `slime.utils.types.Sample` at the commit of the schema."""
 
 
 def samples_in(out: Path, *groups: list[ExportItem]) -> list[dict[str, Any]]:
