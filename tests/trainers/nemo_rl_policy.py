@@ -110,7 +110,8 @@ class NemoRl:
             trainer="theirs",
             out=run.out,
         )
-        settings = NemoSettings(run.steps, VOCABULARY, longest=100, multiple=ROWS, recipe=self.advantage)
+        tokenizer = AutoTokenizer.from_pretrained(run.model)
+        settings = NemoSettings(run.steps, VOCABULARY, 100, tokenizer, multiple=ROWS, recipe=self.advantage)
         policies: list[Policy] = []
         optimisers: list[DyingSGD] = []
         logged: dict[str, list[float]] = {"staleness": []}
@@ -128,8 +129,7 @@ class NemoRl:
             make_policy,
             self._loss(),
             lambda checkpoint: run.model if checkpoint is None else checkpoint / "weights",
-            tokenizer=AutoTokenizer.from_pretrained(run.model),
-            log=log,
+            log,
         )
         trainer.train()
         return Seen(policies[0].seen, policies[0].optimiser.gradient, logged)

@@ -33,7 +33,7 @@ from nemo_rl.distributed.batched_data_dict import BatchedDataDict  # noqa: E402
 
 @dataclass(frozen=True, slots=True)
 class NemoSettings:
-    """How many steps are made, of a model with `vocabulary` tokens and at most `longest` tokens a row.
+    """How many steps are made, of a model with `vocabulary` tokens, its `tokenizer`, and rows of `longest` at most.
 
     A step's rows are filled up to a multiple of `multiple` (data-parallel size times micro batch) with rows that have
     no loss.
@@ -42,6 +42,7 @@ class NemoSettings:
     steps: int
     vocabulary: int
     longest: int
+    tokenizer: Any
     multiple: int = 1
     recipe: str = "grpo"
     temperature: float = 1.0
@@ -61,11 +62,9 @@ class NemoTrainer:
         make_policy: Callable[[Path | None], Any],
         loss: Any,
         weights_of: Callable[[Path | None], Path],
-        *,
-        tokenizer: Any,
         log: Callable[..., None],
     ) -> None:
-        self.feed, self.settings, self.loss, self.tokenizer = feed, settings, loss, tokenizer
+        self.feed, self.settings, self.loss = feed, settings, loss
         self._make_policy, self._weights_of, self._log = make_policy, weights_of, log
         self._recipe = make_recipe(settings.recipe, {})
 
@@ -75,7 +74,7 @@ class NemoTrainer:
         with feed.leasing(chosen.vocabulary, longest=chosen.longest):
             newest = newest_checkpoint(feed.out, ABOUT)
             step = 0 if newest is None else int(newest.name.rpartition("-")[2])
-            feed.connect(newest, step, self.tokenizer)
+            feed.connect(newest, step, chosen.tokenizer)
             feed.serve(self._weights_of(newest))
             policy = self._make_policy(newest)
             while step < chosen.steps:
@@ -83,7 +82,7 @@ class NemoTrainer:
                 if not feed.acknowledge(step + 1):
                     continue
                 step += 1
-                batch = batch_of(rows, self.loss, self.tokenizer.pad_token_id, chosen.multiple)
+                batch = batch_of(rows, self.loss, chosen.tokenizer.pad_token_id, chosen.multiple)
                 if self.loss.reference_policy_kl_penalty:
                     policy.prepare_for_lp_inference()
                     reference = policy.get_reference_policy_logprobs(batch)["reference_logprobs"]
