@@ -295,6 +295,7 @@ class Evidence:
     limits: Limits
     session_id: str = ""
     rollout_id: str = ""
+    harness: str = ""
     seen: Transcript = field(default_factory=Transcript)
     began: float = field(default_factory=time.monotonic)
 

@@ -172,6 +172,13 @@ class AdminClient(AsyncHttpClient):
         """Has the harness's own log compared with the closed session: its verdict and a text. The first one stands."""
         return await self._post(f"/sessions/{session_id}/log", log)
 
+    async def answer(self, session_id: str) -> str:
+        """The last text that the main agent's model said in the session, as it is on record."""
+        turns = await self.get(f"/read/sessions/{session_id}/transcript")
+        replies = [turn["reply"] for turn in turns if turn["kind"] == "main" and not turn["agent"] and turn["reply"]]
+        texts = ["".join(part["text"] for part in reply["parts"] if part["kind"] == "text") for reply in replies]
+        return next((text for text in reversed(texts) if text.strip()), "")
+
     async def get(self, path: str, **query: str) -> Any:
         """Any read of the admin plane: `get("/sessions/ID")`."""
         return await self.send(Request("GET", path, query=query))

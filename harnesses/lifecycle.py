@@ -294,6 +294,7 @@ class RolloutRunner:
             limits=limits,
             session_id=state.session.session_id if state.session else "",
             rollout_id=state.claim.rollout_id,
+            harness=state.assignment.harness.name,
             seen=state.seen,
         )
         try:

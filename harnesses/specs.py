@@ -16,7 +16,10 @@ import msgspec
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Endpoint, Harness, Job, Launch, Limits, PythonCall, RuntimeOptions, Source
 from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.environments import NAME as ENVIRONMENT
+from rolltap.harnesses.environments import EnvironmentLoop
 from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.environment import EnvironmentCheck
 from rolltap.harnesses.evaluators.registry import parse_evaluator
 from rolltap.harnesses.install import find, not_installed, own
 from rolltap.harnesses.lifecycle import Assignment
@@ -74,6 +77,9 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             raise TaskInvalid(f"a task starts from one of {', '.join(sources)}, not from several", param=sources[1])
         if self.files is not None:
             Files(self.files)
+        for path in (self.folder, self.repository):
+            if path is not None:
+                located(Path(), path)
 
     def source(self, base: Path) -> Source:
         self.check_source()
@@ -85,10 +91,26 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             return GitCommit(located(base, self.repository), self.commit)
         return Empty()
 
+    def harness_name(self, default: str = "") -> str:
+        """An environment is played by its own loop where nobody names a harness."""
+        return self.harness or default or (ENVIRONMENT if isinstance(self.evaluator, EnvironmentCheck) else "")
+
+    def build_harness(self, defaults: Defaults) -> Harness:
+        name = self.harness_name(defaults.harness)
+        if name != ENVIRONMENT:
+            if isinstance(self.evaluator, EnvironmentCheck):
+                self.evaluator.check_answers()
+            return get_harness(name, dialect=self.dialect or defaults.dialect, argv=self.argv or defaults.argv)
+        if not isinstance(self.evaluator, EnvironmentCheck):
+            raise TaskInvalid("the harness 'environment' needs an evaluator of that kind, too", param="harness")
+        return self.evaluator.loop()
+
     def runtime_options(self, harness: Harness, defaults: Defaults) -> RuntimeOptions:
         """Puts `harness` on PATH: our installation of its pinned release, else the user's own."""
         installation = (find(harness.package) or own(harness.package)) if harness.package else None
         bins, needs = (installation.bins, installation.needs) if installation else ((), ())
+        if isinstance(harness, EnvironmentLoop):
+            needs = harness.needs
         return RuntimeOptions(defaults.workspaces, bins, (*needs, *self.evaluator.needs), self.image)
 
 
@@ -120,9 +142,7 @@ def check(task: Task, policies: Collection[str]) -> None:
     `policies` are those that are served.
     """
     spec = parse_spec(task.spec)
-    if not spec.harness:
-        raise TaskInvalid(f"task {task.id} names no harness; add `harness` to its spec", param="harness")
-    get_harness(spec.harness, dialect=spec.dialect, argv=spec.argv)
+    _harness_of(task, spec, Defaults())
     check_runtime(spec.runtime)
     spec.evaluator.check(policies)
     spec.check_source()
@@ -138,7 +158,7 @@ def resolve_paths(task: Task, defaults: Defaults) -> Task:
     base = defaults.base
     complete = msgspec.structs.replace(
         spec,
-        harness=spec.harness or defaults.harness,
+        harness=spec.harness_name(defaults.harness),
         dialect=spec.dialect or defaults.dialect,
         argv=spec.argv or defaults.argv,
         runtime=spec.runtime or defaults.runtime,
@@ -152,10 +172,7 @@ def resolve_paths(task: Task, defaults: Defaults) -> Task:
 def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
     """Everything that `task` is run with on this machine; `TaskInvalid` if it can't be run here."""
     spec = parse_spec(task.spec)
-    name = spec.harness or defaults.harness
-    if not name:
-        raise TaskInvalid(f"task {task.id} names no harness; add `harness`, or give --harness", param="harness")
-    harness = get_harness(name, dialect=spec.dialect or defaults.dialect, argv=spec.argv or defaults.argv)
+    harness = _harness_of(task, spec, defaults)
     runtime = runtime_for(spec.runtime or defaults.runtime, launch_type(harness))
     return Assignment(
         task=task,
@@ -165,6 +182,12 @@ def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
         evaluator=spec.evaluator.build(client),
         limits=spec.limits.build(),
     )
+
+
+def _harness_of(task: Task, spec: TaskSpec, defaults: Defaults) -> Harness:
+    if not spec.harness_name(defaults.harness):
+        raise TaskInvalid(f"task {task.id} names no harness; add `harness`, or give --harness", param="harness")
+    return spec.build_harness(defaults)
 
 
 def check_installed(assignment: Assignment) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,17 @@ def read_tasks(path: Path, repositories: Path | None = None, *, reward_key: str 
         tasks = [harbor_task(folder, reward_key) for folder in folders]
     else:
         tasks = _read_lines(path, repositories)
+    refuse_twins(tasks, str(path))
+    return tasks
+
+
+def refuse_twins(tasks: Sequence[Task], where: str) -> None:
+    """`TaskInvalid` if two tasks of one source have the same id."""
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
-            raise TaskInvalid(f"{path}: two tasks have the id {task.id!r}", param="id")
+            raise TaskInvalid(f"{where}: two tasks have the id {task.id!r}", param="id")
         seen.add(task.id)
-    return tasks
 
 
 def _read_lines(path: Path, repositories: Path | None) -> list[Task]:
@@ -71,8 +76,7 @@ def task_from(line: Any, repositories: Path | None = None) -> Task:
     if line.keys() >= SWE_KEYS:
         return swe_task(line, repositories)
     spec = {name: value for name, value in line.items() if name not in ("id", "instruction", "tags")}
-    parsed = parse_spec(spec)
-    parsed.source(Path())  # a path that leaves the task's folder is refused here
+    parse_spec(spec).check_source()
     tags = line.get("tags", [])
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         raise TaskInvalid("`tags` is a list of strings", param="tags")

@@ -64,7 +64,7 @@ ADMIN_PLANE: Table = {
     "GET /metrics": READ,
     "GET /read/sessions": READ,
     "GET /read/sessions/{session_id}": READ,
-    "GET /read/sessions/{session_id}/transcript": READ,
+    "GET /read/sessions/{session_id}/transcript": ("admin", "viewer", "runner"),
     "GET /read/sessions/{session_id}/trajectory": READ,
     "GET /read/calls/{call_id}": READ,
     "GET /read/calls/{call_id}/tokens": READ,

@@ -26,7 +26,7 @@ case "$name" in
   sources-1)
     packages=(megatron-core==0.16.1 beartype==0.23.1 jaxtyping==0.3.11 wadler-lindig==0.1.8 pyzmq==27.3.0
       loguru==0.7.3 tomli_w==1.2.0 transformers==5.10.2 tokenizers==0.22.2) ;;
-  openenv-0.10.0) mapfile -t packages < scripts/trainers/openenv-0.10.0.txt ;;
+  openenv-0.10.0 | environments-1) mapfile -t packages < "scripts/trainers/$name.txt" ;;
   python-3.12)
     mapfile -t packages < scripts/trainers/python-3.12.txt
     python=$(command -v "${PYTHON312:-}" || ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python 2>/dev/null | tail -1 ||

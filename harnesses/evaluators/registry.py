@@ -10,6 +10,7 @@ import msgspec
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.command import CommandCheck
+from rolltap.harnesses.evaluators.environment import EnvironmentCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.llm_judge import LlmJudgeTable
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
@@ -24,6 +25,7 @@ EVALUATORS: Mapping[str, type[EvaluatorTable]] = {
     "python": PythonTable,
     "session_completed": SessionCompleted,
     "llm_judge": LlmJudgeTable,
+    "environment": EnvironmentCheck,
 }
 ENTRY_POINTS = "rolltap.evaluators"
 

@@ -50,7 +50,7 @@ Search = Annotated[str, Query(max_length=1000, description="words that a call's 
 
 def router(services: Services) -> APIRouter:
     routes = APIRouter(prefix="/read", tags=["reading"], route_class=sliced({}))
-    _sessions(routes, services.ask)
+    _sessions(routes, services)
     _calls(routes, services.ask)
     _groups(routes, services.ask)
     _mismatch(routes, services.ask)
@@ -59,7 +59,9 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-def _sessions(routes: APIRouter, ask: AskRecord) -> None:
+def _sessions(routes: APIRouter, services: Services) -> None:
+    ask = services.ask
+
     @routes.get("/sessions", response_model=SessionPage)
     async def find_sessions(
         search: Search = "",
@@ -79,8 +81,14 @@ def _sessions(routes: APIRouter, ask: AskRecord) -> None:
         return (await ask(RecordReader.session, session_id)).response()
 
     @routes.get("/sessions/{session_id}/transcript", response_model=tuple[CallTurn, ...])
-    async def show_transcript(session_id: str) -> Response:
-        """The session's text once: what each call added to its parent's conversation, and its reply."""
+    async def show_transcript(session_id: str, by: By) -> Response:
+        """The session's text once: what each call added to its parent's conversation, and its reply.
+
+        A runner reads those of attempts that it began: their evaluators score what the model said.
+        """
+        if by.only_own:
+            session = await services.call_log.session(session_id)
+            await services.ledger.rollouts.check_own_session(session_id, session and session.rollout_id, by)
         return (await ask(RecordReader.transcript, session_id)).response()
 
     @routes.get(

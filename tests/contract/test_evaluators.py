@@ -27,6 +27,7 @@ from rolltap.harnesses.specs import check
 from rolltap.plugins import known_names
 from rolltap.types import Task
 
+from ..unit.harnesses.environments import signed
 from ..unit.harnesses.stub import Stub, running
 
 NAMES = known_names(EVALUATORS, ENTRY_POINTS)
@@ -36,6 +37,8 @@ PROJECT = {
 }
 TASK = Task("t", "Check add.")
 TEST_SH = "echo 1 > /logs/verifier/reward.txt\n"
+PRINTED = {"environment": signed({"reward": 0.5, "parts": {"right": 0.5}}, "s")}
+"""What the harness printed, where an evaluator reads it."""
 
 
 def example(kind: str) -> dict[str, object]:
@@ -73,8 +76,8 @@ async def evidence(settings: EvaluatorTable, folder: Path, evaluate_s: float) ->
 
         workspace = await prepare()
         (workspace.folder / "notes.txt").write_text("done")
-        exit_ = Exit(Ending.DONE, 1.0, 0, "I am done.")
-        yield Evidence(TASK, exit_, workspace, prepare, Limits(evaluate_s=evaluate_s), "s", "r")
+        exit_ = Exit(Ending.DONE, 1.0, 0, PRINTED.get(settings.name, "I am done."))
+        yield Evidence(TASK, exit_, workspace, prepare, Limits(evaluate_s=evaluate_s), "s", "r", harness=settings.name)
 
 
 @pytest.mark.parametrize("kind", NAMES)

@@ -120,6 +120,13 @@ class Toy:
 TOY = Toy()
 """
 
+TOY_SOURCE = """
+from rolltap.types import Task
+
+def TOY(where, options):
+    return [Task(where, "Go.", {"evaluator": {"kind": "session_completed"}, "harness": "codex"})]
+"""
+
 TOY_EXPORTER = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -171,6 +178,7 @@ def test_an_engine_of_another_package_passes_the_contract(tmp_path: Path) -> Non
         ("rolltap.runtimes", "toy", TOY_RUNTIME, "test_runtimes.py", 7),
         ("rolltap.harnesses", "toy", TOY_COMMAND, "test_harnesses.py", 2),
         ("rolltap.harnesses", "toy-call", TOY_CALL, "test_harnesses.py", 3),
+        ("rolltap.task_sources", "toy", TOY_SOURCE, "test_task_sources.py", 2),
         ("rolltap.exporters", "toy", TOY_EXPORTER, "test_exporters.py", 7),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from rolltap.harnesses.registry import get_harness
 from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.sources import Empty
 from rolltap.harnesses.specs import Defaults
+from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments
 
 POLL_S = 0.3
 RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap, or a refusal"
@@ -38,7 +40,7 @@ console = Screen(highlight=False)
 @one_line_errors
 def run(
     target: Annotated[
-        str, typer.Argument(help="a harness, or a file or folder of tasks", autocompletion=complete_target)
+        str, typer.Argument(help="a harness, a file or folder of tasks, or KIND:WHERE", autocompletion=complete_target)
     ],
     words: Annotated[list[str] | None, typer.Argument(help="after `--`: the prompt (`command`: its argv)")] = None,
     harness: Annotated[
@@ -51,6 +53,9 @@ def run(
     dialect: Annotated[str, typer.Option(help="protocol, for harnesses that speak several")] = "",
     repositories: Annotated[Path | None, typer.Option(help="tasks: folder of SWE-style repositories")] = None,
     reward_key: Annotated[str, typer.Option(help=REWARD_KEY_HELP)] = "",
+    python: Annotated[str, typer.Option(help="environments: the Python that has their package")] = "",
+    arg: Annotated[list[str] | None, typer.Option(help="environments: a setting of theirs, NAME=VALUE")] = None,
+    take: Annotated[int, typer.Option(min=0, help="environments: how many of their tasks; 0: all")] = 0,
     usable: Annotated[int | None, typer.Option(help="tasks: enough usable rollouts to end a group early")] = None,
     priority: Annotated[int, typer.Option(help="tasks: the greater goes first")] = 0,
     id: Annotated[str, typer.Option(help="tasks: the submission's id; a known id resumes that submission")] = "",
@@ -65,13 +70,16 @@ def run(
     """Runs a harness on a prompt in this folder, or a file of tasks, and shows the calls.
 
     rolltap run codex -- "fix the failing test"  ·  rolltap run tasks.jsonl --harness codex --n 8
+    rolltap run verifiers:gsm8k --n 8  (docs/environments.md)
     """
-    if not Path(target).exists() and (harness or Path(target).suffix or "/" in target):
+    source = is_source(target)
+    if not source and not Path(target).exists() and (harness or Path(target).suffix or "/" in target):
         raise TaskInvalid(f"{target}: no such file or folder of tasks")
     plane = connect("admin", config, url)
-    if Path(target).exists():
+    if source or Path(target).exists():
         here = not (nodes or detach)
-        work = Work(Path(target), n, slots, policy, repositories, usable, priority, id, here, detach, reward_key)
+        options = SourceOptions(repositories, reward_key, python or sys.executable, parse_arguments(arg or ()), take)
+        work = Work(target, n, slots, policy, options, usable, priority, id, here, detach)
         defaults = Defaults(base=_folder(Path(target)), harness=harness, dialect=dialect, runtime=runtime,
                             argv=tuple(words or ()))  # fmt: skip
         failed = asyncio.run(run_tasks(plane, work, defaults))

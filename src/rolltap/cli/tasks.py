@@ -8,8 +8,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +28,7 @@ from rolltap.harnesses.lifecycle import Progress as Step
 from rolltap.harnesses.lifecycle import Stage
 from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults, build, check, check_installed, resolve_paths
-from rolltap.harnesses.tasks import read_tasks
+from rolltap.harnesses.task_sources import SourceOptions, tasks_of
 from rolltap.ids import new_id
 from rolltap.types import RolloutStatus
 
@@ -43,25 +42,23 @@ console = Screen(highlight=False)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What `rolltap run FILE` is to do. With `here` this process runs the rollouts, else nodes do."""
+    """What `rolltap run TASKS` is to do. With `here` this process runs the rollouts, else nodes do."""
 
-    path: Path
+    target: str
     n: int
     slots: int
     policy: str = ""
-    repositories: Path | None = None
+    options: SourceOptions = field(default_factory=SourceOptions)
     usable: int | None = None
     priority: int = 0
     id: str = ""
     here: bool = True
     detach: bool = False
-    reward_key: str = ""
 
 
 async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
-    """Submits the file's tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
-    read = read_tasks(work.path, work.repositories, reward_key=work.reward_key)
-    tasks = [resolve_paths(task, defaults) for task in read]
+    """Submits the tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
+    tasks = [resolve_paths(task, defaults) for task in tasks_of(work.target, work.options)]
     async with AdminClient(plane.url, plane.key) as client:
         names = [policy["name"] for policy in (await client.get("/policies"))["policies"]]
         policy = policy_or_roles(work.policy) or only(names)

@@ -57,11 +57,11 @@ class Rollouts:
             await self._uow.query(lambda tx: check_own(tx, rollout_id, by, node_token))
 
     async def check_own_session(self, session_id: str, rollout_id: str | None, by: Caller) -> None:
-        """Raises `Forbidden` if a runner's key closes the session of an attempt that it did not start."""
+        """Raises `Forbidden` if a runner's key reads or closes the session of an attempt that it did not start."""
         of_rollout = sa.and_(attempts.c.rollout_id == rollout_id, attempts.c.session_id == session_id)
         own = sa.select(attempts.c.key_id).where(of_rollout)  # uses the primary key, as every rollout's end runs this
         if by.only_own and await self._uow.query(lambda tx: tx.scalar(own)) != by.id:
-            raise Forbidden("a runner's key can close only the sessions of attempts that it started")
+            raise Forbidden("a runner's key can read and close only the sessions of attempts that it started")
 
     async def start(
         self, rollout_id: str, session_id: str, *, runner: str = "", node_token: str = "", by: Caller = SERVER

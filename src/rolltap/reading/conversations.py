@@ -84,7 +84,7 @@ def turns(rows: Sequence[CallRow]) -> tuple[CallTurn, ...]:
         new, system = _new_messages(row, items[intent.id], systems.get(parent, ()), replies.get(parent))
         reply = reply_view(row.completion.message) if row.completion is not None else None
         replies[intent.id], systems[intent.id] = reply, system
-        added.append(CallTurn(intent.id, tuple(new), reply))
+        added.append(CallTurn(intent.id, intent.kind, intent.agent, tuple(new), reply))
     return tuple(added)
 
 

@@ -172,9 +172,14 @@ class CallDetail:
 
 @dataclass(frozen=True, slots=True)
 class CallTurn:
-    """What a call added to its session's text: the messages that its parent's conversation does not hold, the reply."""
+    """What a call added to its session's text: the messages that its parent's conversation does not hold, the reply.
+
+    `kind` and `agent` are the call's: `main` and empty for the main agent's own.
+    """
 
     call_id: str
+    kind: str
+    agent: str
     new: tuple[MessageView, ...]
     reply: MessageView | None
 

@@ -51,7 +51,7 @@ def test_a_line_becomes_an_assignment(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"evaluator": None}, 'needs an `evaluator` with a `kind`; {"kind": "session_completed"} is the simplest'),
-        ({"evaluator": {"kind": "comand"}}, "no evaluator 'comand'; known: command, harbor"),
+        ({"evaluator": {"kind": "comand"}}, "no evaluator 'comand'; known: command, environment, harbor"),
         ({"evaluator": {"kind": "command"}}, 'missing required field `command`; for example {"kind": "command", '),
         ({"files": {"../x": ""}}, "leaves the task's folder"),
         ({"files": {"/etc/x": ""}}, "leaves the task's folder"),
@@ -116,6 +116,16 @@ def test_a_python_check_lies_beside_its_task_file(tmp_path: Path) -> None:
 def test_files_that_are_no_tasks(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(TaskInvalid, match=message):
         read_tasks(lines(tmp_path, text))
+
+
+def test_a_tasks_folder_is_found_beside_its_file_whatever_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "start").mkdir()
+    (task,) = read_tasks(lines(tmp_path, {**GOOD, "files": None, "folder": "start"}))
+    assert resolve_paths(task, Defaults(base=tmp_path)).spec["folder"] == f"{tmp_path}/start"
 
 
 def test_ids_are_unique_and_files_exist(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Where tasks come from: `KIND:WHERE` names a source, anything else is a file or folder of tasks (`tasks.py`).
+
+A source is a function of WHERE and of what the command line said. An installed package brings its own by an entry point
+in `rolltap.task_sources`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.environments import PACKAGES, list_tasks
+from rolltap.harnesses.evaluators.environment import EnvironmentCheck
+from rolltap.harnesses.specs import TaskSpec
+from rolltap.harnesses.tasks import read_tasks, refuse_twins
+from rolltap.plugins import known_names, lookup
+from rolltap.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a source may need to know beside WHERE.
+
+    `python` is the interpreter that has an environment's package, `arguments` are the environment's own settings, and
+    `take` is how many of its tasks are taken (0: all). `repositories` and `reward_key` are those of `read_tasks`.
+    """
+
+    repositories: Path | None = None
+    reward_key: str = ""
+    python: str = sys.executable
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    take: int = 0
+
+
+TaskSource = Callable[[str, SourceOptions], list[Task]]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentTasks:
+    """The tasks of an environment of `package`, each with the evaluator that asks the environment's own scorer."""
+
+    package: str
+
+    def __call__(self, where: str, options: SourceOptions) -> list[Task]:
+        python = str(Path(options.python).absolute()) if "/" in options.python else options.python
+        check = EnvironmentCheck(
+            self.package, where, options=dict(options.arguments), python=python, reward_key=options.reward_key
+        )
+        check = check.resolve_paths(Path().absolute())
+        if missing := [path for path in check.paths if not Path(path).is_file()]:
+            raise TaskInvalid(f"{missing[0]}: no such file", param="where")
+        rows = list_tasks(self.package, python, {**check.step.values, "take": options.take})
+        if not rows:
+            raise TaskInvalid(f"{self.package}:{where} holds no task")
+        name = f"{Path(where.partition('@')[0]).stem}{where[where.find('@') :] if '@' in where else ''}"
+        return [
+            Task(
+                f"{name}/{row.get('id') or row['sample']}",
+                row["instruction"].strip() or f"Play {name}.",
+                msgspec.to_builtins(TaskSpec(evaluator=msgspec.structs.replace(check, sample=row["sample"]))),
+                (self.package,),
+            )
+            for row in rows
+        ]
+
+
+def swe_instances(where: str, options: SourceOptions) -> list[Task]:
+    """Instances of the SWE-bench family in a file of JSON lines."""
+    tasks = read_tasks(Path(where), options.repositories)
+    if other := [task.id for task in tasks if "repository" not in task.spec]:
+        raise TaskInvalid(f"{where}: {other[0]} is no instance of the SWE-bench family")
+    return tasks[: options.take or None]
+
+
+TASK_SOURCES: Mapping[str, TaskSource] = {
+    **{package: EnvironmentTasks(package) for package in PACKAGES},
+    "swebench": swe_instances,
+}
+ENTRY_POINTS = "rolltap.task_sources"
+
+
+def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
+    """`NAME=VALUE`s as a table: values are JSON where they can be, and dots in a name lead into tables within."""
+    table: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        *outer, last = name.split(".")
+        if not equals or not all([*outer, last]):
+            raise TaskInvalid(f"--arg takes NAME=VALUE, not {pair!r}", param="arg")
+        inner = table
+        for part in outer:
+            inner = inner.setdefault(part, {})
+        try:
+            inner[last] = json.loads(text)
+        except ValueError:
+            inner[last] = text
+    return table
+
+
+def is_source(target: str) -> bool:
+    """Whether `target` is `KIND:WHERE` with a kind that is known."""
+    kind, colon, _ = target.partition(":")
+    return bool(colon) and not Path(target).exists() and kind in known_names(TASK_SOURCES, ENTRY_POINTS)
+
+
+def tasks_of(target: str, options: SourceOptions) -> list[Task]:
+    """The tasks of a source, or of a file or folder. `TaskInvalid` says what is wrong."""
+    if not is_source(target):
+        return read_tasks(Path(target), options.repositories, reward_key=options.reward_key)
+    kind, _, where = target.partition(":")
+    tasks = lookup("task source", kind, TASK_SOURCES, ENTRY_POINTS, TaskInvalid)(where, options)
+    refuse_twins(tasks, target)
+    return tasks

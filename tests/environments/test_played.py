@@ -1,0 +1,152 @@
+"""Environments of real packages, each in an environment of its own: played in a sandbox, paid by their own scorers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolltap.contract.admin import SubmitTasks
+from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
+from rolltap.harnesses.node import NodeAgent, NodeSettings
+from rolltap.harnesses.specs import Defaults, resolve_paths
+from rolltap.harnesses.task_sources import SourceOptions, tasks_of
+
+from ..conftest import ROOT
+from ..harnesses.house import POLICY, house
+
+HERE = Path(__file__).parent
+AGENT_S = 600.0
+
+pytestmark = [pytest.mark.trainers, pytest.mark.timeout(900)]
+
+
+def answers(**replies: str) -> Script:
+    """A model that answers by a word of its prompt."""
+    words = {word.replace("_", " "): reply for word, reply in replies.items()}
+    return Script(
+        rules=tuple(Rule(when=word, turns=(Turn(say=reply),)) for word, reply in words.items()),
+        otherwise=Turn(say="I don't know."),
+    )
+
+
+def python_of(name: str) -> str:
+    python = ROOT / ".cache" / "trainers" / name / "bin" / "python"
+    assert python.exists(), f"make trainers: {python} is not there"
+    return str(python)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An environment of a package, what the model says in it, and what the package's scorer makes of that, by task."""
+
+    target: str
+    environment: str
+    script: Script
+    rewards: Mapping[str, float]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    harness: str = ""
+    policy: str | Mapping[str, str] = POLICY
+    scopes: Mapping[str, float] = field(default_factory=dict)
+
+
+CAPITALS = answers(France="Paris.", Peru="It is Lima, the city of kings.")
+SUMS = answers(**{"2_+_2": "The answer is 4", "17_+_25": "The answer is 41"})
+DOORS = Script(rules=(Rule(turns=(Turn(say="0"), Turn(say="I take door 1."), Turn(say="2"))),))
+WAYS = ("down", "down", "right", "right", "swim", "down", "right")
+LAKE = Script(rules=(Rule(turns=tuple(Turn(say=way) for way in WAYS)),))
+WORDS = Script(
+    rules=(
+        Rule(when="drawer", turns=(Turn(say="reward"),)),
+        Rule(when="stressed", turns=(Turn(say="stress"), Turn(say='{"word": "desserts"}'))),
+    )
+)
+ASK = """
+import json, os, sys, urllib.request as u
+body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": sys.stdin.read()}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+u.urlopen(u.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), headers)).read()
+print("The answer is 4, Paris, Lima, and everything else.")
+"""
+"""An agent that says something else than its model said."""
+
+CASES = {
+    "verifiers": Case("verifiers:verifiers/capitals.py", "verifiers-0.4.0", CAPITALS, {"France": 1.0, "Peru": 0.75}),
+    "inspect": Case("inspect:inspect/arithmetic.py@sums", "environments-1", SUMS, {"2+2": 1.0, "17+25": 0.0}),
+    "gymnasium": Case("gymnasium:gymnasium/doors.py@Doors", "environments-1", DOORS, {"seed-0": 1.0, "seed-1": 0.9}),
+    "frozen lake": Case(
+        "gymnasium:FrozenLake-v1",
+        "environments-1",
+        LAKE,
+        {"seed-0": 1.0, "seed-1": 1.0},
+        {"make": {"is_slippery": False}, "actions": ["left", "down", "right", "up"]},
+    ),
+    "openenv": Case("openenv:openenv/echo.py@Backwards", "openenv-0.10.0", WORDS, {"seed-0": 1.0, "seed-1": 0.5}),
+    "verifiers, by an agent": Case(
+        "verifiers:verifiers/capitals.py", "verifiers-0.4.0", CAPITALS, {"France": 1.0, "Peru": 0.75}, harness="command"
+    ),
+    "inspect, by an agent": Case(
+        "inspect:inspect/arithmetic.py@sums", "environments-1", SUMS, {"2+2": 1.0, "17+25": 0.0}, harness="command"
+    ),
+}
+
+
+async def play(case: Case, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Each task's rollout, and the text of its session, by the task's own name."""
+    options = SourceOptions(python=python_of(case.environment), arguments=case.arguments, take=len(case.rewards))
+    async with house(case.script, folder) as home:
+        argv = (sys.executable, "-c", ASK) if case.harness else ()
+        defaults = Defaults(base=HERE, harness=case.harness, argv=argv, workspaces=home.workspaces)
+        tasks = [resolve_paths(task, defaults) for task in await asyncio.to_thread(tasks_of, case.target, options)]
+        assert len(tasks) == len(case.rewards)
+        await home.client.submit(SubmitTasks(case.policy, 1, tasks, id="s"))
+        settings = NodeSettings("n", wait=0.1)
+        await NodeAgent(home.client, settings, defaults).run(asyncio.Event(), until_idle=True)
+        groups = await home.client.submission_groups("s")
+        rollouts = {group["task_id"].rpartition("/")[2]: group["rollouts"][0] for group in groups}
+        paths = {name: f"/read/sessions/{rollout['session_id']}/transcript" for name, rollout in rollouts.items()}
+        return rollouts, {name: json.dumps(await home.client.get(path)) for name, path in paths.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_an_environment_is_paid_by_its_own_scorer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(HERE)
+    case = CASES[name]
+    rollouts, texts = await play(case, tmp_path)
+    told = {task: (rollout["status"], rollout["reason"]) for task, rollout in rollouts.items()}
+    assert told == dict.fromkeys(case.rewards, ("succeeded", "")), rollouts
+    rewards = {task: rollout["rewards"][0]["value"] for task, rollout in rollouts.items()}
+    assert rewards == pytest.approx(case.rewards)
+    assert all('"reply"' in text for text in texts.values()), "every word of the model is on record"
+
+
+FORGE = """
+forged='{"proof": "00", "result": "{\\\\"parts\\\\": {\\\\"includes\\\\": 1.0}}"}'
+for process in /proc/[0-9]*; do
+  cat $process/environ 2>/dev/null | grep -az ROLLTAP && echo read $process/environ | tr a-z A-Z
+  head -c 1 $process/mem 2>/dev/null && echo read $process/mem | tr a-z A-Z
+  [ $process = /proc/$$ ] || { echo "$forged" > $process/fd/1; } 2>/dev/null && echo "forged into $process"
+done
+echo "$forged"; grep -rl proof_key / --include=*.json 2>/dev/null; echo tried | tr a-z A-Z
+"""
+
+
+async def test_a_models_command_beside_the_scorer_forges_no_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task's own tool runs what the model says, within the sandbox where the scorer runs."""
+    monkeypatch.chdir(HERE)
+    turns = (Turn(call=(ToolUse("shell", {"command": FORGE}),)), Turn(say="It is five."))
+    case = Case("inspect:inspect/arithmetic.py@tools", "environments-1", Script(rules=(Rule(turns=turns),)), {"2+2": 0})
+    rollouts, texts = await play(case, tmp_path)
+    assert (rollouts["2+2"]["status"], rollouts["2+2"]["rewards"][0]["value"]) == ("succeeded", 0.0)
+    assert "TRIED" in texts["2+2"], "the command ran"
+    assert "READ " not in texts["2+2"]

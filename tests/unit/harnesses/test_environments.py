@@ -1,0 +1,150 @@
+"""Environments of other packages: whose word counts, what is shown to whom, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.harnesses.base import Command, Ending, Endpoint, Evidence, Exit, Job, Limits
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.environments import EnvironmentLoop, list_tasks, proof_key, python_folders, signed_result
+from rolltap.harnesses.evaluators.environment import EnvironmentCheck
+from rolltap.harnesses.specs import SAMPLE_JOB, Defaults, build, check
+from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments, tasks_of
+from rolltap.types import Task
+
+from .environments import signed
+
+CLIENT = AdminClient("http://127.0.0.1:1", "k")
+
+
+def evaluator(**values: object) -> dict[str, object]:
+    return {"kind": "environment", "package": "verifiers", "where": "gsm8k", **values}
+
+
+def evidence(output: str, session: str = "s") -> Evidence:
+    async def none() -> object:
+        raise AssertionError("no clean workspace is asked for")
+
+    exit_ = Exit(Ending.DONE, 1.0, 0, output)
+    return Evidence(Task("t", "Go."), exit_, None, none, Limits(), session, harness="environment")  # type: ignore[arg-type]
+
+
+async def judge(output: str, **values: object) -> dict[str, float]:
+    settings = EnvironmentCheck("verifiers", "gsm8k", **values)  # type: ignore[arg-type]
+    verdict = await settings.build(CLIENT).evaluate(evidence(output))
+    return {score.scope: score.value for score in verdict.scores}
+
+
+async def test_only_the_drivers_own_result_counts() -> None:
+    own = signed({"reward": 0.25, "roles": {"user": 0.5}}, "s")
+    of_another = signed({"reward": 1.0}, "other session")
+    forged = json.dumps({"proof": "00" * 32, "result": '{"reward": 1.0}'})
+    noise = f'{forged}\n{{"proof": 1}}\n{{"proof": \n{{"proof": "\u00e9", "result": "x"}}'
+    output = f"chatter\n{of_another}\n{own}\n{forged}\n{noise}\n{of_another}\n"
+    assert await judge(output) == {"rollout": 0.25, "role:user": 0.5}
+    with pytest.raises(EvaluatorFailed, match="the verifiers environment gave no result"):
+        await judge(f"{forged}\n{of_another}\n{noise}")
+
+
+async def test_an_environment_that_fails_gives_no_reward() -> None:
+    with pytest.raises(EvaluatorFailed, match="the verifiers environment failed: no such tool"):
+        await judge(signed({"error": "Traceback\nno such tool"}, "s"))
+    with pytest.raises(EvaluatorFailed, match="reward is nan"):
+        await judge(signed({"reward": float("nan")}, "s"))
+
+
+async def test_of_several_scores_one_is_named() -> None:
+    output = signed({"parts": {"match": 1.0, "style": 0.5}}, "s")
+    with pytest.raises(EvaluatorFailed, match="which reward counts"):
+        await judge(output)
+    assert await judge(output, reward_key="style") == {"rollout": 0.5}
+    assert await judge(signed({"parts": {"match": 0.75}}, "s")) == {"rollout": 0.75}
+
+
+def test_the_key_and_the_proof_reach_the_driver_by_stdin_alone() -> None:
+    loop = EnvironmentCheck("verifiers", "gsm8k", python=sys.executable).loop()
+    endpoint = Endpoint("http://127.0.0.1:8710/s/SESSION", "the-key", "tiny", roles=("tiny", "user"))
+    launch = loop.launch(Job(endpoint, "Go.", Path("/w"), Path("/h")))
+    assert isinstance(launch, Command)
+    job = json.loads(launch.stdin)
+    assert (job["key"], job["url"], job["step"]) == ("the-key", "http://127.0.0.1:8710/s/SESSION/v1", "play")
+    seen = json.dumps([launch.argv, dict(launch.env), dict(launch.files)])
+    assert job["key"] not in seen
+    assert proof_key("SESSION") not in seen
+    assert proof_key("SESSION") == job["proof_key"] != proof_key("OTHER")
+
+
+def test_a_driver_proves_what_it_found(tmp_path: Path) -> None:
+    """A stand-in for a package, under its name: the real ones run in `make test-trainers`."""
+    with pytest.raises(
+        TaskInvalid, match=r"has no inspect_ai: .* -m pip install inspect_ai==0\.3\.285, or .* --python"
+    ):
+        list_tasks("inspect", sys.executable, {"where": "x.py@y"})
+    with pytest.raises(TaskInvalid, match="can't list the tasks with /nowhere/python"):
+        list_tasks("inspect", "/nowhere/python", {"where": "x.py@y"})
+    assert signed_result("", "00") is None
+
+
+def test_an_agent_is_shown_neither_the_environment_nor_its_python(tmp_path: Path) -> None:
+    file = tmp_path / "own" / "env.py"
+    file.parent.mkdir()
+    file.touch()
+    table = evaluator(where=str(file), python=sys.executable)
+    by_itself, by_an_agent = (
+        build(Task("t", "Go.", {"evaluator": table, **more}), Defaults(runtime="bubblewrap"), CLIENT).runtime
+        for more in ({}, {"harness": "command", "argv": ["true"]})
+    )
+    assert file.parent in by_itself.shown  # type: ignore[attr-defined]
+    assert set(python_folders(sys.executable)) <= set(by_itself.shown)  # type: ignore[attr-defined]
+    assert by_an_agent.shown == ()  # type: ignore[attr-defined]
+
+
+def test_a_sandbox_does_not_show_a_servers_data(tmp_path: Path) -> None:
+    (tmp_path / "rolltap-data").mkdir()
+    loop = EnvironmentCheck("verifiers", str(tmp_path / "env.py"), python=sys.executable).loop()
+    with pytest.raises(TaskInvalid, match=r"put env\.py into a folder of its own"):
+        _ = loop.needs
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"evaluator": evaluator(package="gym")}, "no package 'gym' of environments; known: verifiers"),
+        ({"evaluator": evaluator(package="gymnasium"), "harness": "codex"}, "plays its own episodes"),
+        ({"evaluator": {"kind": "session_completed"}, "harness": "environment"}, "needs an evaluator of that kind"),
+        ({"evaluator": evaluator(where="env.py")}, "is relative; nodes need absolute paths"),
+    ],
+)
+def test_what_no_node_could_play_is_refused(spec: dict[str, object], message: str) -> None:
+    with pytest.raises(TaskInvalid, match=message):
+        check(Task("t", "Go.", spec), ["tiny"])
+
+
+def test_arguments_are_tables_of_json() -> None:
+    pairs = ("make.slippery=false", "make.size=4", "split=test", 'actions=["a"]')
+    assert parse_arguments(pairs) == {"make": {"slippery": False, "size": 4}, "split": "test", "actions": ["a"]}
+    for pair in ("split", "=1", "a..b=1"):
+        with pytest.raises(TaskInvalid, match="--arg takes NAME=VALUE"):
+            parse_arguments((pair,))
+
+
+def test_a_source_is_named_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_source("verifiers:gsm8k")
+    assert not is_source("verifiers")
+    assert not is_source("nothing:gsm8k")
+    (tmp_path / "verifiers:gsm8k").touch()
+    assert not is_source("verifiers:gsm8k"), "a file of that name is meant"
+    with pytest.raises(TaskInvalid, match=r"none\.py: no such file"):
+        tasks_of("inspect:none.py@task", SourceOptions())
+
+
+def test_a_loop_has_no_side_effect() -> None:
+    loop = EnvironmentCheck("verifiers", "gsm8k").loop()
+    assert isinstance(loop, EnvironmentLoop)
+    assert loop.launch(SAMPLE_JOB) == loop.launch(SAMPLE_JOB)
