@@ -92,5 +92,5 @@ async def test_a_run_that_is_interrupted_says_how_it_goes_on(
     defaults = Defaults(harness="command", argv=("true",), runtime="process")
     replies = {"GET /policies": {"policies": [{"name": "p"}]}, "POST /tasks": {"id": "one"}}
     with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
-        await run_tasks(PlaneClient("admin", plane.url, "k"), Work(tasks, 1, 1, id="one", here=here), defaults)
+        await run_tasks(PlaneClient("admin", plane.url, "k"), Work(str(tasks), 1, 1, id="one", here=here), defaults)
     assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().out
