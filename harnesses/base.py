@@ -1,7 +1,7 @@
-"""What runs a rollout: three Protocols, and the pure data that passes between them.
+"""The Protocols for running a rollout, and the data that they exchange.
 
-A `Harness` says how an agent is launched; a `Runtime` makes a `Workspace` for it to run in; an `Evaluator` scores what
-it left behind. None of them knows the others' kinds, and none knows the proxy: they meet in `runner.py`.
+A `Harness` describes how to launch an agent. A `Runtime` creates a `Workspace` for it. An `Evaluator` scores the
+result. They do not depend on each other or on the proxy; `lifecycle.py` combines them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rolltap.harnesses.output import Transcript
 from rolltap.types import Scoring, Task
 
 Source = Callable[[Path], None]
-"""Fills an empty folder with what a task starts from. Called in a thread; see `sources.py`."""
+"""Fills an empty folder with a task's initial files. Called in a thread; see `sources.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a harness finds its model.
+    """The address of a harness's model.
 
     `base_url` is the session's own prefix (`http://host:port/s/<session>`) without `/v1`; `key` is the session's key;
     `model` is the policy's name as the harness is told it. The name matters: some harnesses change the shape of their
@@ -40,13 +40,13 @@ class Endpoint:
 
     @property
     def v1(self) -> str:
-        """The base URL in the form that OpenAI-style clients want."""
+        """The base URL in the form for OpenAI-style clients."""
         return f"{self.base_url}/v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one rollout may use. Seconds are of the stage itself; waiting for a slot is not counted."""
+    """The limits of one rollout. Seconds count only the stage itself, not the wait for a slot."""
 
     setup_s: float = 300.0
     agent_s: float = 1800.0
@@ -62,9 +62,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run as a harness sees it. The paths are the agent's own view: a container's, where it runs in one.
+    """One run of a harness. Paths are as the agent sees them, for example inside its container.
 
-    With `resume` the harness continues the conversation that HOME holds; one that can't raises `TaskInvalid`.
+    With `resume` the harness continues the conversation in HOME; a harness that cannot raises `TaskInvalid`.
     """
 
     endpoint: Endpoint
@@ -87,8 +87,8 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """What a finished run tells. `output` is what it printed, the middle of very much left out; `code` is None where a
-    signal ended it; `excess` names the limit that it was over and ended for ("": none)."""
+    """The result of a run. `output`: its printed text, without the middle if it is very long; `code`: None if a signal
+    ended it; `excess`: the exceeded limit that ended it ("": none)."""
 
     ending: Ending
     seconds: float
@@ -114,7 +114,7 @@ class Command:
     endings: Mapping[int, Ending] = field(default_factory=dict)
 
     def ending(self, code: int | None) -> Ending:
-        """What exit code `code` means."""
+        """The ending for exit code `code`."""
         if code is not None and code in self.endings:
             return self.endings[code]
         return Ending.DONE if code == 0 else Ending.CRASHED
@@ -124,8 +124,8 @@ class Command:
 class PythonCall:
     """A launch as a call in one of the runner's threads, for agents that are libraries.
 
-    `run` is given an event that is set when the run should end, and returns how it ended and the tail of what it has
-    to say. It shares the runner's process, so it is for agents that are trusted.
+    `run` gets an event that is set when the run should end. It returns the ending and the tail of the output. It shares
+    the runner's process, so it is only for trusted agents.
     """
 
     run: Callable[[threading.Event], tuple[Ending, str]]
@@ -152,28 +152,28 @@ class Package:
 
 
 class Harness(Protocol):
-    """An agent that runs unmodified: one short file says how it is pointed at a session."""
+    """A recipe for an agent that runs unmodified: one short file that points it at a session."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def package(self) -> Package | None:
-        """None where there is nothing to install."""
+        """The package to install; None if there is none."""
         ...
 
     @property
     def dialect(self) -> str:
-        """The wire protocol it will speak: a name of the proxy's dialects."""
+        """The protocol that it uses: a name of the proxy's dialects."""
         ...
 
     @property
     def quirks(self) -> tuple[str, ...]:
-        """What it does that a reader of its record should know, a sentence each."""
+        """Peculiarities that a reader of its record should know, one sentence each."""
         ...
 
     def launch(self, job: Job) -> Launch:
-        """How to run `job`; no side effect."""
+        """The launch for `job`. Has no side effects."""
         ...
 
 
@@ -190,7 +190,7 @@ class Workspace(Protocol):
     home: Path
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
-        """`endpoint` as it is reached from inside."""
+        """`endpoint` with its address from inside the workspace."""
         ...
 
     async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
@@ -206,13 +206,13 @@ class Workspace(Protocol):
         ...
 
     async def close(self) -> None:
-        """Removes the workspace, whatever state it is in."""
+        """Removes the workspace in any state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """What a runtime is made with.
+    """Options of a runtime.
 
     `base` is the folder of its workspaces (None: the system's temporary one); `bins` go before the system's PATH, and
     `needs` are the folders that a sandbox must show, read-only; `image` is a container's.
@@ -228,24 +228,24 @@ class Runtime(Protocol):
     """Makes workspaces. A runtime is one file with a class like this one and a line in `runtimes/registry.py`."""
 
     launches: ClassVar[type[Launch]]
-    """What its workspaces run: commands or Python calls."""
+    """The kind of launches that its workspaces run: commands or Python calls."""
 
     @property
     def name(self) -> str: ...
 
     @classmethod
     def create(cls, options: RuntimeOptions) -> Self:
-        """`TaskInvalid` if the task's options don't fit, `RuntimeFailed` if this machine can't have such workspaces."""
+        """Raises `TaskInvalid` for invalid options, `RuntimeFailed` if this machine does not support the runtime."""
         ...
 
     async def prepare(self, source: Source) -> Workspace:
-        """A new workspace filled by `source`; `RuntimeFailed` if it can't be made."""
+        """A new workspace filled by `source`. Raises `RuntimeFailed`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A value to be appended as a reward. `scope` is that of `rolltap.types.Reward`."""
+    """A value to append as a reward. `scope` is as in `rolltap.types.Reward`."""
 
     value: float
     scope: str = "rollout"
@@ -254,10 +254,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an evaluator says: its scores, and how they come about.
+    """An evaluator's result: its scores and their explanation.
 
-    `scoring` says what they count for; None leaves it to the ledger's rule for the rollout's status (a rollout that
-    timed out is masked, one whose harness crashed unscorable).
+    `scoring` None: the ledger decides by the rollout's status (a rollout that timed out is masked, one whose harness
+    crashed is unscorable).
     """
 
     scores: tuple[Score, ...]
@@ -277,15 +277,15 @@ OWN_CONFIGURATION: Mapping[str, str] = {
     "PIP_CONFIG_FILE": "/dev/null",
     "NPM_CONFIG_USERCONFIG": "/dev/null",
 }
-"""Keeps the tools of an evaluation from reading configuration that an agent may have written."""
+"""Environment that keeps an evaluation's tools from reading configuration that an agent may have written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What an evaluator can look at. The agent ran in `workspace`; `clean_workspace` makes one that it never touched.
+    """The input of an evaluator. The agent ran in `workspace`; `clean_workspace` creates an untouched one.
 
-    What the evaluator adds to `seen` is kept with the rollout, also when the evaluation fails. The evaluator's budget
-    counts from `began`, on the monotonic clock.
+    Text that the evaluator adds to `seen` is stored with the rollout, even if the evaluation fails. The evaluator's
+    time limit counts from `began` (monotonic clock).
     """
 
     task: Task
@@ -300,10 +300,10 @@ class Evidence:
     began: float = field(default_factory=time.monotonic)
 
     async def run(self, workspace: Workspace, step: str, launch: Command) -> Exit:
-        """Runs a step of the evaluation with an empty HOME, within what is left of its budget; its output is kept.
+        """Runs a step of the evaluation with an empty HOME within the remaining time; adds its output to `seen`.
 
-        Nothing that an agent left in HOME or the scratch folder can steer the step. Raises `EvaluatorFailed` if the
-        budget ends first.
+        Files that an agent left in HOME or the scratch folder cannot affect the step. Raises `EvaluatorFailed` if the
+        time runs out.
         """
         await workspace.clear_home()
         remaining_s = self.began + self.limits.evaluate_s - time.monotonic()
@@ -332,5 +332,5 @@ class Evaluator(Protocol):
         ...
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        """`EvaluatorFailed` where no usable reward can be had."""
+        """Scores the rollout. Raises `EvaluatorFailed` if there is no usable reward."""
         ...

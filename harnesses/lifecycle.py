@@ -1,9 +1,9 @@
-"""The life of one rollout: prepare, run, evaluate, tear down; each stage has its own slots.
+"""Runs one rollout: prepare, run, evaluate, tear down. Each stage has its own slots.
 
-A slot of one stage never waits for another stage, so a slow test does not block an agent; budgets count the stage's
-own time, not the wait for a slot. Every rollout is finished in exactly one terminal state. Failures of the agent are
-results. Failures of the infrastructure are told to the ledger, which lets the rollout be tried again a few times as a
-new attempt with a new key: by this runner where it opened the group, else by the node that leases it next.
+A slot of one stage never waits for another stage, so a slow test does not block an agent. Time limits count a stage's
+own time, not the wait for a slot. Every rollout ends in exactly one terminal state. Failures of the agent are results.
+Failures of the infrastructure are reported to the ledger, which allows a few retries as new attempts with new keys: by
+this runner if it opened the group, else by the node that claims the rollout next.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from rolltap.types import Cause, RolloutStatus, Task
 log = logging.getLogger("rolltap.runner")
 
 KEY_MARGIN_S = 60.0
-"""How much longer than the agent's budget its key lives, in seconds."""
+"""Seconds for which an agent's key is valid after its time limit."""
 
 SETTLE_S = 10.0
 
 ENDING_S = 5.0
-"""How much longer than its budget an evaluation may last: the time to end what it runs, in seconds."""
+"""Seconds for an evaluation to end its processes after its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the rollouts of one task are run with."""
+    """The task, harness, runtime and evaluator of rollouts."""
 
     task: Task
     source: Source
@@ -73,7 +73,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Rollout `rollout_id` has reached `stage`; the summary comes with the last one."""
+    """A progress report: the rollout has reached `stage`. The last stage has the summary."""
 
     rollout_id: str
     task_id: str
@@ -101,7 +101,7 @@ class RolloutSummary:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How many rollouts may be in each stage at once; `ahead` prepared ones may wait for a run slot."""
+    """The number of concurrent rollouts in each stage. `ahead` prepared ones may wait for a run slot."""
 
     prepare: int = 2
     run: int = 8
@@ -114,7 +114,7 @@ DEFAULT_SLOTS = Slots()
 
 @dataclass(slots=True)
 class RolloutState:
-    """A rollout under way. The ledger knows `attempt` (0: none); `session` is that attempt's, once it began."""
+    """A running rollout. `attempt` is its number in the ledger (0: none); `session` is set once the attempt began."""
 
     claim: ClaimedRollout
     assignment: Assignment
@@ -151,7 +151,7 @@ class RolloutRunner:
         }
 
     async def run(self, claim: ClaimedRollout, assignment: Assignment) -> RolloutSummary:
-        """Takes the rollout to its terminal state; one of a node also to where it waits to be leased again.
+        """Runs the rollout to its terminal state. A node's rollout may also end pending, for another node to claim.
 
         Cancelling this call ends the rollout as cancelled, unless `abandon` was called: then other nodes run it.
         """
@@ -162,7 +162,7 @@ class RolloutRunner:
         return summary
 
     async def _try(self, state: RolloutState) -> RolloutSummary:
-        """One attempt, and what the ledger makes of how it ended."""
+        """Runs one attempt and reports its result to the ledger."""
         claim = state.claim
         try:
             async with self._alive:
@@ -184,7 +184,7 @@ class RolloutRunner:
         return await self._finish(state, result)
 
     def abandon(self, claim: ClaimedRollout) -> None:
-        """Another node has the rollout now: when its `run` is cancelled, nothing more is reported."""
+        """Notes that another node has the rollout now: when its `run` is cancelled, nothing is reported."""
         self._abandoned.add(claim)
 
     async def _attempt(self, state: RolloutState) -> Result:
@@ -234,7 +234,7 @@ class RolloutRunner:
             return await self._prepare(assignment)
 
     async def _prepare(self, assignment: Assignment) -> Workspace:
-        """A workspace within the set-up budget; one that is ready too late is removed."""
+        """Creates a workspace within the set-up time limit. One that is ready too late is removed."""
         preparing = asyncio.ensure_future(assignment.runtime.prepare(assignment.source))
         try:
             done, _ = await asyncio.wait({preparing}, timeout=assignment.limits.setup_s)
@@ -331,7 +331,7 @@ class RolloutRunner:
         return self._summarise(state, result, sum(whole) if whole else None)
 
     async def _reward(self, state: RolloutState, verdict: Verdict | None) -> None:
-        """One reward a scope: scores of one scope are added, and its detail has them."""
+        """Appends one reward per scope: the sum of its scores, with the scores in its detail."""
         by_scope: dict[str, list[Score]] = {}
         for score in verdict.scores if verdict else ():
             by_scope.setdefault(score.scope, []).append(score)
@@ -349,7 +349,7 @@ class RolloutRunner:
             await self._client.reward(reward)
 
     async def _ended_elsewhere(self, state: RolloutState, refused: LedgerError) -> RolloutSummary:
-        """The ledger refused this runner's result, so the summary has the ledger's status."""
+        """The summary with the ledger's status, after it has refused this runner's result."""
         standing = await self._client.rollout_standing(state.claim.rollout_id)
         state.attempt = standing.attempt
         return self._summarise(state, Result(standing.status, refused.message), None)

@@ -1,9 +1,9 @@
 """The node agent: leases rollouts from the ledger over HTTP and runs them on this machine.
 
-One per machine, started by `rolltap node`, by Ray, by a Kubernetes Job or a Slurm array. The state is in the ledger; a
-node only runs. It sends heartbeats. When it dies, its claims expire and other nodes lease its rollouts as new attempts
-with new keys. When a heartbeat answers that a rollout is no longer the node's own, the node kills that run and reports
-nothing more about it.
+There is one per machine, started by `rolltap node`, by Ray, by a Kubernetes Job or a Slurm array. All state is in the
+ledger. The node sends heartbeats. When it dies, its claims expire and other nodes claim its rollouts as new attempts
+with new keys. When a heartbeat's answer shows that the node has lost a claim, it kills that run and reports nothing
+more about it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger("rolltap.node")
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """`ttl` is how long the ledger waits for a silent node, `wait` how long a lease waits for work, in seconds.
+    """`ttl`: seconds after the last heartbeat until claims expire. `wait`: seconds that a request waits for work.
 
-    With `submission` the node runs only what belongs to that one.
+    With `submission` the node runs only rollouts of that one.
     """
 
     name: str
@@ -39,7 +39,7 @@ class NodeSettings:
 
 
 class NodeAgent:
-    """Runs until `stop` is set or, with `until_idle`, until the ledger has nothing to run and nothing is under way."""
+    """Runs until `stop` is set or, with `until_idle`, until there is no work and no running rollout."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class NodeAgent:
             return True
 
     async def _lease(self) -> int:
-        """Takes as many rollouts as there is room for; waits while there is none. Returns how many it took."""
+        """Claims as many rollouts as there are free slots; waits while there are none. Returns their number."""
         slots = self._settings.slots
         while (room := slots.run + slots.ahead - len(self._running)) <= 0:
             self._changed.clear()
@@ -119,7 +119,7 @@ class NodeAgent:
             log.warning("rollout %s: %s", leased.claim.rollout_id, error.message)
 
     async def _refuse(self, leased: LeasedRollout, error: RolltapError) -> None:
-        """A task that can't be run on this node ends as failed, with the reason."""
+        """Ends a rollout whose task cannot run on this node as failed, with the reason."""
         with suppress(RolltapError):
             session = await self._client.start_rollout(leased.claim, ttl=60, runner=self._name)
             end = FinishRollout(
@@ -154,7 +154,7 @@ class NodeAgent:
         self._running[claim].cancel()
 
     async def _leave(self, beating: asyncio.Task[None]) -> None:
-        """Kills what is under way and gives it back."""
+        """Kills the running rollouts and gives them back."""
         beating.cancel()
         running = list(self._running.values())
         for claim in list(self._running):

@@ -177,7 +177,7 @@ async def test_the_spool_takes_over_and_is_drained_in_order(
     assert writer.waiting == 3
     with monkeypatch.context() as patch:
         patch.setattr(spool_writer, "BACK_WITHIN_S", 0.1)
-        with pytest.raises(StoreUnavailable, match="away"):
+        with pytest.raises(StoreUnavailable, match="the store is unavailable"):
             await writer.settled()
     store.away = False
     await write(writer, "e")

@@ -60,7 +60,7 @@ def faults(first: CallIntent, second: CallIntent) -> dict[str, tuple[sa.Executab
     return {
         "intent changed": (change(call_intents, policy="other"), "does not match its checksum"),
         "completion changed": (change(call_completions, logprobs=b""), "does not match its checksum"),
-        "part changed": (change(parts, data=b"\0other"), "another hash"),
+        "part changed": (change(parts, data=b"\0other"), "does not match its hash"),
         "part gone": (sa.delete(parts), "is not in the log"),
         "parent gone": (sa.delete(call_intents).where(call_intents.c.id == first.id), f"its parent {first.id}"),
         "session gone": (sa.delete(sessions), "belongs to a session"),
