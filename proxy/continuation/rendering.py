@@ -138,7 +138,7 @@ class FamilyRenderer:
         try:
             import renderers
         except ImportError as error:
-            raise ConfigError(f"token mode needs the tokenizer packages: {install_line('tokens')}") from error
+            raise ConfigError(f"token mode needs {error.name}: {install_line('tokens')}") from error
         self.tokenizer = tokenizer
         self.family = family
         self._by_thinking = self._renderers("")

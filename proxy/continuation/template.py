@@ -62,7 +62,7 @@ class ChatTemplate:
             from jinja2.ext import Extension
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as error:
-            raise ConfigError(f"token mode needs the tokenizer packages: {install_line('tokens')}") from error
+            raise ConfigError(f"token mode needs {error.name}: {install_line('tokens')}") from error
 
         class Generation(Extension):
             """`{% generation %}` marks sampled text for trainers. It does not change the rendering."""

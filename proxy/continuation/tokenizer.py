@@ -51,7 +51,7 @@ class HubTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ConfigError(f"token mode needs the tokenizer packages: {install_line('tokens')}") from error
+            raise ConfigError(f"token mode needs {error.name}: {install_line('tokens')}") from error
         root = Path(folder)
         try:
             text = (root / "tokenizer.json").read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ from rolltap.harnesses.tested import release_results
 from rolltap.settings import Settings, load_settings
 
 EXTRAS = {
-    "tokens": ("tokenizers", "renderers", "jinja2"),
+    "tokens": ("tokenizers", "renderers", "jinja2", "httpx"),
     "train": ("torch", "transformers", "safetensors"),
     "demo": ("minisweagent", "litellm", "matplotlib"),
     "postgres": ("asyncpg", "alembic"),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
+import sys
+import tomllib
+from importlib.metadata import packages_distributions, requires
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,3 +61,26 @@ def test_nothing_sends_a_user_to_a_name_that_is_not_ours() -> None:
         files += (ROOT / top).glob("**/*.py")
     named = [str(path.relative_to(ROOT)) for path in files if bare.search(path.read_text(encoding="utf-8"))]
     assert [name for name in named if name != "src/rolltap/extras.py"] == []
+
+
+def test_the_extra_brings_all_that_renderers_imports() -> None:
+    """Beside what renderers itself asks for: what only another package's dependency brought may be gone tomorrow."""
+    package = find_spec("renderers")
+    assert package is not None
+    assert package.origin is not None
+    pages = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(package.origin).parent.glob("*.py")]
+    lines = [statement for page in pages for statement in page.body]
+    modules = {alias.name for line in lines if isinstance(line, ast.Import) for alias in line.names}
+    modules |= {line.module or "" for line in lines if isinstance(line, ast.ImportFrom) and not line.level}
+    owners = packages_distributions()
+    outside = {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names) - {"renderers"}
+    asked = {name(line) for line in requires("renderers") or () if "extra ==" not in line}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked |= {name(line) for line in (*project["dependencies"], *project["optional-dependencies"]["tokens"])}
+    asked.add("pydantic")  # pydantic-settings, which every installation has, is made for it
+    missing = {module for module in outside if not asked & {name(owner) for owner in owners[module]}}
+    assert missing == set()
+
+
+def name(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")

@@ -31,7 +31,7 @@ class ScriptTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ConfigError(f"a scripted engine needs the tokenizer packages: {install_line('tokens')}") from error
+            raise ConfigError(f"a scripted engine needs {error.name}: {install_line('tokens')}") from error
         try:
             text = (folder / "tokenizer.json").read_text(encoding="utf-8")
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -61,8 +61,10 @@ class TurnWriter:
     """Writes turns for one family, by its name in `renderers` ("qwen3", "llama-3", "gpt-oss", ...)."""
 
     def __init__(self, tokenizer: ScriptTokenizer, family: str = "qwen3") -> None:
-        import renderers
-
+        try:
+            import renderers
+        except ImportError as error:
+            raise ConfigError(f"a scripted engine needs {error.name}: {install_line('tokens')}") from error
         self.tokenizer = tokenizer
         try:
             config: Any = renderers.config_from_name(family)
