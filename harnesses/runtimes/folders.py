@@ -85,6 +85,10 @@ class FolderWorkspace:
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
         return endpoint
 
+    def output(self) -> str:
+        """What the last run printed; of one that was stopped, what it had printed by then."""
+        return self._folders.output()
+
     async def clear_home(self) -> None:
         await asyncio.to_thread(self._folders.clear_home)
 

@@ -1,8 +1,9 @@
-"""`rolltap run` where the server is gone when the agent ends: what it printed and made is still there."""
+"""`rolltap run` that is stopped, or whose server is gone at its end: what the agent printed and made is still there."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -44,3 +45,27 @@ async def test_a_run_whose_server_is_gone_at_its_end_loses_nothing(
         await server.kill()
         status, closed = await server.run("sessions", "close", session)
         assert (status, closed.splitlines()[0]) == (0, f"session {session} is closed")
+
+
+@pytest.mark.timeout(300)
+async def test_a_run_that_is_interrupted_shows_what_the_agent_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    async with service(tmp_path) as server:
+        monkeypatch.chdir(work)
+        run = server.command("run", "command", "--", "sh", "-c", f"echo begun; {AGENT}")
+
+        async def made() -> bool:
+            assert run.poll() is None, (tmp_path / "command.log").read_text()
+            return (work / "made.txt").exists()
+
+        await until(made, True)
+        os.killpg(run.pid, signal.SIGINT)  # a terminal sends it to the whole group
+        status = await asyncio.to_thread(run.wait, 200)
+        printed = (tmp_path / "command.log").read_text()
+    assert status != 0
+    assert "begun\n" in printed
+    assert "is closed, its calls stay on record" in printed
+    assert "Traceback" not in printed

@@ -108,11 +108,12 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
             session = await client.open_session(policy=policy, tags={"harness": harness.name})
             console.print(f"session {session.session_id} · {harness.name} · rolltap sessions show {session.session_id}")
             seen: set[str] = set()
-            exit_ = await _run_watched(client, session, workspace, harness, prompt, seen)
             try:
+                exit_ = await _run_watched(client, session, workspace, harness, prompt, seen)
                 problem = await _end(client, session, harness, workspace, exit_, seen)
-            finally:  # whatever became of the server: the output is nowhere else
-                console.print(exit_.output.rstrip())
+            finally:  # whatever became of the run or the server: the output is nowhere else
+                if output := workspace.output().rstrip():
+                    console.print(output)
         finally:
             await workspace.close()
     console.print(f"{exit_.ending.value} after {exit_.seconds:.1f} s and {counted(len(seen), 'call')}")
