@@ -16,7 +16,7 @@ from markupsafe import Markup
 from rolltap.errors import NotFound
 from rolltap.proxy.viewer.group import spread
 from rolltap.proxy.viewer.pages import Pages
-from rolltap.proxy.viewer.session import BREAKS, entries_of, turns_of
+from rolltap.proxy.viewer.session import BREAKS, MASKS, entries_of, turns_of
 from rolltap.proxy.viewer.templating import ASSETS, render
 from rolltap.proxy.viewer.tokens import CHUNK, FACTS, call_json, chunk_json
 from rolltap.reading import RecordReader
@@ -109,6 +109,7 @@ def _file(heading: str, store: str, shows: str, tokens: dict[str, Any] | None, *
         shows=shows,
         spread=spread,
         breaks=BREAKS,
+        masks=MASKS,
         calls="#tokens-",
         offline=True,
         news="",

@@ -19,7 +19,16 @@ from rolltap.proxy.viewer.compare import first_and_last, reach_of, tone
 from rolltap.proxy.viewer.group import lanes_of, spread
 from rolltap.proxy.viewer.run import EngineLine, run_curves
 from rolltap.proxy.viewer.selection import MOST_SESSIONS, query_page, selection_query
-from rolltap.proxy.viewer.session import BREAKS, TURNS, OutlineEntry, ShownTurn, entries_of, timeline_of, turns_of
+from rolltap.proxy.viewer.session import (
+    BREAKS,
+    MASKS,
+    TURNS,
+    OutlineEntry,
+    ShownTurn,
+    entries_of,
+    timeline_of,
+    turns_of,
+)
 from rolltap.proxy.viewer.session_news import news_address, state_of
 from rolltap.proxy.viewer.templating import render
 from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
@@ -68,7 +77,8 @@ class Pages:
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
     def _render(self, template: str, section: str, **values: Any) -> str:
-        shared = {"store": self.store, "spread": spread, "breaks": BREAKS, "calls": "/view/calls/", "offline": False}
+        shared = {"store": self.store, "spread": spread, "breaks": BREAKS, "masks": MASKS, "offline": False}
+        shared["calls"] = "/view/calls/"
         return render(template, section=section, **shared, **values)
 
     async def sessions(self, search: str, where: str, sort: str, offset: int) -> str:

@@ -40,6 +40,32 @@ BREAKS = {
 """Breaks in words, by reason."""
 
 
+MASKS = {
+    "aborted": "the call was cut off before its end",
+    "engine_error": "the engine failed",
+    "refused": "the call was refused before the engine was asked",
+    "tokens_missing": "no token ids are on record: passed on as text, or nothing was sampled",
+    "undelivered": "the reply did not reach the harness",
+    "logprobs_missing": "the engine gave no log-probs",
+    "logprobs_not_finite": "a log-prob is not a finite number",
+    "judge": "a judge's call, not the agent's",
+    "simulator": "a simulated user's call, not the agent's",
+    "other_policy": "another policy sampled it",
+    "evaluation": "the session measures, and is never trained",
+    "abandoned": "the harness asked again with the same prompt, and went on with the other reply",
+    "auxiliary": "a side call, for example for a title: no call of the agent goes on from it",
+    "summary": "a summary that replaces the history",
+    "constrained": "a grammar or a forced tool call limited what could be sampled",
+    "length_truncated": "the token limit cut it off",
+    "tool_call_unparsable": "its tool call can't be parsed",
+    "version_unknown": "the weight version that sampled it is not on record",
+    "sampling_truncated": "sampled greedily, with penalties or cut without a mask: no trainer can compute these odds",
+    "logprobs_untempered": "its log-probs are of another temperature than it was sampled with",
+    "log_mismatch": "the harness's own log differs from the record",
+}
+"""Why sampled tokens carry no loss, in words, by reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutlineEntry:
     """A call in the outline. `depth` is 0 for the main agent; `branch`: an earlier call continues the same parent."""

@@ -86,8 +86,10 @@ def decimal(number: float | None, digits: int = 2) -> str:
 
 
 def figure(number: float) -> str:
-    """A number with as many digits as it takes to tell small ones from 0."""
-    return f"{number:.3f}" if number == 0 or abs(number) >= 0.01 else f"{number:.2g}"
+    """A number with three digits that count; a small one with two, so that it can be told from 0."""
+    if abs(number) >= 100:
+        return count(round(number))
+    return f"{number:.3g}" if number == 0 or abs(number) >= 0.01 else f"{number:.2g}"
 
 
 def signed(number: float) -> str:

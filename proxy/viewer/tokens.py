@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+from rolltap.proxy.viewer.session import MASKS
 from rolltap.proxy.viewer.templating import visible
 from rolltap.reading.types import BreakView, CallLine, CallTokens, TokenView
 
@@ -74,7 +75,7 @@ def call_json(
         "total": line.prompt_tokens + line.output_tokens,
         "break_at": view.differs_at if view is not None and view.against is not None else None,
         "runs": [
-            {"call": run.call_id, **{name: getattr(run, name) for name in names}}
+            {"call": run.call_id, "why": MASKS.get(run.mask, ""), **{name: getattr(run, name) for name in names}}
             for run in runs_of(call_id, lines, numbers)
         ],
     }

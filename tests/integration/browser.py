@@ -136,7 +136,7 @@ def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(program("chromedriver")))
-    driver.set_script_timeout(90)
+    driver.set_script_timeout(300)
     try:
         yield driver
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,17 @@ def flow(browser: Browser) -> None:
     browser.press("n")
     browser.wait("#break .out.first, #break .in.first")
     assert browser.text("h1:not(.mono)") == "Call 3"
+    browser.press("x")
+    assert browser.count("#flow .tok.hit.at") == 1, "x goes to the break"
+    assert "context: the model did not sample it" in browser.text("#tip")
+    browser.press("x")
+    browser.until(lambda: browser.count("#flow .tok.s.hit") == 1)
+    lowest = re.search(r"log-prob\s+(-[\d.]+)", browser.text("#tip"))
+    assert lowest is not None
+    browser.press(Keys.ARROW_RIGHT)
+    another = re.search(r"log-prob\s+(-[\d.]+)", browser.text("#tip"))
+    assert another is not None, "arrows go on from there"
+    assert float(another[1]) >= float(lowest[1])
     browser.press("u")
     browser.wait("tr[data-href]")
     browser.write("input[type=search]", "files", Keys.ENTER)
@@ -153,6 +165,9 @@ def annotated_flow(browser: Browser, call_id: str) -> None:
     tip = browser.text("#tip")
     for words in ("trainer", "0.607 trainer / engine", "clipped"):
         assert words in tip
+    browser.press(Keys.ESCAPE)
+    browser.click("#places [data-place=trainer]")
+    assert "0.607 trainer / engine" in browser.text("#tip"), "where the two differ most"
 
 
 def label_flow(browser: Browser, session_id: str) -> None:

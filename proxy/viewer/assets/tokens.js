@@ -147,7 +147,7 @@ function show(token) {
   }
   if (version !== null) facts.push(["version", String(version)]);
   facts.push(["by", `${run.own ? "this call" : `call ${run.number}`}, ${flags & SAMPLED ? "sampled" : "rendered"}`]);
-  if (flags & SAMPLED) facts.push(["loss", flags & TRAINED ? "trained" : `masked${run.mask ? `: ${run.mask.replaceAll("_", " ")}` : ""}`]);
+  facts.push(["loss", flags & TRAINED ? "trained" : flags & SAMPLED ? `masked: ${run.why || run.mask.replaceAll("_", " ")}` : "context: the model did not sample it"]);
   const head = document.createElement("div");
   head.className = "head";
   head.textContent = data.vocabulary ? (text === "" ? "part of a character" : JSON.stringify(text).slice(0, 120)) : String(id);
@@ -198,12 +198,63 @@ flow.addEventListener("keydown", (event) => {
   event.preventDefault();
   const next = cursor ? $(`.tok[data-i="${Number(cursor.dataset.i) + by}"]`, flow) : $(".tok.s", flow) ?? $(".tok", flow);
   if (!next) return;
-  cursor?.classList.remove("hit");
-  cursor = next;
-  cursor.classList.add("hit");
-  cursor.scrollIntoView({ block: "nearest" });
-  show(cursor);
+  hit(next, "nearest");
 });
+
+function hit(token, block) {
+  cursor?.classList.remove("hit");
+  cursor = token;
+  cursor.classList.add("hit");
+  cursor.scrollIntoView({ block });
+  show(cursor);
+}
+
+// What one looks for first: the break, this call's least likely tokens, and those of which the trainer thinks otherwise.
+const MOST = 5;
+function placesOf() {
+  const own = call.runs.filter((run) => run.own && run.sampled);
+  const rows = own.flatMap((run) => [...rowsOf(run.call)].filter(([index]) => run.start <= index && index < run.end));
+  const lowest = (measure) => rows.map(([index, row]) => [index, measure(row)]).filter(([, value]) => value !== null)
+    .sort((a, b) => a[1] - b[1]).slice(0, MOST).map(([index]) => index);
+  return [
+    ["break", "⚡ break", call.break_at === null ? [] : [call.break_at]],
+    ["unlikely", "least likely", lowest((row) => row[3])],
+    ["trainer", "trainer differs", lowest((row) => (Math.abs(ratio(row) ?? 0) >= 0.05 ? -Math.abs(ratio(row)) : null))],
+  ].filter(([, , indexes]) => indexes.length);
+}
+
+let steps = []; // every place in turn, for the key
+let stepped = -1;
+
+function offerPlaces() {
+  const places = placesOf();
+  stepped = -1;
+  steps = places.flatMap(([, , indexes]) => indexes);
+  const heading = document.createElement("span");
+  heading.className = "dim";
+  heading.textContent = places.length ? "Go to" : "";
+  $("#places").replaceChildren(heading, ...places.map(([name, label, indexes]) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.dataset.place = name;
+    button.textContent = label;
+    button.title = indexes.length > 1 ? `the first ${indexes.length}, one a click` : "";
+    let next = 0;
+    button.addEventListener("click", () => goTo(indexes[next++ % indexes.length]));
+    return button;
+  }));
+}
+
+async function goTo(index) {
+  const at = call.runs.findIndex((one) => one.start <= index && index < one.end);
+  if (at < 0) return;
+  if (at < drawnFrom) drawEarlier(at);
+  call.runs[at].toggle(true);
+  const chunk = $$(".chunk", flow).find((one) => Number(one.dataset.start) <= index && index < Number(one.dataset.end));
+  if (chunk.classList.contains("wait")) { inView.unobserve(chunk); await drawChunk(chunk); }
+  flow.focus({ preventScroll: true });
+  hit($(`.tok[data-i="${index}"]`, flow), "center");
+}
 
 // Colours.
 const LEGENDS = {
@@ -231,8 +282,9 @@ function colour(wanted) {
 }
 for (const button of $$("[data-mode]")) button.addEventListener("click", () => colour(button.dataset.mode));
 document.addEventListener("keydown", (event) => {
-  if (event.key === "m" && !event.target.matches("input, select") && !event.ctrlKey && !event.metaKey)
-    colour(MODES[(MODES.indexOf(mode) + 1) % MODES.length]);
+  if (event.target.matches("input, select") || event.ctrlKey || event.metaKey) return;
+  if (event.key === "m") colour(MODES[(MODES.indexOf(mode) + 1) % MODES.length]);
+  if (event.key === "x" && steps.length) goTo(steps[++stepped % steps.length]);
 });
 
 // The map: the whole context in one strip; ticks stand for unlikely tokens that are loaded.
@@ -269,18 +321,7 @@ function scheduleMap() {
   waiting = true;
   requestAnimationFrame(() => { waiting = false; drawMap(); });
 }
-map.addEventListener("click", async (event) => {
-  const index = Math.floor((event.offsetX / map.clientWidth) * call.total);
-  const at = call.runs.findIndex((one) => one.start <= index && index < one.end);
-  if (at < 0) return;
-  if (at < drawnFrom) drawEarlier(at);
-  call.runs[at].toggle(true);
-  const chunk = $$(".chunk", flow).find((one) => Number(one.dataset.start) <= index && index < Number(one.dataset.end));
-  if (chunk.classList.contains("wait")) { inView.unobserve(chunk); await drawChunk(chunk); }
-  const token = $(`.tok[data-i="${index}"]`, flow);
-  token.scrollIntoView({ block: "center" });
-  show(token);
-});
+map.addEventListener("click", (event) => goTo(Math.floor((event.offsetX / map.clientWidth) * call.total)));
 addEventListener("resize", scheduleMap);
 document.addEventListener("themechange", scheduleMap);
 
@@ -296,6 +337,7 @@ function drawCall() {
   flow.replaceChildren(...call.runs.slice(drawnFrom).map((run) => drawRun(run, run.own)));
   offerEarlier();
   if (!call.runs.length) flow.textContent = "This call has no tokens on record.";
+  offerPlaces();
   colour(mode);
   drawMap();
 }

@@ -16,7 +16,11 @@ from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.proxy.viewer import pages
 from rolltap.proxy.viewer.access import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
+from rolltap.proxy.viewer.session import BREAKS, MASKS
+from rolltap.proxy.viewer.templating import figure
+from rolltap.reconstructor.rules import MaskReason
 from rolltap.tampering import TamperingAct, TamperingKind
+from rolltap.types import BreakReason
 
 from ..reading.conftest import QUESTION, SYSTEM
 from .conftest import HOSTILE, Viewed
@@ -251,3 +255,14 @@ async def test_a_long_session_is_announced_before_it_is_read(viewed: Viewed, mon
     assert "stripes.txt" in await viewed.get(whole[1].removeprefix("/view"))
     assert "stripes.txt" in await shown.whole_session(talk.session_id, 1)
     assert "stripes.txt" in await shown.session(talk.session_id, 1), "it is kept for the next page"
+
+
+def test_every_reason_is_said_in_words():
+    assert set(MASKS) == set(MaskReason) - {MaskReason.TRAINED}
+    assert set(BREAKS) == set(BreakReason)
+
+
+def test_figures_have_the_digits_that_count():
+    assert [figure(number) for number in (0, 1.6e-6, 0.0017, 0.4642, 2.036, 9.0, 50.5, 71.74, 8571.2)] == [
+        "0", "1.6e-06", "0.0017", "0.464", "2.04", "9", "50.5", "71.7", "8\u202f571",
+    ]  # fmt: skip

@@ -1,0 +1,194 @@
+"""Takes the pictures of docs/viewer.md in a real browser: `python -m tests.pictures STORE`.
+
+STORE is what `rolltap demo` left (demo-out/data/rolltap.db): lists, groups, runs and comparisons are of it, and so are
+a trainer's numbers, where it ran with ROLLTAP_TRAINER__REPORT__ANNOTATE=true. The conversation with thinking, tools,
+a side call, a subagent and an edited history is held here, against the scripted engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from selenium.webdriver.common.keys import Keys
+
+from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
+from rolltap.engine.tiny import FOLDER
+
+from .harnesses.house import House, house
+from .integration.browser import Browser, chromium
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("bash", "read", "edit", "task")
+]
+PATCH = (
+    '--- a/parser.py\n+++ b/parser.py\n@@ -10,4 +10,6 @@ def parse(line):\n-    name, value = line.split("=")\n'
+    '+    if "=" not in line:\n+        raise ValueError(f"no value: {line!r}")\n'
+    '+    name, value = line.split("=", 1)\n'
+    "     return name.strip(), value.strip()\n"
+)
+FAILURE = (
+    'F..........                                  [100%]\n    def test_two_signs():\n>       assert parse("a=b=c") == '
+    '("a", "b=c")\nE       ValueError: too many values to unpack (expected 2)\n1 failed, 10 passed in 0.21s'
+)
+SCRIPT = Script(
+    rules=(
+        Rule(when="Give a short title", turns=(Turn(say="Fix a failing parser test"),)),
+        Rule(
+            when="You look things up",
+            turns=(
+                Turn(call=(ToolUse("read", {"path": "FORMAT.md"}),)),
+                Turn(say="The value may hold further signs: split once."),
+            ),
+        ),
+        Rule(
+            when="careful coding agent",
+            turns=(
+                Turn(
+                    think="Look at the failing test first, then at the parser.",
+                    say="Let me look at the failing test.",
+                    call=(ToolUse("bash", {"command": "python -m pytest -q tests/test_parser.py 2>&1 | tail -20"}),),
+                ),
+                Turn(call=(ToolUse("read", {"path": "parser.py"}), ToolUse("task", {"ask": "What says FORMAT.md?"}))),
+                Turn(
+                    say="Split once, and say what is wrong with a line without a value.",
+                    call=(ToolUse("edit", {"patch": PATCH}),),
+                ),
+                Turn(say="The parser splits at the first sign only now; all 11 tests pass."),
+            ),
+        ),
+    )
+)
+
+
+async def converse(home: House) -> str:
+    """The session of the conversation."""
+    opened = await home.client.open_session(policy="tiny", tags={"harness": "codex", "team": "parsers"})
+    headers = {"Authorization": f"Bearer {opened.endpoint.key}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+
+        async def ask(messages: list[dict[str, Any]], *, tools: bool = True) -> dict[str, Any]:
+            body = {"model": "tiny", "messages": messages} | ({"tools": TOOLS} if tools else {})
+            async with http.post(f"{home.urls['agent']}/v1/chat/completions", json=body) as response:
+                return (await response.json())["choices"][0]["message"]
+
+        def results(reply: dict[str, Any], *texts: str) -> list[dict[str, Any]]:
+            calls = zip(reply["tool_calls"], texts, strict=True)
+            return [reply, *({"role": "tool", "tool_call_id": call["id"], "content": text} for call, text in calls)]
+
+        await ask([{"role": "user", "content": "Give a short title for: fix the failing parser test"}], tools=False)
+        history: list[dict[str, Any]] = [
+            {"role": "system", "content": "You are a careful coding agent. " + "Run the tests before and after. " * 12},
+            {"role": "user", "content": "The parser test fails. Find out why and fix it."},
+        ]
+        history += results(await ask(history), FAILURE)
+        reply = await ask(history)
+        aside = [{"role": "system", "content": "You look things up."}, {"role": "user", "content": "FORMAT.md?"}]
+        aside += results(await ask(aside), "A line is `name = value`. The value may hold further signs.")
+        found = (await ask(aside))["content"]
+        history += results(reply, 'def parse(line):\n    name, value = line.split("=")', found)
+        history += results(await ask(history), "parser.py is changed")
+        history[3] = {**history[3], "content": "[old output removed]"}
+        await ask(history)
+    return opened.session_id
+
+
+@contextmanager
+def viewing(store: Path) -> Iterator[str]:
+    """`rolltap view STORE`; the link that lets a browser in."""
+    command = [sys.executable, "-m", "rolltap", "view", str(store), "--no-browser", "--tokenizer", str(FOLDER)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def take(browser: Browser, name: str, show: str = "") -> None:
+    """A picture of the page as it stands; `show` is brought to the top."""
+    browser.wait("h1")
+    browser.run("document.querySelector('.where').style.visibility = 'hidden'")  # a temporary folder's name
+    if show:
+        browser.wait(show)
+        browser.run(
+            "scrollTo(0, document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY - 62)", show
+        )
+    browser.driver.save_screenshot(str(IMAGES / f"viewer-{name}.png"))
+
+
+def resize(browser: Browser, height: int) -> None:
+    screen = {"width": 1280, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+
+
+def scripted_pictures(browser: Browser, session_id: str) -> None:
+    resize(browser, 850)
+    browser.open(f"/view/sessions/{session_id}")
+    browser.wait("#call-6")
+    take(browser, "session")
+    browser.open(browser.attributes("#call-6", "data-tokens")[0] or "")
+    browser.wait("#flow .tok.s")
+    browser.press("x")
+    take(browser, "tokens", "#tokens")
+    browser.open(browser.attributes(".outline a[data-call='7']", "href")[0] or "")
+    take(browser, "break", ".title h1:not(.mono)")
+
+
+def run_pictures(browser: Browser) -> None:
+    resize(browser, 700)
+    browser.open("/view/")
+    browser.until(lambda: "reading" not in browser.text(".title"))
+    browser.open("/view/?where=policy%3Dtiny&sort=breaks")
+    take(browser, "list")
+    browser.open("/view/runs/tiny-frozen/compare?first=0&second=36")
+    take(browser, "compare")
+    browser.open("/view/runs/tiny")
+    take(browser, "run")
+    resize(browser, 850)
+    browser.open("/view/groups?policy=tiny")
+    spreads = browser.texts("tbody tr td:nth-child(6)")
+    states = browser.texts("tbody tr td:nth-child(5)")
+    mixed = next(at for at, spread in enumerate(spreads) if len(set(spread)) > 1 and states[at] == "acknowledged")
+    browser.open(browser.attributes("tbody tr", "data-href")[mixed] or "")
+    take(browser, "group")
+    browser.click("section[aria-label^='Rollout'] article a")
+    browser.wait("#flow .tok.s")
+    if browser.count("[data-mode=trainer]"):
+        browser.click("[data-mode=trainer]")
+        browser.press("x")
+        take(browser, "trainer", "#tokens")
+    browser.open(browser.attributes(".tabs a", "href")[0] or "")
+    browser.until(lambda: browser.seen("form[data-note]"))
+    browser.press("l")
+    browser.press("good", Keys.ENTER)
+    browser.until(lambda: "good" in browser.text(".title"))
+    take(browser, "label")
+
+
+async def main(store: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder, chromium(Path(folder) / "profile") as driver:
+        async with house(SCRIPT, Path(folder), top_logprobs=5) as home:
+            session_id = await converse(home)
+            browser = Browser(driver, home.urls["admin"])
+            await asyncio.to_thread(browser.open, f"/view/open?token={home.app.view_access.new_link()}")
+            await asyncio.to_thread(scripted_pictures, browser, session_id)
+        with viewing(store) as link:
+            browser = Browser(driver, link.partition("/view/")[0])
+            browser.open(link.removeprefix(browser.admin))
+            run_pictures(browser)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))
