@@ -15,8 +15,8 @@ from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Command, Harness, Source
 from rolltap.harnesses.install import Installation, not_installed
 from rolltap.harnesses.runtimes import bubblewrap
-from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.runtimes.folders import FolderWorkspace, make_folders
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace
+from rolltap.harnesses.runtimes.folders import make_folders
 from rolltap.harnesses.runtimes.process import ProcessWorkspace
 from rolltap.harnesses.specs import SAMPLE_JOB
 
@@ -74,7 +74,7 @@ class HereRuntime:
     sandbox: BubblewrapRuntime | None = None
     name: str = "here"
 
-    async def prepare(self, source: Source) -> FolderWorkspace:
+    async def prepare(self, source: Source) -> ProcessWorkspace | BubblewrapWorkspace:
         if self.sandbox is not None:
             workspace = await self.sandbox.prepare(source)
             workspace.folder = self.folder
