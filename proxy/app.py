@@ -125,6 +125,9 @@ class Rolltap:
         aborted = await self.call_log.abort_orphans([recorder.process], at=recorder.now())
         if aborted:
             log.warning("%d calls that a former process left open are recorded as aborted", aborted)
+        if not self.policies.all:
+            engines = ", ".join(self.settings.engines) or "one of [engines.NAME]"
+            log.warning("no policy is set, so no model is served: add [policies.NAME] with its engine (%s)", engines)
         for runtime in self.policies.all:
             with acting_for(runtime.settings.tenant):
                 state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.source.vocabulary)

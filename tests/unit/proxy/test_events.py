@@ -61,3 +61,13 @@ async def test_a_model_that_the_engine_lacks_is_said_at_the_start(
     assert lacking[0].levelno == logging.WARNING
     assert "policy mine: engine main serves no model 'no-such-model'" in lacking[0].getMessage()
     assert "one of scripted" in lacking[0].getMessage()
+
+
+async def test_a_server_without_policies_is_warned_about(tmp_path: Path, events: pytest.LogCaptureFixture) -> None:
+    values = {"data": tmp_path, "engines": {"main": {"url": "http://127.0.0.1:9"}}}
+    async with Rolltap.running(Settings.model_validate(values)):
+        pass
+    (record,) = [record for record in events.records if "no policy" in record.getMessage()]
+    assert record.levelno == logging.WARNING
+    assert "[policies.NAME]" in record.getMessage()
+    assert "main" in record.getMessage()
