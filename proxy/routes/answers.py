@@ -1,4 +1,4 @@
-"""What the routes of the trainer and admin planes answer, where no type of the glossary, contract or ledger does.
+"""Response types of the trainer and admin planes that are not types of the glossary, contract or ledger.
 
 OpenAPI has them as the routes' response models. Times are in seconds; those that end in `_at` since the epoch.
 """
@@ -30,13 +30,13 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def content_of(media_type: str, meaning: str, *, format: str | None = None) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route whose answer is no JSON."""
+    """The `responses` of a route that does not answer with JSON."""
     schema = {"type": "string"} | ({"format": format} if format else {})
     return {200: {"description": meaning, "content": {media_type: {"schema": schema}}}}
 
 
 def packed(meaning: str) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route whose answer is in the wire form."""
+    """The `responses` of a route that answers in the wire format."""
     return content_of(wire.CONTENT_TYPE, meaning, format="binary")
 
 
@@ -47,7 +47,7 @@ def events(meaning: str) -> dict[int | str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorDetails:
-    """What went wrong: one of the codes of `rolltap.errors`, a sentence, and the part of the request that it is of."""
+    """An error: a code of `rolltap.errors`, a message, and the part of the request that caused it."""
 
     code: str
     message: str
@@ -56,14 +56,14 @@ class ErrorDetails:
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
     error: ErrorDetails
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The process lives."""
+    """The process is running."""
 
     status: Literal["ok"] = "ok"
 
@@ -84,7 +84,7 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """A new session. `key` is in this answer and nowhere else; `base_url` is what a harness is pointed at."""
+    """A new session. Only this answer contains its `key`. `base_url` is the address for the harness."""
 
     session_id: str
     key: str
@@ -108,7 +108,7 @@ class AttemptKey(SessionKey):
 
 @dataclass(frozen=True, slots=True)
 class RecordedSessionLine:
-    """A session on record. `tampering` counts what its agent tried; `log_check` says what the harness's log says."""
+    """A recorded session. `tampering` counts its agent's attempts; `log_check` is the verdict on the harness's log."""
 
     id: str
     policy: str
@@ -123,7 +123,7 @@ class RecordedSessionLine:
 
 @dataclass(frozen=True, slots=True)
 class SessionList:
-    """The newest sessions first."""
+    """Sessions, newest first."""
 
     sessions: Sequence[RecordedSessionLine]
 
@@ -210,7 +210,7 @@ class TrajectoryReport:
 
 @dataclass(frozen=True, slots=True)
 class ClosedSession:
-    """`capped`: calls were refused for the session's cap of turns. `findings` come the worst first."""
+    """`capped`: calls were refused because of the cap of turns. `findings`: the worst first."""
 
     session_id: str
     capped: bool
@@ -219,7 +219,7 @@ class ClosedSession:
 
 @dataclass(frozen=True, slots=True)
 class RolloutWithEvidence(Rollout):
-    """A rollout, what its evaluator saw, and each act with which its agent tried to tamper."""
+    """A rollout, its evaluator's output, and its agent's attempts to tamper."""
 
     evaluation: str = ""
     tampering_acts: Sequence[TamperingAct] = ()
@@ -234,7 +234,7 @@ class GroupList:
 
 @dataclass(frozen=True, slots=True)
 class TurnsCap:
-    """Attempts of the policy that begin from now on have at most `turns` turns; 0: any number."""
+    """The cap on turns for the policy's attempts that start from now on; 0: no cap."""
 
     policy: str
     turns: int
@@ -242,28 +242,28 @@ class TurnsCap:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionList:
-    """The newest submissions first."""
+    """Submissions, newest first."""
 
     submissions: Sequence[Submission]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkWaits:
-    """Whether unclaimed work exists, work blocked by backpressure included."""
+    """Whether unclaimed work exists, including work blocked by backpressure."""
 
     waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedRollouts:
-    """What a node is to run."""
+    """The rollouts that the node claimed."""
 
     rollouts: Sequence[AssignedRollout]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRollouts:
-    """The rollouts whose claims still are the node's."""
+    """The rollouts that the node still has claimed."""
 
     node: str
     rollouts: Sequence[str]
@@ -271,7 +271,7 @@ class HeldRollouts:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedRollouts:
-    """How many rollouts the node gave back."""
+    """Number of rollouts that the node released."""
 
     node: str
     released: int
@@ -279,28 +279,28 @@ class ReleasedRollouts:
 
 @dataclass(frozen=True, slots=True)
 class AuditPage:
-    """The newest entries first."""
+    """Audit entries, newest first."""
 
     entries: Sequence[AuditEntry]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyList:
-    """The minted keys, the newest first."""
+    """The minted keys, newest first."""
 
     keys: Sequence[KeyRecord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyWithSecret(KeyRecord):
-    """A key's record. `key` is its secret, in this answer and nowhere else."""
+    """A key's record with its secret, `key`, which no other answer contains."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class RevokedKeys:
-    """The ids of the keys that ended."""
+    """The ids of the revoked keys."""
 
     revoked: Sequence[str]
 
@@ -322,7 +322,7 @@ class PolicyStanding(PolicyState):
 
 @dataclass(frozen=True, slots=True)
 class PolicyList:
-    """The policies that are served."""
+    """The served policies."""
 
     policies: Sequence[PolicyStanding]
 
@@ -336,21 +336,21 @@ class LeaseExtended:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAcknowledged:
-    """How many groups are part of the step."""
+    """Number of groups in the step."""
 
     groups: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRefused:
-    """How many groups are dead now."""
+    """Number of groups that are now dead."""
 
     dead: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """Its groups are ready for others."""
+    """The lease's groups are ready again for other trainers."""
 
     lease_id: str
 
@@ -379,14 +379,14 @@ class PolicyPaused:
 
 @dataclass(frozen=True, slots=True)
 class PolicyResumed:
-    """The policy's engines go on."""
+    """The policy's engines are resumed."""
 
     policy: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """The engines hold all of this version's weights."""
+    """The engines have this version's weights completely."""
 
     policy: str
     version: int
@@ -394,7 +394,7 @@ class ServedVersion:
 
 @dataclass(frozen=True, slots=True)
 class EngineRanks:
-    """How many processes of the policy's engines would receive weights over a process group."""
+    """Number of processes of the policy's engines that would receive weights over a process group."""
 
     policy: str
     ranks: int

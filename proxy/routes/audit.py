@@ -18,7 +18,7 @@ def router(services: Services) -> APIRouter:
     async def read_audit(
         key_id: str | None = None, before: Annotated[int | None, Query(ge=1, lt=2**63)] = None, limit: Limit = 100
     ) -> AuditPage:
-        """The newest entries first, of one key if given; `before` is the last `seq` of the former page."""
+        """Lists entries, newest first, optionally of one key. `before` is the last `seq` of the previous page."""
         page = await services.ledger.audit.newest(key_id=key_id, before=before, limit=min(limit, 1000))
         return AuditPage(page)
 

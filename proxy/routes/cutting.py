@@ -1,7 +1,7 @@
 """Cuts a body of JSON into its fields, and lists into their items, in small steps and without parsing them.
 
-Nothing is checked but what stands between the parts. A body whose parts are all sound JSON is sound itself: whoever
-takes the parts decodes each of them, strictly.
+Only the characters between the parts are checked. If all parts are valid JSON, so is the body: the caller must decode
+each part strictly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 STEP_BYTES = 64 << 10
 STEP_MARKS = 256
-"""The bytes of one search, and the quotes and brackets of one value, after which others may run."""
+"""After this many bytes of one search, or quotes and brackets of one value, other tasks may run."""
 
 SPACE = re.compile(rb"[ \t\r\n]*+")
 SCALAR = re.compile(rb'[^ \t\r\n,:"\[\]{}]*+')
@@ -23,7 +23,7 @@ QUOTE, BACKSLASH, LIST, OBJECT = b'"\\[{'
 
 
 class Part(NamedTuple):
-    """Where a field's value lies, or with `is_item` an item of its list; an empty item stands for the list's begin."""
+    """Position of a field's value or, with `is_item`, of an item of its list. An empty item marks the list's start."""
 
     name: bytes  # the field's, as JSON
     start: int
@@ -32,15 +32,15 @@ class Part(NamedTuple):
 
 
 class NotCut(ValueError):
-    """The body is no JSON object, or not sound."""
+    """The body is not a JSON object, or is malformed."""
 
 
 Steps = Generator[Part | None, None, int]
-"""Gives parts, and None after each step; returns where it came to."""
+"""Yields parts, and None after each step. Returns the end position."""
 
 
 def cut(body: bytes, lists: Collection[bytes]) -> Steps:
-    """The parts of a body in their order; `lists` are the names, as JSON, of the fields that are cut into items."""
+    """The parts of a body in order. `lists`: the names (as JSON) of the fields that are cut into items."""
     at = yield from _space(body, 0)
     if body[at : at + 1] != b"{":
         raise NotCut
@@ -52,7 +52,7 @@ def cut(body: bytes, lists: Collection[bytes]) -> Steps:
 
 
 def _members(body: bytes, at: int, closing: bytes, lists: Collection[bytes], name: bytes = b"") -> Steps:
-    """The fields of the object, or with `name` the items of the list, that has begun before `at`."""
+    """The fields of the object that starts before `at` or, with `name`, the items of the list."""
     at = yield from _space(body, at)
     if body[at : at + 1] == closing:
         return at + 1
@@ -87,7 +87,7 @@ def _field(body: bytes, at: int, lists: Collection[bytes]) -> Steps:
 
 
 def _value(body: bytes, at: int) -> Steps:
-    """Passes by one value: a text, a scalar, or from a bracket to the one that closes it."""
+    """Skips one value: a string, a scalar, or an object or list up to its closing bracket."""
     first = body[at : at + 1]
     if first not in (b'"', b"[", b"{"):
         match = SCALAR.match(body, at, at + STEP_BYTES)

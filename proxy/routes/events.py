@@ -26,7 +26,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/events", response_class=StreamingResponse, responses=answers.events("what happens, as `Event`"))
     async def events(after: Annotated[int | None, Query(ge=0, lt=2**63)] = None) -> StreamingResponse:
-        """Everything from now on; with `after`, the last number seen, everything since."""
+        """Streams new events. With `after` (the number of the last event received), also those since then."""
         start = await ledger.events.last() if after is None else after
 
         async def frames() -> AsyncIterator[bytes]:

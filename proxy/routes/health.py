@@ -1,9 +1,9 @@
-"""Probes, without a key: `GET /health`, whether this process lives; `GET /ready`, whether it can take a new call.
+"""Probes without a key. `GET /health`: is this process running? `GET /ready`: can it accept a new call?
 
-`/ready` is 200 or 503, and says which part it waits for, but neither addresses nor names: `store` (ok, away), `spool`
-(ok, full, none) and `engines` (up, down). `models` (served, missing) changes no status: an adapter appears with the
-trainer's first push. While the store is away a proxy whose spool has room is ready, or all
-proxies of one Postgres would be taken out of service at once although each could go on.
+`/ready` is 200 or 503 and reports the state of each part, without addresses or names: `store` (ok, away), `spool` (ok,
+full, none) and `engines` (up, down). `models` (served, missing) does not affect the status, because an adapter appears
+only with the trainer's first push. While the store is unavailable, a proxy with room in its spool is ready: otherwise
+all proxies of one Postgres would be taken out of service at once although each can continue.
 """
 
 from __future__ import annotations

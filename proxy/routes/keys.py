@@ -20,14 +20,14 @@ def router(services: Services, keyring: Keyring) -> APIRouter:
 
     @routes.get("/keys")
     async def list_keys(by: By) -> KeyList:
-        """The minted keys, the newest first, without their secrets. Those of the settings are not among them."""
+        """Lists the minted keys, newest first, without their secrets. Keys in the settings are not included."""
         return KeyList(await keys.list(by))
 
     @routes.post("/keys")
     async def mint(body: MintKey, by: By) -> KeyWithSecret:
-        """A new key. `key` is in this answer and nowhere else; it ends no later than the one that mints it.
+        """Mints a key. Only this answer contains its secret, `key`. It expires no later than the key that mints it.
 
-        `tenant`: of another one, which a policy of the settings names; for admin keys of the default tenant.
+        `tenant`: another tenant, which some policy in the settings must name. Needs an admin key of the default tenant.
         """
         if body.tenant is not None:
             by.check_grants(body.tenant)  # first: the other check names the tenants
@@ -41,14 +41,14 @@ def router(services: Services, keyring: Keyring) -> APIRouter:
 
     @routes.post("/keys/{key_id}/rotate")
     async def rotate(key_id: str, body: RotateKey, by: By) -> KeyWithSecret:
-        """Another secret for the key; the former ones work for `overlap` seconds more."""
+        """Gives the key a new secret. The previous ones stay valid for `overlap` more seconds."""
         minted = await keys.rotate(key_id, body, by)
         await keyring.changed()
         return KeyWithSecret(**fields_of(minted.record), key=minted.key)
 
     @routes.post("/keys/{key_id}/revoke")
     async def revoke(key_id: str, by: By) -> RevokedKeys:
-        """Ends the key, and every key that was minted with it, at once here and within a second at other proxies."""
+        """Revokes the key and every key minted with it: at once here, within a second at other proxies."""
         revoked = await keys.revoke(key_id, by)
         await keyring.changed()
         return RevokedKeys(revoked)

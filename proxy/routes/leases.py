@@ -30,7 +30,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/leases", response_class=Response, responses=LEASE)
     async def lease(body: LeaseRequest) -> Response:
-        """Up to `groups` whole groups, as soon as `at_least` are ready; 204 if none was within `wait` seconds."""
+        """Leases up to `groups` whole groups as soon as `at_least` are ready. 204 if none is within `wait` seconds."""
         lease = await trainers.built(body, packed)
         return Response(status_code=204) if lease is None else lease.response()
 
@@ -53,7 +53,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/leases/{lease_id}/annotations")
     async def annotate(lease_id: str, body: AnnotateLease) -> LeaseAnnotated:
-        """Appends what the trainer says of the lease's sampled tokens; `added` counts calls that had nothing yet."""
+        """Stores the trainer's annotations of the lease's sampled tokens. `added` counts calls that had none before."""
         policy, added = await trainers.annotate(_key(lease_id, body), body)
         services.recorder.metrics.annotated(policy, added)
         return LeaseAnnotated(len(added))

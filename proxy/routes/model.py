@@ -33,7 +33,7 @@ from rolltap.tenants import NOBODY, acting_for
 log = logging.getLogger("rolltap.agent_plane")
 
 SHORT_BODY = 64 << 10
-"""Bytes that the server takes of a body before anybody asks for it."""
+"""Bytes of a body that the server buffers before the application reads it."""
 
 SESSION_PREFIX = re.compile(r"/s/([^/]+)(/.*)")
 
@@ -42,7 +42,7 @@ Answer = Callable[[Dialect, WireRequest, HttpExchange], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class DialectRoute:
-    """A route of a dialect, and what answers it."""
+    """A route of a dialect, and its handler."""
 
     dialect: Dialect
     action: Action
@@ -51,7 +51,7 @@ class DialectRoute:
 
 
 Target = DialectRoute | WireReply
-"""What stands behind a route: a dialect, or a static answer (see `dialects.probes`)."""
+"""The handler of a route: a dialect, or a static answer (see `dialects.probes`)."""
 
 
 class AgentPlane:
@@ -138,8 +138,8 @@ class AgentPlane:
     async def _body(self, route: DialectRoute, params: Mapping[str, str], http: HttpExchange) -> bytes:
         """The whole body. A model call whose body is too large or too slow is recorded as refused.
 
-        Who sends a long one needs a key that is known before it is taken, and has so many under way at most. It waits
-        until the key's other long bodies leave room for it.
+        The sender of a long body needs a known key, which is checked before the body is read. The number of its long
+        bodies in progress is limited, and a body waits until the key's other long bodies leave room for it.
         """
         limit, deadline = int(self._limits.body_mb * 1_000_000), self._limits.receipt_s
         try:
@@ -161,7 +161,7 @@ class AgentPlane:
             raise
 
     def _add(self, path: str, methods: Sequence[str], target: Target) -> None:
-        """Adds a route. Of two for the same method and path, the first stands."""
+        """Adds a route. If two have the same method and path, the first one is used."""
         if "{" in path:
             pattern = compile_path(path)[0]
             table = next((table for known, table in self._patterns if known.pattern == pattern.pattern), None)
@@ -191,7 +191,7 @@ class AgentPlane:
 
 
 def wire_request(scope: Any, params: Mapping[str, str], body: bytes, route: str = "") -> WireRequest:
-    """The request as dialects want it. Only ASGI's own path is believed, never the Host header."""
+    """Converts the request for dialects. Uses only ASGI's path, never the Host header."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     query_string = scope.get("query_string", b"")
     query = dict(parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)) if query_string else {}

@@ -22,17 +22,17 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/nodes/{node}/lease")
     async def lease(node: str, body: LeaseRollouts, by: By) -> AssignedRollouts:
-        """Up to `capacity` rollouts, each the node's for `ttl` seconds; waits up to `wait` seconds for the first."""
+        """Claims up to `capacity` rollouts for `ttl` seconds. Waits up to `wait` seconds for the first one."""
         return AssignedRollouts(await nodes.lease(node, body, by))
 
     @routes.post("/nodes/{node}/heartbeat")
     async def heartbeat(node: str, body: Heartbeat, by: By) -> HeldRollouts:
-        """The claims of `tokens` hold for `ttl` seconds more; answers the rollouts that are still theirs."""
+        """Extends the claims of `tokens` by `ttl` seconds. Returns the rollouts that are still claimed with them."""
         return HeldRollouts(node, await nodes.heartbeat(body.tokens, body.ttl, by))
 
     @routes.post("/nodes/{node}/release")
     async def release(node: str, by: By) -> ReleasedRollouts:
-        """Everything the node holds is to be run by others at once."""
+        """Releases all claims of the node, so that other nodes can run its rollouts at once."""
         return ReleasedRollouts(node, await nodes.release(node, by))
 
     return routes

@@ -76,7 +76,7 @@ def trainer_router(services: Services) -> APIRouter:
 
     @routes.post("/policies/{name}/turns")
     async def cap_turns(name: str, body: CapTurns) -> TurnsCap:
-        """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap. The admin plane has it, too."""
+        """Caps the turns of attempts that start from now on; 0 removes the cap. Also on the admin plane."""
         await services.ledger.turn_caps.set(policy_of(services, name).name, body.turns)
         return TurnsCap(name, body.turns)
 

@@ -71,7 +71,7 @@ def _sessions(routes: APIRouter, services: Services) -> None:
         limit: Page = 50,
         offset: Position = 0,
     ) -> Response:
-        """A page of sessions. While `indexed` is under 1, the list is still being made of a large record: ask again."""
+        """A page of sessions. While `indexed` is below 1, the index of a large record is incomplete: ask again."""
         query = SessionQuery(search, tuple(where), sort, descending, limit, offset)
         return (await ask(RecordReader.sessions, query)).response()
 
@@ -82,9 +82,9 @@ def _sessions(routes: APIRouter, services: Services) -> None:
 
     @routes.get("/sessions/{session_id}/transcript", response_model=tuple[CallTurn, ...])
     async def show_transcript(session_id: str, by: By) -> Response:
-        """The session's text once: what each call added to its parent's conversation, and its reply.
+        """The session's text without repetition: what each call added to its parent's conversation, and its reply.
 
-        A runner reads those of attempts that it began: their evaluators score what the model said.
+        A runner may read the attempts that it started, because their evaluators score the model's text.
         """
         if by.only_own:
             session = await services.call_log.session(session_id)
@@ -109,25 +109,25 @@ def _calls(routes: APIRouter, ask: AskRecord) -> None:
 
     @routes.get("/calls/{call_id}/tokens", response_model=CallTokens)
     async def show_tokens(call_id: str, start: Position = 0, end: Position | None = None) -> Response:
-        """Tokens `[start, end)` of the call's prompt and output, 200,000 at most at once."""
+        """Tokens `[start, end)` of the call's prompt and output, at most 200,000 per request."""
         last = min(start + MAX_TOKENS, end if end is not None else start + MAX_TOKENS)
         return (await ask(RecordReader.tokens, call_id, start, last)).response()
 
     @routes.get("/calls/{call_id}/break", response_model=BreakView | None)
     async def show_break(call_id: str, around: Page = 60) -> Response:
-        """Where the call leaves its parent, with the tokens of both sides; null where it extends it."""
+        """Where the call diverges from its parent, with the tokens of both sides. Null if it extends the parent."""
         return (await ask(RecordReader.break_of, call_id, around)).response()
 
 
 def _groups(routes: APIRouter, ask: AskRecord) -> None:
     @routes.get("/groups", response_model=tuple[GroupLine, ...])
     async def list_groups(policy: str | None = None, limit: Page = 50, before: str | None = None) -> Response:
-        """The newest groups first; `before` is the last id of the former page."""
+        """Lists groups, newest first. `before` is the last id of the previous page."""
         return (await ask(RecordReader.groups, policy, limit, before)).response()
 
     @routes.get("/groups/{group_id}", response_model=GroupDetail)
     async def show_group(group_id: str) -> Response:
-        """The group's rollouts side by side, the best reward first."""
+        """Compares the group's rollouts, best reward first."""
         return (await ask(RecordReader.group, group_id)).response()
 
     @routes.get("/rollouts/{rollout_id}", response_model=RolloutDetail)
@@ -147,21 +147,21 @@ def _groups(routes: APIRouter, ask: AskRecord) -> None:
 
     @routes.get("/runs/{policy}", response_model=tuple[RunPoint, ...])
     async def show_run(policy: str, limit: Annotated[int, Query(ge=1, le=100_000)] = 2000) -> Response:
-        """The policy's last completed groups, in the order in which they completed: points of its curves."""
+        """The policy's last completed groups in order of completion, as points of its curves."""
         return (await ask(RecordReader.run, policy, limit)).response()
 
 
 def _mismatch(routes: APIRouter, ask: AskRecord) -> None:
     @routes.get("/runs/{policy}/mismatch", response_model=tuple[HarnessMismatch, ...])
     async def show_mismatch(policy: str) -> Response:
-        """How far trainer and engine are apart, a line for each harness; of what trainers have annotated."""
+        """How much the log-probs of trainer and engine differ, per harness, over the tokens that trainers annotated."""
         return (await ask(RecordReader.mismatch, policy)).response()
 
 
 def _comparison(routes: APIRouter, ask: AskRecord) -> None:
     @routes.get("/runs/{policy}/compare", response_model=VersionComparison)
     async def compare_versions(policy: str, first: str, second: str) -> Response:
-        """Two weight versions (`7`) or ranges of them (`0-9`) on the tasks that both have, the largest gain first."""
+        """Compares two weight versions (`7`) or ranges (`0-9`) on their common tasks, largest gain first."""
         ranges = (version_range(first, "first"), version_range(second, "second"))
         return (await ask(RecordReader.compare, policy, *ranges)).response()
 
@@ -169,9 +169,9 @@ def _comparison(routes: APIRouter, ask: AskRecord) -> None:
 def _notes(routes: APIRouter, services: Services) -> None:
     @routes.post("/notes", response_model=Note)
     async def add_note(body: NewNote, by: By) -> Response:
-        """Appends a score, label, comment or changed tag to a session or call. Nothing of what is trained changes.
+        """Appends a score, label, comment or changed tag to a session or call. Training data does not change.
 
-        Its author is the key's id, unless the body names one.
+        The author is the key's id unless the body names one.
         """
         note = await append_note(services.call_log.database, replace(body, author=body.author or by.id))
         return Response(msgspec.json.encode(note), media_type="application/json")

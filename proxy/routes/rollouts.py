@@ -26,13 +26,13 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/policies/{name}/turns")
     async def cap_turns(name: str, body: CapTurns) -> TurnsCap:
-        """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
+        """Caps the turns of attempts that start from now on; 0 removes the cap."""
         await services.ledger.turn_caps.set(name, body.turns)
         return TurnsCap(name, body.turns)
 
     @routes.post("/rewards")
     async def append_reward(body: NewReward, by: By) -> Reward:
-        """Appends a reward; the same `id` with the same content again changes nothing."""
+        """Appends a reward. Repeating the same `id` with the same content changes nothing."""
         return await services.ledger.rewards.append(body, by)
 
     return routes
@@ -43,7 +43,7 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
 
     @routes.post("/groups")
     async def open_group(body: OpenGroup) -> Group:
-        """Opens a group of `n` rollouts of a task; idempotent by `id`. 429 while too many groups are outstanding."""
+        """Opens a group of `n` rollouts of a task. Idempotent by `id`. 429 while too many groups are outstanding."""
         policy, roles = services.resolve_roles(body.policy)
         spec = GroupSpec(policy, body.n, body.task, tuple(body.tags), body.rule, body.priority, roles)
         return await groups.open(spec, group_id=body.id)
@@ -55,7 +55,7 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
         limit: Limit = 100,
         before: str | None = None,
     ) -> GroupList:
-        """The newest groups first, at most 1,000; `before` is the last id of the former page."""
+        """Lists groups, newest first, at most 1,000. `before` is the last id of the previous page."""
         page = await groups.list(policy=policy, status=status, limit=min(limit, 1000), before=before)
         return GroupList(page)
 
@@ -73,7 +73,7 @@ def _serve_rollouts(routes: APIRouter, services: Services) -> None:
 
     @routes.get("/rollouts/{rollout_id}")
     async def show_rollout(rollout_id: str, by: By) -> RolloutWithEvidence:
-        """The rollout with its rewards, what its evaluator saw, and each of its attempts to tamper."""
+        """The rollout with its rewards, its evaluator's output, and its agent's attempts to tamper."""
         await rollouts.check_own(rollout_id, by)
         rollout = await rollouts.get(rollout_id)
         acts = await services.ledger.tampering.of(rollout.session_id or "")
@@ -82,16 +82,16 @@ def _serve_rollouts(routes: APIRouter, services: Services) -> None:
 
     @routes.post("/rollouts/{rollout_id}/start")
     async def start_rollout(rollout_id: str, body: StartRollout, by: By) -> AttemptKey:
-        """A new attempt with a session and a key of its own; the key of the attempt before it dies.
+        """Starts an attempt with its own session and key. The previous attempt's key becomes invalid.
 
-        `turns` is the task's cap (0: none); the answer's is the lower of that and the policy's, and the proxy holds
-        the session to it. `model` is the name that the harness asks for: the policy's, or that of its main role.
+        `turns` is the task's cap (0: none). The answer's `turns` is the lower of the task's and the policy's caps; the
+        proxy enforces it. `model` is the name that the harness requests: the policy's, or that of its main role.
         """
         return await _start(services, rollout_id, body, by)
 
     @routes.post("/rollouts/{rollout_id}/finish")
     async def finish_rollout(rollout_id: str, body: FinishRollout, by: By) -> Rollout:
-        """The one terminal state; closes the session. Pending again where the infrastructure failed, some times."""
+        """Sets the final status and closes the session. After an infrastructure failure the rollout may be retried."""
         return await rollouts.finish(rollout_id, body, by)
 
 

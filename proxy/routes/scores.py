@@ -28,7 +28,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/policies/{name}/score")
     async def score(name: str, body: ScoreIds) -> PolicyScores:
-        """The log-probs of given ids, and the likeliest candidates. Reading them needs no ownership of the policy."""
+        """The log-probs of the given ids, and the likeliest candidates. The caller need not own the policy."""
         runtime = policy_of(services, name)
         before = await policies.get(name)
         if before.paused == LOST:

@@ -37,7 +37,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/sessions")
     async def open_session(body: OpenSession) -> SessionKey:
-        """Opens a session. Its key is in this answer and nowhere else."""
+        """Opens a session. Only this answer contains its key."""
         session, key = await services.sessions.open(
             body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags
         )
@@ -46,7 +46,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/sessions")
     async def list_sessions(limit: Limit = 100, before: str | None = None) -> SessionList:
-        """The newest sessions first; `before` is the last id of the former page. `tampering` counts their acts."""
+        """Lists sessions, newest first. `before` is the last id of the previous page. `tampering` counts attempts."""
         page = await services.call_log.sessions(limit=min(limit, 1000), before=before)
         counts = await services.ledger.tampering.counts([session.id for session in page])
         lines = [RecordedSessionLine(**_session(session), tampering=counts.get(session.id, 0)) for session in page]
@@ -54,7 +54,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/sessions/{session_id}", response_model=SessionForest)
     async def show_session(session_id: str) -> dict[str, Any]:
-        """The session and its forest: each call's parent, break, tokens and outcome; and what is odd about it."""
+        """The session, its forest (each call's parent, break, tokens and outcome) and its findings."""
         session = await _found(services, session_id)
         tried = count_by_kind(await services.ledger.tampering.of(session_id))
         view = await _asked(services, SessionViews.shown, session_id)
@@ -62,15 +62,15 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/sessions/{session_id}/trajectory", response_model=TrajectoryReport)
     async def show_trajectory(session_id: str) -> dict[str, Any]:
-        """The reconstruction report, with the session's findings whole."""
+        """The reconstruction report, with all findings of the session."""
         await _found(services, session_id)
         return await _asked(services, SessionViews.trajectory_report, session_id)
 
     @routes.post("/sessions/{session_id}/close", response_model=ClosedSession)
     async def close_session(session_id: str, by: By) -> dict[str, Any]:
-        """Later calls are refused. `capped` says whether some were before, for the session's cap of turns.
+        """Closes the session: later calls are refused. `capped`: calls were refused because of the cap of turns.
 
-        `findings` are those of the session as it stands now.
+        `findings` are the session's current findings.
         """
         session = await _found(services, session_id)
         await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
@@ -80,7 +80,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/sessions/{session_id}/log")
     async def check_log(session_id: str, body: HarnessLog, by: By) -> LogCheck:
-        """Compares the harness's own log with the record. The session is closed; the first comparison stands."""
+        """Compares the harness's own log with the record of a closed session. Only the first comparison counts."""
         session = await _found(services, session_id)
         await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
         return await _checked(services, session, body)

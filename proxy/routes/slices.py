@@ -1,9 +1,9 @@
-"""Long request bodies are read in slices, between which agents' calls go on.
+"""Reads long request bodies in slices, so that agents' calls can run in between.
 
-Decoding and checking 8 MB of JSON in one piece holds the event loop for more than half a second. Here a long body is
-cut in small steps (`cutting.py`); its fields, and the items of its lists, are decoded, looked at and validated one by
-one. What the route sees, and what it refuses in which words, is the same: an item that is refused here is left as it
-is, and refused with the whole body. What would take long in one piece is refused: any key that is known gets this far.
+Decoding and checking 8 MB of JSON at once blocks the event loop for more than half a second. Here a long body is cut
+in small steps (`cutting.py`), and its fields and list items are decoded, checked and validated one by one. The route
+sees the same body and gives the same errors: an invalid item is left as it is and refused with the whole body. A single
+field or item that would take long to decode is refused, because any caller with a known key gets this far.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ T = TypeVar("T")
 LONG_BODY = 256 << 10
 PIECE_BYTES = 8 << 20
 PIECE_VALUES = 500_000
-"""How large a piece may be that is decoded at once, and how many values it may hold: those cost the time, not text."""
+"""Limits of a piece that is decoded at once: bytes, and values (values take the time, text does not)."""
 PARTS = 100_000
-"""How many fields and items a long body may have."""
+"""Limit of fields and items in a long body."""
 
 SLICE_S = 0.002
-"""How long the event loop is held at a time, about, and for how long it is then left to others."""
+"""About how long the event loop is blocked at a time, and how long it is then free for others."""
 
 
 def sliced(items: Mapping[str, Any]) -> type[APIRoute]:
@@ -71,10 +71,10 @@ async def pausing(items: Iterable[T], each: Callable[[T], Any]) -> None:
 
 
 async def _read(raw: bytes, adapters: Mapping[str, TypeAdapter[Any]]) -> dict[str, Any] | None:
-    """The body as `Request.json` would give it, but for items that are valid: they are objects of their type.
+    """The body as `Request.json` returns it, except that valid items are objects of their type.
 
-    None where it has to be read whole: it is no JSON object, or holds a value that is refused. Of a list with an item
-    that is refused it has no more than that one and those before.
+    None if the body must be read as a whole, because it is not a JSON object or contains a refused value. A list with a
+    refused item ends with that item.
     """
     fields = _Fields(raw, adapters)
     try:
@@ -95,7 +95,7 @@ class _Fields:
         self._raw = raw
         self._count = 0
         self._ended: set[bytes] = set()
-        """The lists with an item that is refused."""
+        """The lists that have a refused item."""
 
     def take(self, part: Part | None) -> None:
         if part is None:
@@ -124,7 +124,7 @@ class _Fields:
 
 
 def _check_piece(raw: bytes, name: str) -> None:
-    """Refuses what would hold the event loop for long; `name` is the field, or the list whose item it is."""
+    """Refuses a piece that would block the event loop for long. `name` is the field or, for an item, its list."""
     if len(raw) > LONG_BODY and (len(raw) > PIECE_BYTES or values_in(raw) > PIECE_VALUES):
         raise BodyTooLarge(
             f"{name}: at most {PIECE_BYTES >> 20} MiB and {PIECE_VALUES:,} values in one piece; send less at a time"

@@ -27,7 +27,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/tasks")
     async def submit(body: SubmitTasks) -> Submission:
-        """Queues `n` rollouts of each task; idempotent by `id`. A task that no node could run is refused here."""
+        """Queues `n` rollouts of each task. Idempotent by `id`. Refuses a task that no node could run."""
         policy, roles = services.resolve_roles(body.policy)
         await pausing(body.tasks, lambda task: services.check_task(task, services.policies.names))
         spec = SubmissionSpec(policy, body.n, tuple(body.tasks), tuple(body.tags), body.rule, body.priority, roles)
@@ -35,7 +35,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/tasks")
     async def list_submissions(limit: Limit = 50) -> SubmissionList:
-        """The newest submissions first."""
+        """Lists submissions, newest first."""
         return SubmissionList(await ledger.submissions.list(limit=min(limit, 1000)))
 
     @routes.get("/tasks/{id}")
@@ -44,13 +44,13 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/tasks/{id}/groups")
     async def groups(id: str, after: str = "") -> GroupList:
-        """Its groups by id, a page at a time; `after` is the last id of the former page."""
+        """A page of the submission's groups by id. `after` is the last id of the previous page."""
         await ledger.submissions.get(id)
         return GroupList(await ledger.submissions.groups(id, after=after, limit=PAGE))
 
     @routes.post("/tasks/{id}/cancel")
     async def cancel(id: str) -> Submission:
-        """Cancels what is queued and under way; complete groups stay."""
+        """Cancels queued and running rollouts. Complete groups stay."""
         return await ledger.submissions.cancel(id)
 
     @routes.get(
@@ -59,7 +59,7 @@ def router(services: Services) -> APIRouter:
         responses=answers.events("`progress`, what happens as `Event`, `ended`"),
     )
     async def events(id: str) -> StreamingResponse:
-        """Server-sent events: `progress` first, what happens to its groups and rollouts, and `ended` last."""
+        """Server-sent events: first `progress`, then the events of its groups and rollouts, last `ended`."""
         start = await ledger.events.last()
         first = await ledger.submissions.get(id)
         return StreamingResponse(_frames(services, first, start), media_type="text/event-stream")

@@ -15,7 +15,7 @@ from rolltap.proxy.routes.slices import sliced
 
 
 def router(services: Services) -> APIRouter:
-    """Takes the place of a push between `begin_update` and `finish_update`."""
+    """Replaces the push between `begin_update` and `finish_update`."""
     routes = APIRouter(tags=["policies"], route_class=sliced({}))
     policies = services.ledger.policies
 

@@ -11,7 +11,7 @@ from fastapi import Query, Request
 from rolltap.errors import InvalidRequest
 
 MAX_DEPTH = 64
-"""How deep a body may be nested: later readers recurse."""
+"""Maximum nesting of a body, because later readers recurse."""
 
 SUSPECT_TEXT = (b"\\u0000", b"\\ud", b"\\uD", b"\xed", b"\0", b"NaN", b"Infinity")
 SUSPECT_NUMBER = re.compile(rb"[0-9](?:[0-9]{18}|[eE]\+?[0-9]{3})")
@@ -21,15 +21,15 @@ bytes, long integers, infinities."""
 INTEGERS = range(-(2**63), 2**63)
 
 VALUES_CHECKED = "values_checked"
-"""In the state of a request whose body was looked at as it was read (`rolltap.proxy.routes.slices`)."""
+"""Request state: the body was already checked while it was read (`rolltap.proxy.routes.slices`)."""
 
 Limit = Annotated[int, Query(ge=1)]
-"""How many rows a page has at most."""
+"""Maximum number of rows in a page."""
 
 
 async def check_values(request: Request) -> None:
     """A dependency that refuses integers over 64 bits, NaN and infinities, text with NUL or lone surrogates, and bodies
-    nested deeper than `MAX_DEPTH`. Whether a body is JSON at all is the route's to say."""
+    nested deeper than `MAX_DEPTH`. The route itself checks that the body is JSON."""
     for name, text in [*request.path_params.items(), *request.query_params.items()]:
         _check(text, name)
     if getattr(request.state, VALUES_CHECKED, False):
@@ -52,12 +52,12 @@ def check_body(raw: bytes, body: Any) -> None:
 
 
 def check_item(raw: bytes, item: Any, name: str) -> None:
-    """The same for a part of a body: field `name`, or an item of the list that it is."""
+    """Like `check_body`, for a part of a body: field `name`, or one item of that list."""
     check_body(raw, {name: [item]})
 
 
 def is_suspect(body: bytes) -> bool:
-    """Whether every value of a JSON body has to be looked at."""
+    """Whether every value of a JSON body must be checked."""
     return any(text in body for text in SUSPECT_TEXT) or SUSPECT_NUMBER.search(body) is not None
 
 
