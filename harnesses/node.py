@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from rolltap.contract.admin import FinishRollout
 from rolltap.errors import RolltapError
+from rolltap.harnesses.attempts import DEFAULT_SLOTS, Progress, Slots
 from rolltap.harnesses.client import AdminClient, ClaimedRollout, LeasedRollout
-from rolltap.harnesses.lifecycle import DEFAULT_SLOTS, Progress, RolloutRunner, Slots
+from rolltap.harnesses.lifecycle import RolloutRunner
 from rolltap.harnesses.specs import Defaults, build
 from rolltap.types import Cause, RolloutStatus
 

@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rolltap.harnesses.attempts import DEFAULT_SLOTS, Slots
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.lifecycle import DEFAULT_SLOTS, Slots
 from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from rolltap.contract.admin import PolicyOrRoles
 from rolltap.errors import RateLimited
+from rolltap.harnesses.attempts import DEFAULT_SLOTS, AttemptRunner, Progress, RolloutSummary, Slots, W, Work
 from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedGroup
-from rolltap.harnesses.lifecycle import DEFAULT_SLOTS, Assignment, Progress, RolloutRunner, RolloutSummary, Slots
+from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 
 BACKPRESSURE_WAIT_S = 1.0
 """How long to wait where the ledger asks to without saying how long."""
@@ -44,7 +45,21 @@ async def run_groups(
     way as cancelled.
     """
     runner = RolloutRunner(client, slots, progress=progress)
-    room = asyncio.Semaphore(max(2, -(-2 * slots.run // n)))
+    return await run_groups_by(runner, client, assignments, policy=policy, n=n, at_once=slots.run, tags=tags)
+
+
+async def run_groups_by(
+    runner: AttemptRunner[W],
+    client: AdminClient,
+    assignments: Iterable[W],
+    *,
+    policy: PolicyOrRoles,
+    n: int,
+    at_once: int,
+    tags: tuple[str, ...] = (),
+) -> list[GroupSummary]:
+    """`run_groups` with a runner that runs `at_once` rollouts at a time."""
+    room = asyncio.Semaphore(max(2, -(-2 * at_once // n)))
     running: list[asyncio.Task[GroupSummary]] = []
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -72,7 +87,7 @@ def first_of(errors: ExceptionGroup) -> Exception:
 
 
 async def _open(
-    client: AdminClient, assignment: Assignment, *, policy: PolicyOrRoles, n: int, tags: tuple[str, ...]
+    client: AdminClient, assignment: Work, *, policy: PolicyOrRoles, n: int, tags: tuple[str, ...]
 ) -> OpenedGroup:
     """Opens a group of the assignment's task, whose spec says which harness runs it."""
     spec = {"harness": assignment.harness.name, **assignment.task.spec}
@@ -84,7 +99,7 @@ async def _open(
             await asyncio.sleep(limited.retry_after or BACKPRESSURE_WAIT_S)
 
 
-async def _run_group(runner: RolloutRunner, group: OpenedGroup, assignment: Assignment) -> GroupSummary:
+async def _run_group(runner: AttemptRunner[W], group: OpenedGroup, assignment: W) -> GroupSummary:
     async with asyncio.TaskGroup() as tasks:
         rollouts = [tasks.create_task(runner.run(ClaimedRollout(rollout), assignment)) for rollout in group.rollout_ids]
     return GroupSummary(group.id, assignment.task.id, tuple(task.result() for task in rollouts))

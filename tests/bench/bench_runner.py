@@ -31,12 +31,13 @@ from rich.table import Table
 
 from rolltap import __version__
 from rolltap.engine.tiny import FOLDER
+from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
 from rolltap.harnesses.base import Runtime
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment, Progress, RolloutSummary, Slots, Stage
+from rolltap.harnesses.lifecycle import Assignment
 from rolltap.harnesses.runner import GroupSummary, run_groups
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime

@@ -12,11 +12,12 @@ import pytest
 
 from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
 from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.attempts import Progress, Slots, Stage
 from rolltap.harnesses.base import Exit, Limits, Source
 from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment, Progress, Slots, Stage
+from rolltap.harnesses.lifecycle import Assignment
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime

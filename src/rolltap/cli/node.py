@@ -20,8 +20,8 @@ from rolltap.cli.screen import say
 from rolltap.counted import counted
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
+from rolltap.harnesses.attempts import Slots
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.lifecycle import Slots
 from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults
 

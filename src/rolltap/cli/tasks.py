@@ -23,9 +23,9 @@ from rolltap.cli.screen import Screen
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
 from rolltap.counted import counted
 from rolltap.errors import TaskInvalid
+from rolltap.harnesses.attempts import Progress as Step
+from rolltap.harnesses.attempts import Stage
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.lifecycle import Progress as Step
-from rolltap.harnesses.lifecycle import Stage
 from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults, build, check, check_installed, resolve_paths
 from rolltap.harnesses.task_sources import SourceOptions, tasks_of

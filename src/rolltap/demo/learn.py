@@ -14,10 +14,11 @@ from typing import Any
 
 from rolltap.demo.stack import Process, Stack
 from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, Split, TinyTask, make_tasks
+from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
 from rolltap.harnesses.base import Limits
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.python_check import PythonCheck
-from rolltap.harnesses.lifecycle import Assignment, Progress, RolloutSummary, Slots, Stage
+from rolltap.harnesses.lifecycle import Assignment
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.thread import ThreadRuntime

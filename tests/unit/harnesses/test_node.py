@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.harnesses.attempts import Progress, Slots, Stage
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.lifecycle import Progress, Slots, Stage
 from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults
 

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.attempts import Progress, Slots, Stage
 from rolltap.harnesses.base import (
     Command,
     Ending,
@@ -30,7 +31,7 @@ from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment, Progress, Slots, Stage
+from rolltap.harnesses.lifecycle import Assignment
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.process import ProcessRuntime, ProcessWorkspace

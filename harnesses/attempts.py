@@ -1,0 +1,286 @@
+"""The ledger's side of a rollout: its attempts begin, end in exactly one terminal state, and are rewarded.
+
+What an attempt does is a subclass's: `lifecycle.RolloutRunner` runs our own harnesses, `harbor.runner.HarborRunner`
+Harbor's trials. Failures of the infrastructure are told to the ledger, which lets the rollout be tried again a few
+times as a new attempt with a new key: by this runner where it opened the group, else by the node that leases it next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.errors import EvaluatorFailed, InvalidRequest, LedgerError, RolltapError
+from rolltap.harnesses.base import Limits, Score, Verdict
+from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedSession
+from rolltap.harnesses.output import Transcript
+from rolltap.harnesses.result import Result
+from rolltap.tampering import TamperingAct
+from rolltap.types import Cause, RolloutStatus, Task
+
+log = logging.getLogger("rolltap.runner")
+
+KEY_MARGIN_S = 60.0
+"""How much longer than the agent's budget its key lives, in seconds."""
+
+SETTLE_S = 10.0
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Work(Protocol):
+    """What the ledger's side has to know of the rollouts of one task."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def harness(self) -> Named: ...
+
+    @property
+    def evaluator(self) -> Named: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+
+W = TypeVar("W", bound=Work)
+
+
+class Stage(StrEnum):
+    WAITING = "waiting"
+    PREPARE = "prepare"
+    RUN = "run"
+    EVALUATE = "evaluate"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Rollout `rollout_id` has reached `stage`; the summary comes with the last one."""
+
+    rollout_id: str
+    task_id: str
+    stage: Stage
+    summary: RolloutSummary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSummary:
+    """How a rollout ended. `reward` is the sum of its rollout-scope scores, None without an evaluation.
+
+    `seconds` holds the time of each stage, waiting for slots excluded.
+    """
+
+    rollout_id: str
+    task_id: str
+    status: RolloutStatus
+    cause: Cause | None
+    reward: float | None
+    reason: str
+    attempt: int
+    session_id: str
+    seconds: dict[Stage, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """How many rollouts may be in each stage at once; `ahead` prepared ones may wait for a run slot."""
+
+    prepare: int = 2
+    run: int = 8
+    evaluate: int = 2
+    ahead: int = 2
+
+
+DEFAULT_SLOTS = Slots()
+
+
+@dataclass(slots=True)
+class RolloutState(Generic[W]):
+    """A rollout under way. The ledger knows `attempt` (0: none); `session` is that attempt's, once it began."""
+
+    claim: ClaimedRollout
+    assignment: W
+    attempt: int = 0
+    session: OpenedSession | None = None
+    seen: Transcript = field(default_factory=Transcript)
+    tampering: list[TamperingAct] = field(default_factory=list)
+    seconds: dict[Stage, float] = field(default_factory=dict)
+
+
+class AttemptRunner(ABC, Generic[W]):
+    """Runs rollouts that the ledger has opened."""
+
+    def __init__(
+        self,
+        client: AdminClient,
+        slots: Slots = DEFAULT_SLOTS,
+        *,
+        name: str = "runner",
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._progress = progress
+        self._leftovers: set[asyncio.Task[None]] = set()
+        self._abandoned: set[ClaimedRollout] = set()
+        self._alive = asyncio.Semaphore(slots.run + slots.evaluate + slots.ahead)
+        self._slots = {
+            Stage.PREPARE: asyncio.Semaphore(slots.prepare),
+            Stage.RUN: asyncio.Semaphore(slots.run),
+            Stage.EVALUATE: asyncio.Semaphore(slots.evaluate),
+        }
+
+    async def run(self, claim: ClaimedRollout, assignment: W) -> RolloutSummary:
+        """Takes the rollout to its terminal state; one of a node also to where it waits to be leased again.
+
+        Cancelling this call ends the rollout as cancelled, unless `abandon` was called: then other nodes run it.
+        """
+        state = RolloutState(claim, assignment)
+        self._report(state, Stage.WAITING)
+        while (summary := await self._try(state)).status is RolloutStatus.PENDING and not claim.token:
+            pass
+        return summary
+
+    async def _try(self, state: RolloutState[W]) -> RolloutSummary:
+        """One attempt, and what the ledger makes of how it ended."""
+        claim = state.claim
+        try:
+            async with self._alive:
+                state.session, state.seen, state.tampering = None, Transcript(), []
+                result = await self._attempt(state)
+        except LedgerError as refused:  # ended elsewhere: cancelled, or leased to another runner
+            return await self._ended_elsewhere(state, refused)
+        except RolltapError as error:
+            result = Result.by(error)
+        except asyncio.CancelledError:
+            if claim in self._abandoned:
+                raise
+            with suppress(RolltapError):
+                await asyncio.shield(self._finish(state, Result(RolloutStatus.CANCELLED, "cancelled")))
+            raise
+        except Exception as error:  # a boundary: an unexpected error in one rollout must not end the others
+            log.exception("rollout %s, attempt %d", claim.rollout_id, state.attempt)
+            reason = f"internal_error: {type(error).__name__}: {error}"
+            result = Result(RolloutStatus.FAILED, reason, cause=Cause.INFRASTRUCTURE)
+        return await self._finish(state, result)
+
+    def abandon(self, claim: ClaimedRollout) -> None:
+        """Another node has the rollout now: when its `run` is cancelled, nothing more is reported."""
+        self._abandoned.add(claim)
+
+    @abstractmethod
+    async def _attempt(self, state: RolloutState[W]) -> Result:
+        """One attempt from its beginning to its end, in stages, with `_open` for its session."""
+
+    async def settle(self) -> None:
+        """Waits, `SETTLE_S` seconds at most, for workspaces that are no longer wanted to be removed."""
+        if self._leftovers:
+            await asyncio.wait(self._leftovers, timeout=SETTLE_S)
+
+    def _report(self, state: RolloutState[W], stage: Stage, summary: RolloutSummary | None = None) -> None:
+        self._progress(Progress(state.claim.rollout_id, state.assignment.task.id, stage, summary))
+
+    @asynccontextmanager
+    async def _stage(self, state: RolloutState[W], stage: Stage) -> AsyncIterator[None]:
+        async with self._slots[stage]:
+            self._report(state, stage)
+            started = time.monotonic()
+            try:
+                yield
+            finally:
+                state.seconds[stage] = time.monotonic() - started
+
+    async def _open(self, state: RolloutState[W]) -> OpenedSession:
+        """Begins an attempt. Where this is cancelled it still learns the attempt's number: only that can be ended."""
+        limits = state.assignment.limits
+        ttl = limits.agent_s + KEY_MARGIN_S
+        start = self._client.start_rollout(state.claim, ttl=ttl, runner=self._name, turns=limits.turns)
+        starting = asyncio.ensure_future(start)
+        try:
+            session = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with suppress(RolltapError, TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    state.attempt = (await starting).attempt
+            raise
+        state.session, state.attempt = session, session.attempt
+        return session
+
+    async def _finish(self, state: RolloutState[W], result: Result) -> RolloutSummary:
+        """Posts the rewards, then the terminal state."""
+        try:
+            try:
+                await self._reward(state, result.verdict)
+            except InvalidRequest as refused:  # an unknown scope
+                result = Result.by(EvaluatorFailed(refused.message))
+            end = FinishRollout(
+                result.status,
+                state.attempt,
+                result.reason,
+                scoring=result.verdict.scoring if result.verdict else None,
+                node_token=state.claim.token,
+                cause=result.cause,
+                evaluation=str(state.seen),
+                tampering=state.tampering,
+            )
+            standing = await self._client.finish_rollout(state.claim.rollout_id, end)
+        except LedgerError as refused:
+            return await self._ended_elsewhere(state, refused)
+        if standing.status is RolloutStatus.PENDING:
+            state.attempt = standing.attempt
+            return self._summarise(state, replace(result, status=standing.status), None)
+        scores = result.verdict.scores if result.verdict else ()
+        whole = [score.value for score in scores if score.scope == "rollout"]
+        return self._summarise(state, result, sum(whole) if whole else None)
+
+    async def _reward(self, state: RolloutState[W], verdict: Verdict | None) -> None:
+        """One reward a scope: scores of one scope are added, and its detail has them."""
+        by_scope: dict[str, list[Score]] = {}
+        for score in verdict.scores if verdict else ():
+            by_scope.setdefault(score.scope, []).append(score)
+        for number, (scope, scores) in enumerate(by_scope.items()):
+            parts = {"scores": [{"value": score.value, **score.detail} for score in scores]} if len(scores) > 1 else {}
+            reward = NewReward(
+                state.claim.rollout_id,
+                sum(score.value for score in scores),
+                scope,
+                source=state.assignment.evaluator.name,
+                detail={**(verdict.detail if verdict else {}), **(parts or scores[0].detail)},
+                attempt=state.attempt,
+                id=f"{state.claim.rollout_id}-{state.attempt}-{number}",
+            )
+            await self._client.reward(reward)
+
+    async def _ended_elsewhere(self, state: RolloutState[W], refused: LedgerError) -> RolloutSummary:
+        """The ledger refused this runner's result, so the summary has the ledger's status."""
+        standing = await self._client.rollout_standing(state.claim.rollout_id)
+        state.attempt = standing.attempt
+        return self._summarise(state, Result(standing.status, refused.message), None)
+
+    def _summarise(self, state: RolloutState[W], result: Result, reward: float | None) -> RolloutSummary:
+        summary = RolloutSummary(
+            rollout_id=state.claim.rollout_id,
+            task_id=state.assignment.task.id,
+            status=result.status,
+            cause=result.cause,
+            reward=reward,
+            reason=result.reason,
+            attempt=state.attempt,
+            session_id=state.session.session_id if state.session else "",
+            seconds=state.seconds,
+        )
+        self._report(state, Stage.WAITING if result.status is RolloutStatus.PENDING else Stage.ENDED, summary)
+        return summary
