@@ -1,8 +1,8 @@
 """The ledger's side of a rollout: its attempts begin, end in exactly one terminal state, and are rewarded.
 
-What an attempt does is a subclass's: `lifecycle.RolloutRunner` runs our own harnesses, `harbor.runner.HarborRunner`
-Harbor's trials. Failures of the infrastructure are told to the ledger, which lets the rollout be tried again a few
-times as a new attempt with a new key: by this runner where it opened the group, else by the node that leases it next.
+A subclass says what an attempt does: `lifecycle.RolloutRunner` runs our own harnesses, `harbor.runner.HarborRunner`
+Harbor's trials. Failures of the infrastructure are reported to the ledger, which allows a few retries as new attempts
+with new keys: by this runner if it opened the group, else by the node that claims the rollout next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rolltap.types import Cause, RolloutStatus, Task
 log = logging.getLogger("rolltap.runner")
 
 KEY_MARGIN_S = 60.0
-"""How much longer than the agent's budget its key lives, in seconds."""
+"""Seconds for which an agent's key is valid after its time limit."""
 
 SETTLE_S = 10.0
 
@@ -68,7 +68,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Rollout `rollout_id` has reached `stage`; the summary comes with the last one."""
+    """A progress report: the rollout has reached `stage`. The last stage has the summary."""
 
     rollout_id: str
     task_id: str
@@ -96,7 +96,7 @@ class RolloutSummary:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How many rollouts may be in each stage at once; `ahead` prepared ones may wait for a run slot."""
+    """The number of concurrent rollouts in each stage. `ahead` prepared ones may wait for a run slot."""
 
     prepare: int = 2
     run: int = 8
@@ -109,7 +109,7 @@ DEFAULT_SLOTS = Slots()
 
 @dataclass(slots=True)
 class RolloutState(Generic[W]):
-    """A rollout under way. The ledger knows `attempt` (0: none); `session` is that attempt's, once it began."""
+    """A running rollout. `attempt` is its number in the ledger (0: none); `session` is set once the attempt began."""
 
     claim: ClaimedRollout
     assignment: W
@@ -144,7 +144,7 @@ class AttemptRunner(ABC, Generic[W]):
         }
 
     async def run(self, claim: ClaimedRollout, assignment: W) -> RolloutSummary:
-        """Takes the rollout to its terminal state; one of a node also to where it waits to be leased again.
+        """Runs the rollout to its terminal state. A node's rollout may also end pending, for another node to claim.
 
         Cancelling this call ends the rollout as cancelled, unless `abandon` was called: then other nodes run it.
         """
@@ -155,7 +155,7 @@ class AttemptRunner(ABC, Generic[W]):
         return summary
 
     async def _try(self, state: RolloutState[W]) -> RolloutSummary:
-        """One attempt, and what the ledger makes of how it ended."""
+        """Runs one attempt and reports its result to the ledger."""
         claim = state.claim
         try:
             async with self._alive:
@@ -178,7 +178,7 @@ class AttemptRunner(ABC, Generic[W]):
         return await self._finish(state, result)
 
     def abandon(self, claim: ClaimedRollout) -> None:
-        """Another node has the rollout now: when its `run` is cancelled, nothing more is reported."""
+        """Notes that another node has the rollout now: when its `run` is cancelled, nothing is reported."""
         self._abandoned.add(claim)
 
     @abstractmethod
@@ -247,7 +247,7 @@ class AttemptRunner(ABC, Generic[W]):
         return self._summarise(state, result, sum(whole) if whole else None)
 
     async def _reward(self, state: RolloutState[W], verdict: Verdict | None) -> None:
-        """One reward a scope: scores of one scope are added, and its detail has them."""
+        """Appends one reward per scope: the sum of its scores, with the scores in its detail."""
         by_scope: dict[str, list[Score]] = {}
         for score in verdict.scores if verdict else ():
             by_scope.setdefault(score.scope, []).append(score)
@@ -265,7 +265,7 @@ class AttemptRunner(ABC, Generic[W]):
             await self._client.reward(reward)
 
     async def _ended_elsewhere(self, state: RolloutState[W], refused: LedgerError) -> RolloutSummary:
-        """The ledger refused this runner's result, so the summary has the ledger's status."""
+        """The summary with the ledger's status, after it has refused this runner's result."""
         standing = await self._client.rollout_standing(state.claim.rollout_id)
         state.attempt = standing.attempt
         return self._summarise(state, Result(standing.status, refused.message), None)

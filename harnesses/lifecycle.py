@@ -1,6 +1,6 @@
-"""The life of one attempt with our own harnesses: prepare, run, evaluate, tear down; each stage has its own slots.
+"""Runs one attempt with our own harnesses: prepare, run, evaluate, tear down. Each stage has its own slots.
 
-A slot of one stage never waits for another stage, so a slow test does not block an agent; budgets count the stage's
+A slot of one stage never waits for another stage, so a slow test does not block an agent. Time limits count a stage's
 own time, not the wait for a slot. Failures of the agent are results.
 """
 
@@ -33,12 +33,12 @@ from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import Task
 
 ENDING_S = 5.0
-"""How much longer than its budget an evaluation may last: the time to end what it runs, in seconds."""
+"""Seconds for an evaluation to end its processes after its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the rollouts of one task are run with."""
+    """The task, harness, runtime and evaluator of rollouts."""
 
     task: Task
     source: Source
@@ -90,7 +90,7 @@ class RolloutRunner(AttemptRunner[Assignment]):
             return await self._prepare(assignment)
 
     async def _prepare(self, assignment: Assignment) -> Workspace:
-        """A workspace within the set-up budget; one that is ready too late is removed."""
+        """Creates a workspace within the set-up time limit. One that is ready too late is removed."""
         preparing = asyncio.ensure_future(assignment.runtime.prepare(assignment.source))
         try:
             done, _ = await asyncio.wait({preparing}, timeout=assignment.limits.setup_s)

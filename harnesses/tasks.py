@@ -31,10 +31,7 @@ def read_tasks(path: Path, repositories: Path | None = None, *, reward_key: str 
     Harbor task's rewards counts. `TaskInvalid` names the file, the line and the key that is wrong; ids are unique.
     """
     if path.is_dir():
-        folders = [path] if (path / "task.toml").is_file() else sorted(p.parent for p in path.glob("*/task.toml"))
-        if not folders:
-            raise TaskInvalid(f"{path} holds no Harbor task (a folder with task.toml)")
-        tasks = [harbor_task(folder, reward_key) for folder in folders]
+        tasks = [harbor_task(folder, reward_key) for folder in task_folders(path)]
     else:
         tasks = _read_lines(path, repositories)
     refuse_twins(tasks, str(path))
@@ -48,6 +45,16 @@ def refuse_twins(tasks: Sequence[Task], where: str) -> None:
         if task.id in seen:
             raise TaskInvalid(f"{where}: two tasks have the id {task.id!r}", param="id")
         seen.add(task.id)
+
+
+def task_folders(path: Path) -> list[Path]:
+    """The Harbor folders that `path` is or holds; none where there is no such folder."""
+    if not path.is_dir():
+        return []
+    folders = [path] if (path / "task.toml").is_file() else sorted(p.parent for p in path.glob("*/task.toml"))
+    if not folders:
+        raise TaskInvalid(f"{path} holds no Harbor task (a folder with task.toml)")
+    return folders
 
 
 def _read_lines(path: Path, repositories: Path | None) -> list[Task]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # trainers.sh VENV: makes the virtual environment of a trainer (once). VENV's last part names what is in it.
 # It sees our packages through a .pth file, so torch is not installed again; only what is missing, and what the trainer
-# wants in another version, comes (up to 150 MB, a minute). `python-3.12` sees nothing of ours: its trainers refuse
-# Python 3.11 (5 GB with torch, some minutes).
+# wants in another version, comes (up to 150 MB, a minute). `python-3.12` and `harbor-0.24.0` see nothing of ours: what is
+# in them refuses Python 3.11 (5 GB with torch, some minutes; 400 MB).
 set -euo pipefail
 venv=${1:?usage: trainers.sh VENV}
 cd "$(dirname "$0")/.."
@@ -27,11 +27,12 @@ case "$name" in
     packages=(megatron-core==0.16.1 beartype==0.23.1 jaxtyping==0.3.11 wadler-lindig==0.1.8 pyzmq==27.3.0
       loguru==0.7.3 tomli_w==1.2.0 transformers==5.10.2 tokenizers==0.22.2) ;;
   openenv-0.10.0 | environments-1) mapfile -t packages < "scripts/trainers/$name.txt" ;;
-  python-3.12)
-    mapfile -t packages < scripts/trainers/python-3.12.txt
+  python-3.12 | harbor-0.24.0)
+    mapfile -t packages < "scripts/trainers/$name.txt"
+    ours=no
     python=$(command -v "${PYTHON312:-}" || ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python 2>/dev/null | tail -1 ||
       command -v python3.12) || true
-    [ -n "$python" ] || die "ART, SkyRL and NeMo Gym need Python 3.12, and none was found: name one, PYTHON312=/path/to/python3.12" ;;
+    [ -n "$python" ] || die "ART, SkyRL, NeMo Gym and Harbor need Python 3.12, and none was found: name one, PYTHON312=/path/to/python3.12" ;;
   *) die "no packages are known for $name" ;;
 esac
 
@@ -39,7 +40,7 @@ esac
 echo "trainers: installing $name into $venv (once)"
 rm -rf "$venv" && "$python" -m venv "$venv" || die "can't make a virtual environment; is python3-venv installed?"
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-[ "$name" = python-3.12 ] || .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/ours.pth"
+[ -n "${ours:-}" ] || .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/ours.pth"
 "$venv/bin/python" -m pip install -q --no-deps "${packages[@]}" \
   2> >(grep -v 'is ignored: it is neither a file nor a directory' >&2) ||
   die "can't install ${packages[0]}; is a package index reachable?"

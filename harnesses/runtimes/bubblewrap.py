@@ -104,7 +104,7 @@ class BubblewrapWorkspace(FolderWorkspace):
                 stdin=launch.stdin,
                 out=self._folders.out,
                 timeout=timeout,
-                share=Share(limits, (self.folder, self._folders.home)),
+                share=Share(limits, (self.folder, self._folders.home, *launch.mounts.values())),
                 pass_fds=descriptors,
             )
         seconds = time.monotonic() - started

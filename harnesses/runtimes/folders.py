@@ -61,11 +61,7 @@ class Folders:
     def clear_home(self) -> None:
         """Replaces `home` and `tmp` by empty folders, whatever an agent made of them."""
         for path in (self.home, self.tmp):
-            if path.is_symlink() or path.is_file():
-                path.unlink()
-            elif path.exists():
-                shutil.rmtree(path, onerror=_unlock)
-            path.mkdir(mode=0o700, exist_ok=True)
+            empty_folder(path)
 
     def output(self) -> str:
         """What the last run printed, within the bound of `read_output`."""
@@ -95,6 +91,15 @@ class FolderWorkspace:
     async def close(self) -> None:
         """Removes everything, folders that the agent made unwritable included."""
         await asyncio.to_thread(_remove, self._folders.root)
+
+
+def empty_folder(path: Path) -> None:
+    """Puts an empty folder at `path`, whatever is there. A link is removed, not followed."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path, onerror=_unlock)
+    path.mkdir(mode=0o700, exist_ok=True)
 
 
 async def make_folders(base: Path | None, source: Source) -> Folders:

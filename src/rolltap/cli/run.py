@@ -13,6 +13,7 @@ import typer
 from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
 from rolltap.cli.completion import complete_harness, complete_policy, complete_runtime, complete_target
+from rolltap.cli.harbor import TrialOrder, check_alone, run_harbor
 from rolltap.cli.screen import Screen, say
 from rolltap.cli.tasks import Work, run_tasks
 from rolltap.counted import counted
@@ -30,6 +31,7 @@ from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_argum
 POLL_S = 0.3
 RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap, or a refusal"
 REWARD_KEY_HELP = "Harbor tasks: the key of reward.json that counts, where several are there and none is `reward`"
+HARBOR_HELP = "the target is a folder of Harbor tasks or a data set of its registry; Harbor runs its agent (-a) on it"
 POLICY_HELP = "policy that answers; default the only one; tasks: also ROLE=NAME,ROLE=NAME, where several play"
 AGENT_S = 24 * 3600.0
 OWN_LIMITS = Limits(agent_s=AGENT_S, memory_mb=1 << 20, disk_mb=1 << 30)  # the folder and the machine are the user's
@@ -44,7 +46,10 @@ def run(
     ],
     words: Annotated[list[str] | None, typer.Argument(help="after `--`: the prompt (`command`: its argv)")] = None,
     harness: Annotated[
-        str, typer.Option(help="tasks: the harness, where a task names none", autocompletion=complete_harness)
+        str,
+        typer.Option(
+            "--harness", "-a", help="tasks: the harness, where a task names none", autocompletion=complete_harness
+        ),
     ] = "",
     policy: Annotated[str, typer.Option(help=POLICY_HELP, autocompletion=complete_policy)] = "",
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="tasks: rollouts a task")] = 1,
@@ -60,6 +65,7 @@ def run(
     priority: Annotated[int, typer.Option(help="tasks: the greater goes first")] = 0,
     id: Annotated[str, typer.Option(help="tasks: the submission's id; a known id resumes that submission")] = "",
     nodes: Annotated[bool, typer.Option("--nodes", help="tasks: leave the running to nodes, and follow")] = False,
+    harbor: Annotated[bool, typer.Option("--harbor", help=HARBOR_HELP)] = False,
     no_sandbox: Annotated[
         bool, typer.Option("--no-sandbox", help="a harness: outside the sandbox, with its own approvals off")
     ] = False,
@@ -70,8 +76,13 @@ def run(
     """Runs a harness on a prompt in this folder, or a file of tasks, and shows the calls.
 
     rolltap run codex -- "fix the failing test"  ·  rolltap run tasks.jsonl --harness codex --n 8
-    rolltap run verifiers:gsm8k --n 8  (docs/environments.md)
+    rolltap run verifiers:gsm8k --n 8  (docs/environments.md)  ·  rolltap run --harbor DATASET -a claude-code --n 8
     """
+    if harbor:
+        others = {"--nodes": nodes, "--detach": detach, "--id": id, "--no-sandbox": no_sandbox, "a prompt": words}
+        check_alone(harness, [name for name, value in others.items() if value])
+        order = TrialOrder(target, harness, n, slots, policy, dialect, runtime, reward_key)
+        raise typer.Exit(1 if asyncio.run(run_harbor(connect("admin", config, url), order)) else 0)
     source = is_source(target)
     if not source and not Path(target).exists() and (harness or Path(target).suffix or "/" in target):
         raise TaskInvalid(f"{target}: no such file or folder of tasks")

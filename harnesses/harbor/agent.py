@@ -1,0 +1,239 @@
+"""Any of Harbor's installed agents under a session of rolltap's: one key a trial, ids and log-probs in its result.
+
+`harbor run -a rolltap.harnesses.harbor.agent:CapturedAgent --ak agent=codex`, with ROLLTAP_ADMIN_URL and
+ROLLTAP_ADMIN_KEY in the environment of Harbor itself.
+
+The key is made when the agent is set up and dies when the agent has ended, so graders never run beside it. It is in the
+environment of the agent's own commands only. `rollout_details` and the token fields of `trajectory.json` (ATIF) are
+filled from the record before Harbor writes the trial's result; a record that can't be read fails the trial.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from harbor.agents.base import BaseAgent
+from harbor.agents.factory import AgentFactory
+from harbor.agents.installed.base import BaseInstalledAgent
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
+from harbor.models.trajectories import Metrics, Step
+from harbor.models.trajectories import Trajectory as Atif
+from harbor.models.trial.config import AgentConfig
+from harbor.models.trial.result import AgentInfo
+from harbor.utils.trajectory_utils import format_trajectory_json
+
+from rolltap import wire
+from rolltap.errors import ConfigError, RuntimeFailed
+from rolltap.harnesses.client import AdminClient, OpenedSession
+from rolltap.harnesses.harbor.environment import BubblewrapEnvironment
+from rolltap.harnesses.harbor.names import connection_to, recipe_of
+from rolltap.http_client import Request
+from rolltap.reading.types import CallTurn
+from rolltap.reconstructor.exporters.base import trained_spans
+from rolltap.types import Segment, Trajectory
+
+LARGEST_ATIF = 64 << 20
+NOTE = "rolltap"
+"""The key of `AgentContext.metadata` that names the session."""
+
+
+class CapturedAgent(BaseAgent):
+    """`agent` is one of Harbor's names; `dialect` is for those that speak several protocols; `options` are its own."""
+
+    def __init__(
+        self,
+        logs_dir: Path,
+        model_name: str | None = None,
+        *,
+        agent: str,
+        dialect: str = "",
+        policy: str = "",
+        options: dict[str, Any] | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(logs_dir, model_name, **common)
+        self._name, self._dialect, self._policy = agent, dialect, policy
+        self._options = options or {}
+        self._given = {name: common[name] for name in ("logger", "mcp_servers", "skills_dir") if name in common}
+        self._client: AdminClient | None = None
+        self._open: Callable[[], Awaitable[OpenedSession]] = self._open_own
+        self._inner: BaseAgent | None = None
+        self._context = AgentContext()
+        self.session: OpenedSession | None = None
+        self.capped = False
+        self._version = ""
+        self._trajectory: Trajectory | None = None
+        self._turns: tuple[CallTurn, ...] = ()
+
+    def serve(self, client: AdminClient, open_session: Callable[[], Awaitable[OpenedSession]]) -> None:
+        """Makes the trial an attempt of a rollout: `open_session` begins it. `client` stays the caller's."""
+        self._client, self._open = client, open_session
+
+    @staticmethod
+    def name() -> str:
+        return "rolltap"
+
+    def version(self) -> str | None:
+        return self._version or (self._inner.version() if self._inner else None)
+
+    def to_agent_info(self) -> AgentInfo:
+        if self._inner is None:
+            return AgentInfo(name=self._name, version="unknown")
+        return self._inner.to_agent_info().model_copy(update={"version": self.version() or "unknown"})
+
+    @property
+    def extra_env(self) -> dict[str, str]:
+        """What the trial adds to the agent's commands, and takes out of its logs when it is over."""
+        return {**self._extra_env, **(self._inner.extra_env if self._inner else {})}
+
+    async def setup(self, environment: BaseEnvironment) -> None:
+        """Begins the session. An agent that is on PATH already is not installed."""
+        self.session = await self._open()
+        try:
+            self._inner = inner = self._made(environment, self.session)
+            if await self._is_there(environment):
+                self._version = await _version_of(inner, environment)
+            else:
+                await inner.setup(environment)
+        except BaseException:
+            await asyncio.shield(self._close())
+            raise
+
+    def _made(self, environment: BaseEnvironment, session: OpenedSession) -> BaseAgent:
+        endpoint = session.endpoint
+        if isinstance(environment, BubblewrapEnvironment):
+            endpoint = environment.inside(endpoint)
+        connection = connection_to(endpoint, self._name, self._dialect)
+        env = {**self._extra_env, **connection.env}
+        config = AgentConfig(name=self._name, model_name=connection.model, env=env, kwargs=self._options)
+        agent = AgentFactory.create_agent_from_config(config, self.logs_dir, **self._given)
+        agent.session_id, agent.context_id = self.session_id, self.context_id
+        return agent
+
+    async def _is_there(self, environment: BaseEnvironment) -> bool:
+        recipe = recipe_of(self._name)
+        if recipe is None or recipe.package is None:
+            return False
+        result = await environment.exec(f"command -v {recipe.package.executable}")
+        return result.return_code == 0
+
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        if self._inner is None or self.session is None or self._trajectory is not None:
+            raise RuntimeFailed("a trial has one session, for one run of its agent: tasks with steps have several")
+        sandbox = isinstance(environment, BubblewrapEnvironment)
+        try:
+            with environment.reaching(self.session.endpoint) if sandbox else nullcontext():
+                await self._inner.run(instruction, environment, self._context)
+        finally:
+            await asyncio.shield(self._read_record(self.session.session_id))
+
+    async def _read_record(self, session_id: str) -> None:
+        """Ends the session and reads it, however the run ended."""
+        async with self._connected() as client:
+            self.capped = await client.close_session(session_id)
+            path = f"/read/sessions/{session_id}"
+            self._trajectory = await client.send(
+                Request("GET", f"{path}/trajectory", parse=lambda body: wire.unpack(body, Trajectory))
+            )
+            self._turns = msgspec.convert(await client.get(f"{path}/transcript"), tuple[CallTurn, ...])
+
+    def populate_context_post_run(self, context: AgentContext) -> None:
+        if self._inner is None or self.session is None or self._trajectory is None:
+            return
+        if self._context.is_empty():
+            self._inner.populate_context_post_run(self._context)
+        for name in AgentContext.model_fields:
+            setattr(context, name, getattr(self._context, name))
+        context.rollout_details = rollout_details(self._trajectory.segments)
+        note = {"session_id": self.session.session_id, "capped": self.capped}
+        context.metadata = {**(context.metadata or {}), NOTE: note}
+        path = self.logs_dir / "trajectory.json"
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_ATIF:
+            try:
+                filled = with_tokens(path.read_text(encoding="utf-8"), self._turns, self._trajectory.segments)
+            except ValueError as error:  # the boundary to a file that the agent may have written
+                self.logger.warning("trajectory.json is no trajectory of ATIF: %s", error)
+                return
+            path.write_text(filled, encoding="utf-8")
+
+    async def _open_own(self) -> OpenedSession:
+        async with self._connected() as client:
+            return await client.open_session(policy=self._policy, tags={"harness": self._name, "harbor": "trial"})
+
+    async def _close(self) -> None:
+        if self.session is not None:
+            async with self._connected() as client:
+                await client.close_session(self.session.session_id)
+
+    def _connected(self) -> Any:
+        if self._client is not None:
+            return nullcontext(self._client)
+        url, key = os.environ.get("ROLLTAP_ADMIN_URL"), os.environ.get("ROLLTAP_ADMIN_KEY")
+        if not url or not key:
+            raise ConfigError(
+                "set ROLLTAP_ADMIN_URL and ROLLTAP_ADMIN_KEY where harbor runs: sessions are opened there"
+            )
+        return AdminClient(url, key)
+
+
+async def _version_of(agent: BaseAgent, environment: BaseEnvironment) -> str:
+    if not isinstance(agent, BaseInstalledAgent) or not (command := agent.get_version_command()):
+        return ""
+    result = await environment.exec(command)
+    return agent.parse_version(result.stdout or "") if result.return_code == 0 else ""
+
+
+def rollout_details(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    """Harbor's `RolloutDetail` of every segment that is trained, the main agent's first; an entry a turn."""
+    details: list[dict[str, Any]] = []
+    for segment in sorted(segments, key=lambda segment: segment.agent != ""):
+        spans = trained_spans(segment)
+        if spans:
+            tokens = [_tokens(segment, span.start, span.end) for span in spans]
+            details.append({name: [turn[name] for turn in tokens] for name in tokens[0]})
+    return details
+
+
+def _tokens(segment: Segment, start: int, end: int) -> dict[str, list[Any]]:
+    return {
+        "prompt_token_ids": segment.token_ids[:start].tolist(),
+        "completion_token_ids": segment.token_ids[start:end].tolist(),
+        "logprobs": segment.logprobs[start:end].tolist(),
+    }
+
+
+def with_tokens(text: str, turns: Sequence[CallTurn], segments: Sequence[Segment]) -> str:
+    """An ATIF trajectory whose agent steps have the ids and log-probs of the calls that they came from.
+
+    A step belongs to the call that made its tool calls, or said its words; a step of no trained call stays as it is.
+    """
+    trajectory = Atif.model_validate_json(text)
+    spans = {span.call_id: (segment, span) for segment in segments for span in trained_spans(segment)}
+    left = [turn for turn in turns if turn.call_id in spans]
+    for step in trajectory.steps:
+        matches = [turn for turn in left if step.source == "agent" and _comes_from(step, turn)]
+        if matches:
+            left.remove(matches[0])
+            segment, span = spans[matches[0].call_id]
+            metrics = step.metrics or Metrics()
+            step.metrics = metrics.model_copy(update=_tokens(segment, span.start, span.end))
+    return format_trajectory_json(trajectory.to_json_dict())
+
+
+def _comes_from(step: Step, turn: CallTurn) -> bool:
+    parts = turn.reply.parts if turn.reply is not None else ()
+    ids = {part.id for part in parts if part.kind == "tool_call"}
+    wanted = {call.tool_call_id for call in step.tool_calls or ()}
+    if ids or wanted:
+        return ids == wanted
+    text = "".join(part.text for part in parts if part.kind == "text")
+    return isinstance(step.message, str) and step.message.strip() == text.strip()

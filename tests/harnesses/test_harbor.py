@@ -1,0 +1,208 @@
+"""Harbor's agents on Harbor's tasks, without Docker: ids in `result.json`, rewards in the ledger, groups leased.
+
+Harbor runs in an environment of its own (`make harbor`): Python 3.12. Engine, server and command are processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rolltap.engine.scripted import Script, Turn
+from rolltap.harnesses.install import Installation
+from rolltap.trainer_client.client import AsyncTrainerClient
+from rolltap.types import Segment
+
+from ..conftest import ROOT
+from ..integration.service import POLICY, Service, service
+from .conftest import CACHE
+from .scenarios import TOOLS, script_of
+
+ENVIRONMENT = ROOT / ".cache" / "trainers" / "harbor-0.24.0"
+AGENTS = ("claude-code", "codex", "opencode")
+
+TOML = """\
+version = "1.0"
+[agent]
+timeout_sec = 120.0
+[verifier]
+timeout_sec = 60.0
+[environment]
+build_timeout_sec = 60.0
+"""
+DOCKERFILE = "FROM ubuntu:24.04\nWORKDIR /app\nCOPY a.txt .\nRUN mkdir data && \\\n  echo ready > data/state\n"
+TEST = """\
+#!/bin/bash
+env > /logs/verifier/env.txt
+ls -A /tests ~ /tmp > /logs/verifier/left.txt
+score=0
+grep -q hello /app/out.txt && test -f /app/a.txt -a -f /app/data/state && score=1
+echo $score > /logs/verifier/reward.txt
+"""
+PLANT = "for f in ~ /tests /tmp; do echo x > $f/planted; done; echo 1 > /logs/verifier/reward.txt"
+
+
+def harbor_task(folder: Path, *, dockerfile: str = DOCKERFILE, test: str = TEST) -> Path:
+    files = {
+        "task.toml": TOML,
+        "instruction.md": "MAINTASK: write the word hello into /app/out.txt.\n",
+        "environment/Dockerfile": dockerfile,
+        "environment/a.txt": "x\n",
+        "tests/test.sh": test,
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def script(agent: str, command: str = "echo hello > /app/out.txt") -> Script:
+    tools = TOOLS[agent]
+    return script_of(
+        Turn(think="I make it.", call=(tools.run(command),)),
+        Turn(say="Now I look.", call=(tools.run("cat /app/out.txt"),)),
+        tools.end("It holds hello."),
+    )
+
+
+@dataclass
+class Played:
+    """What `rolltap run --harbor` printed and left; `results` are the trials' `result.json` by their folders."""
+
+    status: int
+    output: str
+    results: dict[Path, dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+
+async def play(server: Service, tasks: Path, agent: str, n: int, *more: str) -> Played:
+    env = {**os.environ, **server.env, "PYTHONPATH": str(ROOT / "src"), "ROLLTAP_HARNESSES": str(CACHE)}
+    command = [str(ENVIRONMENT / "bin" / "python"), "-m", "rolltap", "run", "--harbor", str(tasks), "-a", agent]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [*command, "--n", str(n), *more],
+        cwd=server.folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+    )
+    found = sorted(server.folder.glob("jobs/*/*/result.json"))
+    results = {path.parent: json.loads(path.read_text()) for path in found}
+    async with server.client() as client:
+        groups = (await client.get("/groups"))["groups"]
+    return Played(done.returncode, done.stdout, results, groups)
+
+
+async def leased(server: Service) -> dict[str, tuple[Segment, ...]]:
+    """The segments of the only group, as a trainer leases it, by their sessions."""
+    async with AsyncTrainerClient(server.trainer_url, server.env["ROLLTAP_TRAINER_KEY"], "t") as trainer:
+        lease = await trainer.lease(POLICY, groups=1)
+        assert lease is not None
+        (group,) = lease.groups
+        return {
+            str(record.rollout.session_id): tuple(each for each in record.trajectory.segments if each.loss_mask.any())
+            for record in group.rollouts
+        }
+
+
+def same_tokens(details: Sequence[Mapping[str, Any]], segments: Sequence[Segment]) -> None:
+    """Harbor's details are the leased segments, turn by turn: a prompt is what stands before the sampled tokens."""
+    assert len(details) == len(segments) > 0
+    for detail, segment in zip(details, segments, strict=True):
+        turns = [turn for turn in segment.turns if turn.trained]
+        assert detail["prompt_token_ids"] == [segment.token_ids[: turn.start].tolist() for turn in turns]
+        assert detail["completion_token_ids"] == [segment.token_ids[turn.start : turn.end].tolist() for turn in turns]
+        assert detail["logprobs"] == [segment.logprobs[turn.start : turn.end].tolist() for turn in turns]
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_a_group_of_trials(agent: str, tmp_path: Path, release: Callable[[str], Installation]) -> None:
+    release(agent)
+    path = tmp_path / "script.json"
+    path.write_bytes(msgspec.json.encode(script(agent, f"{PLANT}; echo hello > /app/out.txt")))
+    async with service(tmp_path, path) as server:
+        played = await play(server, harbor_task(tmp_path / "tasks" / "hello").parent, agent, 2)
+        assert played.status == 0, played.output
+        (group,) = played.groups
+        assert [rollout["status"] for rollout in group["rollouts"]] == ["succeeded"] * 2
+        assert len(played.results) == 2
+        sessions = {rollout["session_id"]: rollout for rollout in group["rollouts"]}
+        segments = await leased(server)
+        for folder, result in played.results.items():
+            session_id = result["agent_result"]["metadata"]["rolltap"]["session_id"]
+            assert result["agent_info"]["name"] == agent
+            assert result["agent_info"]["version"] not in ("", "unknown")
+            assert result["verifier_result"]["rewards"] == {"reward": 1.0}
+            assert [reward["value"] for reward in sessions.pop(session_id)["rewards"]] == [1.0]
+            details = result["agent_result"]["rollout_details"]
+            same_tokens(details, segments[session_id])
+            same_steps(folder, details[0])
+            held_back(folder)
+
+
+def same_steps(folder: Path, detail: Mapping[str, Any]) -> None:
+    """The agent's steps in ATIF are the main agent's turns, with their tokens."""
+    steps = json.loads((folder / "agent" / "trajectory.json").read_text())["steps"]
+    filled = [step["metrics"] for step in steps if step.get("metrics", {}).get("completion_token_ids")]
+    for name in ("prompt_token_ids", "completion_token_ids", "logprobs"):
+        assert [metrics[name] for metrics in filled] == detail[name], name
+
+
+def held_back(folder: Path) -> None:
+    """The verifier had neither what the agent planted nor the key of its session; no file of the trial has a key."""
+    seen = (folder / "verifier" / "env.txt").read_text()
+    assert not re.search(r"^(OPENAI|ANTHROPIC|GEMINI|ROLLTAP)\w*(KEY|URL)=", seen, re.MULTILINE)
+    assert "planted" not in (folder / "verifier" / "left.txt").read_text()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert not re.search(rb"rt-[\w-]{30,}", path.read_bytes()), path
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(600)
+async def test_the_sandbox_failed_and_nobody_is_given_zero(
+    tmp_path: Path, release: Callable[[str], Installation]
+) -> None:
+    """A Dockerfile that needs root is the machinery's failure: tried again, then left without a reward."""
+    release("codex")
+    tasks = harbor_task(tmp_path / "tasks" / "root", dockerfile="FROM debian\nRUN touch /usr/bin/tool\n").parent
+    async with service(tmp_path) as server:
+        played = await play(server, tasks, "codex", 1)
+        (rollout,) = played.groups[0]["rollouts"]
+        assert (played.status, rollout["status"], rollout["cause"]) == (1, "failed", "infrastructure"), played.output
+        assert rollout["rewards"] == []
+        assert rollout["attempt"] > 1 or rollout["reason"].startswith("SandboxBuildFailedError")
+        assert "RUN touch /usr/bin/tool fails without Docker" in rollout["reason"]
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(600)
+async def test_several_rewards_ask_which_one_counts(tmp_path: Path, release: Callable[[str], Installation]) -> None:
+    release("codex")
+    test = '#!/bin/bash\necho \'{"style": 0.25, "tests": 1}\' > /logs/verifier/reward.json\n'
+    tasks = harbor_task(tmp_path / "tasks" / "two", test=test).parent
+    path = tmp_path / "script.json"
+    path.write_bytes(msgspec.json.encode(script("codex")))
+    async with service(tmp_path, path) as server:
+        unsaid = await play(server, tasks, "codex", 1)
+        (rollout,) = unsaid.groups[0]["rollouts"]
+        assert (rollout["status"], rollout["cause"], rollout["rewards"]) == ("failed", "evaluation", [])
+        assert "which reward counts" in rollout["reason"]
+        said = await play(server, tasks, "codex", 1, "--reward-key", "tests")
+        (rollout,) = said.groups[0]["rollouts"]
+        assert [reward["value"] for reward in rollout["rewards"]] == [1.0]
