@@ -39,7 +39,7 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-class Work(Protocol):
+class RolloutWork(Protocol):
     """What the ledger's side has to know of the rollouts of one task."""
 
     @property
@@ -55,7 +55,7 @@ class Work(Protocol):
     def limits(self) -> Limits: ...
 
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=RolloutWork)
 
 
 class Stage(StrEnum):
@@ -131,6 +131,7 @@ class AttemptRunner(ABC, Generic[W]):
         name: str = "runner",
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
+        self.at_once = slots.run
         self._client = client
         self._name = name
         self._progress = progress

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rolltap.contract.admin import PolicyOrRoles
 from rolltap.errors import RateLimited
-from rolltap.harnesses.attempts import DEFAULT_SLOTS, AttemptRunner, Progress, RolloutSummary, Slots, W, Work
+from rolltap.harnesses.attempts import DEFAULT_SLOTS, AttemptRunner, Progress, RolloutSummary, RolloutWork, Slots, W
 from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedGroup
 from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 
@@ -45,7 +45,7 @@ async def run_groups(
     way as cancelled.
     """
     runner = RolloutRunner(client, slots, progress=progress)
-    return await run_groups_by(runner, client, assignments, policy=policy, n=n, at_once=slots.run, tags=tags)
+    return await run_groups_by(runner, client, assignments, policy=policy, n=n, tags=tags)
 
 
 async def run_groups_by(
@@ -55,11 +55,10 @@ async def run_groups_by(
     *,
     policy: PolicyOrRoles,
     n: int,
-    at_once: int,
     tags: tuple[str, ...] = (),
 ) -> list[GroupSummary]:
-    """`run_groups` with a runner that runs `at_once` rollouts at a time."""
-    room = asyncio.Semaphore(max(2, -(-2 * at_once // n)))
+    """`run_groups` with a runner of one's own."""
+    room = asyncio.Semaphore(max(2, -(-2 * runner.at_once // n)))
     running: list[asyncio.Task[GroupSummary]] = []
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -87,7 +86,7 @@ def first_of(errors: ExceptionGroup) -> Exception:
 
 
 async def _open(
-    client: AdminClient, assignment: Work, *, policy: PolicyOrRoles, n: int, tags: tuple[str, ...]
+    client: AdminClient, assignment: RolloutWork, *, policy: PolicyOrRoles, n: int, tags: tuple[str, ...]
 ) -> OpenedGroup:
     """Opens a group of the assignment's task, whose spec says which harness runs it."""
     spec = {"harness": assignment.harness.name, **assignment.task.spec}

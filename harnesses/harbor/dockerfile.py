@@ -40,13 +40,13 @@ class RunStep:
 
 
 @dataclass(slots=True)
-class Recipe:
+class EnvironmentRecipe:
     workdir: PurePosixPath = WORKDIR
     env: dict[str, str] = field(default_factory=dict)
     steps: list[CopyStep | RunStep] = field(default_factory=list)
 
 
-def read_recipe(folder: Path) -> Recipe:
+def read_recipe(folder: Path) -> EnvironmentRecipe:
     """The recipe of `folder`; without a Dockerfile all its files are copied to `/app`. `TaskInvalid` says what can't be
     done.
     """
@@ -54,8 +54,8 @@ def read_recipe(folder: Path) -> Recipe:
     if (folder / "docker-compose.yaml").exists():
         raise TaskInvalid(f"{folder} is a Docker Compose environment: the sandbox has no services, use Docker")
     if not dockerfile.is_file():
-        return Recipe(steps=[CopyStep(folder, WORKDIR)] if folder.is_dir() else [])
-    recipe = Recipe()
+        return EnvironmentRecipe(steps=[CopyStep(folder, WORKDIR)] if folder.is_dir() else [])
+    recipe = EnvironmentRecipe()
     for number, line in instructions(dockerfile.read_text(encoding="utf-8")):
         name, _, rest = line.partition(" ")
         try:
@@ -83,7 +83,7 @@ def instructions(text: str) -> list[tuple[int, str]]:
     return joined
 
 
-def _follow(recipe: Recipe, folder: Path, name: str, rest: str) -> None:
+def _follow(recipe: EnvironmentRecipe, folder: Path, name: str, rest: str) -> None:
     if name == "WORKDIR":
         recipe.workdir /= _expanded(rest, recipe.env)
     elif name == "ENV":
@@ -98,7 +98,7 @@ def _follow(recipe: Recipe, folder: Path, name: str, rest: str) -> None:
         raise TaskInvalid("it makes another system than this machine's")
 
 
-def _copies(recipe: Recipe, folder: Path, rest: str) -> list[CopyStep]:
+def _copies(recipe: EnvironmentRecipe, folder: Path, rest: str) -> list[CopyStep]:
     words: list[str] = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     flags = [word for word in words if word.startswith("--")]
     if any(flag.startswith("--from") for flag in flags):

@@ -32,7 +32,7 @@ from harbor.models.task.config import EnvironmentConfig
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import OWN_CONFIGURATION, Command, Ending, Endpoint, Exit, Limits
-from rolltap.harnesses.harbor.dockerfile import CopyStep, Recipe, RunStep, read_recipe
+from rolltap.harnesses.harbor.dockerfile import CopyStep, EnvironmentRecipe, RunStep, read_recipe
 from rolltap.harnesses.harbor.names import installation_of
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace
@@ -50,7 +50,7 @@ LONGEST_S = 7 * 24 * 3600.0
 Location = str | PurePosixPath
 
 
-def recipe_of(folder: Path, config: EnvironmentConfig) -> Recipe:
+def recipe_of(folder: Path, config: EnvironmentConfig) -> EnvironmentRecipe:
     """How the environment in `folder` is made here; `TaskInvalid` says why it can't be."""
     if image := config.docker_image:
         raise TaskInvalid(f"the task needs the image {image!r}, and the sandbox has this machine's system: use Docker")
@@ -75,7 +75,7 @@ class BubblewrapEnvironment(BaseEnvironment):
     def __init__(self, *args: Any, harness: str = "", base: str | None = None, **kwargs: Any) -> None:
         self._runtime = self.runtime_for(harness, Path(base) if base else None)
         self._workspace: BubblewrapWorkspace | None = None
-        self._recipe = Recipe()
+        self._recipe = EnvironmentRecipe()
         self._reach = ""
         self._used = False
         self._verifying = False

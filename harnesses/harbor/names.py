@@ -39,14 +39,14 @@ def installation_of(agent: str) -> Installation | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class AgentConnection:
     """How one of Harbor's agents is told of a session: the model's name and variables of the agent's phases."""
 
     model: str
     env: dict[str, str]
 
 
-def connection_to(endpoint: Endpoint, agent: str, dialect: str = "") -> Connection:
+def connection_to(endpoint: Endpoint, agent: str, dialect: str = "") -> AgentConnection:
     """For `agent` in its own protocol, or in `dialect` where it can speak several. `TaskInvalid` lists the dialects."""
     only = OF_ONE_PROTOCOL.get(agent)
     if dialect and (dialect not in PROVIDERS or only not in (None, dialect)):
@@ -57,4 +57,4 @@ def connection_to(endpoint: Endpoint, agent: str, dialect: str = "") -> Connecti
         "anthropic": {"ANTHROPIC_API_KEY": endpoint.key, "ANTHROPIC_BASE_URL": endpoint.base_url},
         "gemini": {"GEMINI_API_KEY": endpoint.key, "GOOGLE_GEMINI_BASE_URL": endpoint.base_url},
     }
-    return Connection(endpoint.model if only else f"{provider}/{endpoint.model}", env[provider])
+    return AgentConnection(endpoint.model if only else f"{provider}/{endpoint.model}", env[provider])

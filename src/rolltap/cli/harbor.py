@@ -70,7 +70,7 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
                 Slots(run=order.slots),
                 progress=lambda step: shown.advance(bar) if step.stage is Stage.ENDED else None,
             )
-            done = await run_groups_by(runner, client, works, policy=policy, n=order.n, at_once=order.slots)
+            done = await run_groups_by(runner, client, works, policy=policy, n=order.n)
         groups = await asyncio.gather(*(client.get(f"/groups/{group.group_id}") for group in done))
     console.print(groups_table(groups))
     failed = tell_failures(groups)
