@@ -50,7 +50,7 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         except RolltapError as error:
             problem = error.message
         except OSError as error:
-            if error.filename is None:  # not about a path: a defect, of which the traceback says more
+            if error.filename is None:  # not about a path: a bug, so show the traceback
                 raise
             problem = f"can't use {os.fsdecode(error.filename)}: {error.strerror}"
         say(f"rolltap: {problem}", style="red", err=True)
@@ -60,9 +60,9 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def one_that_begins(text: str, ids: Sequence[str], what: str) -> str:
-    """The one of `ids` that begins with `text`; `text` itself where none does, of which the server says what it is not.
+    """The id in `ids` that begins with `text`. Without one, `text` itself: the server then reports it as unknown.
 
-    `ConfigError` lists the candidates if there are several.
+    Raises `ConfigError` with the candidates if there are several.
     """
     candidates = [id for id in ids if id.startswith(text)]
     if len(candidates) > 1:
@@ -87,10 +87,10 @@ def config_path(option: Path | None) -> Path | None:
 def connect(
     plane: Literal["trainer", "admin"], config: Path | None = None, url: str | None = None, *, role: Role | None = None
 ) -> PlaneClient:
-    """A client of a running server, with the key of `role`, which is the plane's own by default.
+    """A client of a running server with the key of `role` (default: the plane's role).
 
-    The address is `url`, else ROLLTAP_<PLANE>_URL, else that of the server whose settings are read here (`plane_url`).
-    The key is ROLLTAP_<ROLE>_KEY, else the settings', else the one that `serve` keeps in its data folder.
+    The address is `url`, else ROLLTAP_<PLANE>_URL, else `plane_url` of the settings in this folder. The key is
+    ROLLTAP_<ROLE>_KEY, else the one in the settings, else the one that `serve` stores in its data folder.
     """
     role = role or plane
     url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL")
@@ -105,8 +105,8 @@ def connect(
 
 
 def plane_url(settings: Settings, plane: PlaneName) -> str:
-    """Where the server with these settings listens, as seen from this machine: where the one of their data folder says
-    that it does, else where they have it listen."""
+    """The URL of the server with these settings, as seen from this machine: the one that a running server wrote to
+    their data folder, else the one in the settings."""
     from rolltap.cli.listening import listening_url
 
     listen = settings.listen

@@ -31,7 +31,7 @@ ROLE_HELP = "; ".join(f"{role}: {right}" for role, right in ROLES.items())
 @one_line_errors
 def mint(
     role: Annotated[str, typer.Argument(help=ROLE_HELP)],
-    name: Annotated[str, typer.Option(help="whose key it is, for the list and the audit log")],
+    name: Annotated[str, typer.Option(help="name of the key's owner, shown in the list and the audit log")],
     ttl: Annotated[str, typer.Option(help=TTL_HELP)] = "",
     policy: Annotated[list[str] | None, typer.Option(help="trainer: only these policies; several times")] = None,
     tenant: Annotated[str, typer.Option(help="of this tenant; default: that of the key you mint with")] = "",
@@ -75,7 +75,7 @@ def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOpti
 @one_line_errors
 def rotate(
     key: KeyArgument,
-    overlap: Annotated[str, typer.Option(help="how long the former secret goes on: 90s, 15m, 12h, 30d")] = "1h",
+    overlap: Annotated[str, typer.Option(help="how long the previous secret stays valid: 90s, 15m, 12h, 30d")] = "1h",
     ttl: Annotated[str, typer.Option(help="a new end of the key: 90s, 15m, 12h, 30d; default: as it was")] = "",
     as_json: JsonOption = False,
     url: UrlOption = None,
@@ -108,7 +108,7 @@ def _whole_id(plane: PlaneClient, text: str) -> str:
 
 
 def seconds_of(text: str, option: str) -> float:
-    """`15m` in seconds; `ConfigError` names the option where it is no duration."""
+    """Converts a duration like `15m` to seconds. Raises `ConfigError` with the option's name if it is invalid."""
     matched = DURATION.fullmatch(text)
     if matched is None:
         raise ConfigError(f"{option}: {text!r} is no duration; write 90s, 15m, 12h or 30d")
