@@ -109,7 +109,7 @@ class TrainerClient(HttpClient):
 
     def cap_turns(self, policy: str, turns: int) -> None:
         """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
-        self.send(protocol.cap_turns(policy, turns))
+        self.send(protocol.cap_turns(self.caller, policy, turns))
 
     def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
         """The log-probs of given ids by the policy's weights, and the likeliest candidates of each; nothing is sampled.
@@ -177,7 +177,7 @@ class AsyncTrainerClient(AsyncHttpClient):
         await self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
 
     async def cap_turns(self, policy: str, turns: int) -> None:
-        await self.send(protocol.cap_turns(policy, turns))
+        await self.send(protocol.cap_turns(self.caller, policy, turns))
 
     async def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
         return await self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))

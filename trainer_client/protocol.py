@@ -12,7 +12,6 @@ from urllib.parse import quote
 import msgspec
 
 from rolltap import wire
-from rolltap.contract.admin import CapTurns
 from rolltap.contract.annotations import MAX_CALLS, MAX_TOKENS, AnnotateLease, CallAnnotation
 from rolltap.contract.base import values_of
 from rolltap.contract.leases import Lease
@@ -32,6 +31,7 @@ from rolltap.contract.trainer import (
     Rewind,
     Rewound,
     ScoreIds,
+    TrainerTurnCap,
     Transfer,
 )
 from rolltap.http_client import Request, read_json
@@ -103,8 +103,8 @@ def push(name: str, weights: PushWeights) -> Request[None]:
     return Request("POST", _path(name, "/push"), weights, parse=_nothing)
 
 
-def cap_turns(name: str, turns: int) -> Request[None]:
-    return Request("POST", _path(name, "/turns"), CapTurns(turns), parse=_nothing)
+def cap_turns(by: TrainerCaller, name: str, turns: int) -> Request[None]:
+    return Request("POST", _path(name, "/turns"), TrainerTurnCap(turns, **by), parse=_nothing)
 
 
 def score(name: str, body: ScoreIds) -> Request[PolicyScores]:

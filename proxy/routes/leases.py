@@ -17,6 +17,7 @@ from rolltap.proxy.routes.answers import (
     LeaseReleased,
     packed,
 )
+from rolltap.proxy.routes.policies import policy_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 from rolltap.proxy.routes.values import Limit
@@ -30,7 +31,11 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/leases", response_class=Response, responses=LEASE)
     async def lease(body: LeaseRequest) -> Response:
-        """Leases up to `groups` whole groups as soon as `at_least` are ready. 204 if none is within `wait` seconds."""
+        """Leases up to `groups` whole groups as soon as `at_least` are ready. 204 if none is within `wait` seconds.
+
+        The policy must be served here: its settings say which calls carry loss.
+        """
+        policy_of(services, body.policy)
         lease = await trainers.built(body, packed)
         return Response(status_code=204) if lease is None else lease.response()
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from rolltap.contract.admin import CapTurns
-from rolltap.contract.trainer import LOST, BeginUpdate, FinishUpdate, PushWeights
+from rolltap.contract.trainer import LOST, BeginUpdate, FinishUpdate, OwnerRequest, PushWeights, TrainerTurnCap
 from rolltap.errors import InvalidRequest, UnknownPolicy, WeightsLost
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.routes.answers import (
@@ -75,9 +74,15 @@ def trainer_router(services: Services) -> APIRouter:
         return await serve_version(services, runtime, body.version)
 
     @routes.post("/policies/{name}/turns")
-    async def cap_turns(name: str, body: CapTurns) -> TurnsCap:
-        """Caps the turns of attempts that start from now on; 0 removes the cap. Also on the admin plane."""
-        await services.ledger.turn_caps.set(policy_of(services, name).name, body.turns)
+    async def cap_turns(name: str, body: TrainerTurnCap) -> TurnsCap:
+        """Caps the turns of attempts that start from now on; 0 removes the cap. Also on the admin plane.
+
+        A trainer that is named must own the policy: a fenced one would cap the attempts of its successor.
+        """
+        runtime = policy_of(services, name)
+        if body.trainer:
+            await policies.check_weights_owner(name, OwnerRequest(trainer=body.trainer, incarnation=body.incarnation))
+        await services.ledger.turn_caps.set(runtime.name, body.turns)
         return TurnsCap(name, body.turns)
 
     @routes.post("/policies/{name}/finish_update")

@@ -212,6 +212,29 @@ async def test_a_trainers_key_for_named_policies_fences_no_other_trainer(home: H
     await policies.check_weights_owner("other", FinishUpdate(trainer="theirs", incarnation=incarnation))
 
 
+async def test_a_fenced_trainer_caps_no_turns(home: House, wall: Wall) -> None:
+    """Its cap would hold for the attempts of the trainer that has the policy now."""
+    trainers, key = home.app.ledger.trainers, wall.keys["trainer"]
+    row = f"POST /policies/{POLICY}/turns"
+    for name in ("old", "new"):
+        restored = Rewind(0, {POLICY: 0}, f"run of {name}", take_over=True)
+        owner = {"trainer": name, "incarnation": (await trainers.rewind(name, restored)).incarnation}
+        assert (await wall.send("trainer", row, key, json={"turns": 3, **owner})).status_code == 200
+    answer = await wall.send("trainer", row, key, json={"turns": 9, "trainer": "old", "incarnation": 1})
+    assert answer.status_code == 409, answer.text
+    assert "is trained by 'new'" in answer.json()["error"]["message"]
+    assert await home.app.ledger.turn_caps.of(POLICY, 100) == 3
+
+
+async def test_groups_of_a_policy_that_is_not_served_are_not_leased(home: House, wall: Wall) -> None:
+    """Nothing says which of its calls are trained, so a lease would carry no loss."""
+    await home.app.ledger.policies.register("gone")  # by a server that had it in its settings
+    lease = {"trainer": "t", "policy": "gone", "groups": 1}
+    answer = await wall.send("trainer", "POST /leases", wall.keys["trainer"], json=lease)
+    assert answer.status_code == 404, answer.text
+    assert f"no policy 'gone'; served: {POLICY}" in answer.json()["error"]["message"]
+
+
 async def test_a_keys_secret_is_shown_once(home: House, wall: Wall) -> None:
     listed = await wall.send("admin", "GET /keys", wall.keys["admin"])
     assert {key["id"] for key in listed.json()["keys"]} >= {wall.ids["minted runner"]}
