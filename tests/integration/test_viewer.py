@@ -259,6 +259,8 @@ async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver
         for path in paths:
             await asyncio.to_thread(browser.open, f"/view{path}")
             assert browser.run("return document.documentElement.scrollWidth") <= 390, path
+        assert not browser.seen(".outline a"), "a call's page: the outline is folded"
+    await asyncio.to_thread(browser.until, lambda: browser.seen(".outline a"))
 
 
 async def test_one_file_works_without_a_server(driver: webdriver.Chrome, home: House, tmp_path: Path):

@@ -164,8 +164,10 @@ function startFollowing() {
 startFollowing();
 
 // The outline marks the turn in view.
+const narrow = matchMedia("(max-width: 860px)"); // wide screens have no summary to unfold it by
+narrow.addEventListener("change", () => { if ($("#outline")) $("#outline").open = !narrow.matches; });
 function settleOutline() {
-  if (matchMedia("(max-width: 860px)").matches && $("#outline")) $("#outline").open = false;
+  if (narrow.matches && $("#outline")) $("#outline").open = false;
   $(".outline [aria-current]")?.scrollIntoView({ block: "center" });
 }
 settleOutline();
