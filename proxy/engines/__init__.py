@@ -17,6 +17,7 @@ from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.proxy.engines.pool import EnginePool
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries
 from rolltap.proxy.engines.sglang import SglangEngine
+from rolltap.proxy.engines.tinker import TinkerEngine
 from rolltap.proxy.engines.vllm import VllmEngine
 from rolltap.settings import EngineSettings
 
@@ -36,6 +37,7 @@ ENGINES: dict[str, MakeEngine] = {
     "rolltap": VllmEngine,
     "sglang": SglangEngine,
     "llamacpp": LlamaCppEngine,
+    "tinker": TinkerEngine,
 }
 
 CHAT_ENGINES: dict[str, MakeChatEngine] = {

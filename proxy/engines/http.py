@@ -54,6 +54,7 @@ _OVERFLOW = re.compile(
 
 _NO_MODEL = re.compile(r"model .{1,300} does not exist", re.I | re.S)
 MODEL_RETRY_S = 5.0
+NO_HEADERS: Mapping[str, str] = {}
 
 _LIMIT = re.compile(r"(?:context length|model length|context size)\D{0,24}(\d+)", re.I)
 
@@ -75,12 +76,12 @@ class _Models(msgspec.Struct):
 class EngineHttp:
     """One server's HTTP: `name` is for messages, `base` its URL without a trailing `/v1`."""
 
-    def __init__(self, name: str, settings: EngineSettings) -> None:
+    def __init__(self, name: str, settings: EngineSettings, headers: Mapping[str, str] = NO_HEADERS) -> None:
         self.name = name
         self.base = settings.url.strip().rstrip("/").removesuffix("/v1")
         self._first_byte_s = settings.first_byte_s
         self._idle_s = settings.idle_s
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **headers}
         if settings.api_key:
             headers["authorization"] = f"Bearer {settings.api_key}"
         self._connections = Connections(self.base, headers)

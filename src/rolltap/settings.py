@@ -142,8 +142,8 @@ class EngineSettings(Section):
 
     kind: str = Field(
         default="vllm",
-        description="the server's API: vllm, rolltap, sglang, llamacpp, openai_compatible, passthrough, or one from an "
-        "installed package",
+        description="the server's API: vllm, rolltap, sglang, llamacpp, tinker, openai_compatible, passthrough, or one "
+        "from an installed package",
     )
     url: str = Field(description="base URL; several replicas separated by commas")
     api_key: str = Field(default="", description="key that the server requires, if any")

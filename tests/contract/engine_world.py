@@ -32,7 +32,12 @@ def scripted_wire(kind: str) -> str:
 OUTSIDE = [kind for kind in known_names(ENGINES, ENTRY_POINTS) if kind not in ENGINES]
 """Engines of other packages."""
 
-WIRES = {**STREAMING, "llamacpp": "llamacpp", **{f"{kind}:{scripted_wire(kind)}": kind for kind in OUTSIDE}}
+WIRES = {
+    **STREAMING,
+    "llamacpp": "llamacpp",
+    "tinker": "tinker",
+    **{f"{kind}:{scripted_wire(kind)}": kind for kind in OUTSIDE},
+}
 EXPERTS = {"vllm-experts": "vllm", "sglang": "sglang", "sglang-incremental": "sglang"}
 MASKS = {"vllm-masks": "vllm", "sglang": "sglang", "sglang-without-masks": "sglang"}
 

@@ -33,7 +33,13 @@ class Control:
             Route("/v1/models", self.models),
             Route("/scripted/log", self.log),
         ]
-        kinds = {"vllm": self._vllm, "sglang": self._sglang, "llamacpp": self._llamacpp, "openai": self._openai}
+        kinds = {
+            "vllm": self._vllm,
+            "sglang": self._sglang,
+            "llamacpp": self._llamacpp,
+            "openai": self._openai,
+            "tinker": self._tinker,
+        }
         return shared + kinds[wire.split("-")[0]](wire)
 
     def _vllm(self, wire: str) -> list[Route]:
@@ -77,6 +83,15 @@ class Control:
 
     def _openai(self, wire: str) -> list[Route]:
         return []
+
+    def _tinker(self, wire: str) -> list[Route]:
+        posts: dict[str, Endpoint] = {
+            "/api/v1/create_session": self.session,
+            "/api/v1/create_sampling_session": self.session,
+            "/api/v1/asample": self.asample,
+            "/api/v1/cancel_future": self.done,
+        }
+        return _routes({"/api/v1/get_server_capabilities": self.capabilities}, posts)
 
     # What it is
 
@@ -166,6 +181,19 @@ class Control:
 
     async def props(self, request: Request) -> Response:
         return JSONResponse({"default_generation_settings": {"n_ctx": self.model.context}})
+
+    # Tinker
+
+    async def capabilities(self, request: Request) -> Response:
+        model = {"model_name": self.name, "max_context_length": self.model.context, "sampleable": True}
+        return JSONResponse({"supported_models": [model]})
+
+    async def session(self, request: Request) -> Response:
+        return JSONResponse({"session_id": "session", "sampling_session_id": "session:sample:0"})
+
+    async def asample(self, request: Request) -> Response:
+        """The promise is the request itself, see the wire."""
+        return JSONResponse({"request_id": (await request.body()).decode(), "sample_sequence_ids": ["sequence"]})
 
     # SGLang
 

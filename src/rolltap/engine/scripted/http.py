@@ -112,7 +112,8 @@ class SamplingRoute:
                 if piece.logprobs is not None:
                     whole.logprobs = (whole.logprobs or []) + piece.logprobs
                 whole.finish, whole.spans = piece.finish, piece.spans
-        await sender.json(200, encode(self._wire.whole(plan, whole), plan))
+        answer = self._wire.whole(plan, whole)
+        await sender.json(200, answer if isinstance(answer, bytes) else encode(answer, plan))
 
 
 class Sender:

@@ -8,6 +8,7 @@ from rolltap.engine.scripted.wires.base import Wire
 from rolltap.engine.scripted.wires.chat import Chat
 from rolltap.engine.scripted.wires.llamacpp import Completion
 from rolltap.engine.scripted.wires.sglang import SglangGenerate
+from rolltap.engine.scripted.wires.tinker import Sample
 from rolltap.engine.scripted.wires.vllm import Completions, Generate
 from rolltap.engine.scripted.writing import TurnWriter
 from rolltap.errors import ConfigError
@@ -21,6 +22,7 @@ WIRES: dict[str, Callable[[str, TurnWriter], Sequence[Wire]]] = {
     "sglang-incremental": lambda mode, writer: (SglangGenerate(mode, incremental=True),),
     "sglang-without-masks": lambda mode, writer: (SglangGenerate(mode, incremental=False, masks=False),),
     "llamacpp": lambda mode, writer: (Completion(),),
+    "tinker": lambda mode, writer: (Sample(mode),),
     "openai": lambda mode, writer: (Chat(mode, writer, "none"),),
 }
 

@@ -30,7 +30,7 @@ class Wire(Protocol):
         ...
 
     def whole(self, plan: Plan, piece: Piece) -> Any:
-        """The answer that is not streamed; `piece` is all of it."""
+        """The answer that is not streamed, or its bytes; `piece` is all of it."""
         ...
 
 
