@@ -142,9 +142,12 @@ class Learner:
         """Adds the gradient of this rank's share of a loss that is a sum over ranks (FSDP takes the mean)."""
         (loss * self._ranks.size).backward()
 
-    def clip(self) -> float:
-        """Clips the gradient's norm, each head's by itself; what the policy's was, or a head's that is not finite."""
-        norms = [nn.utils.clip_grad_norm_(weights, self._settings.grad_clip) for weights in self._parts]
+    def clip(self, most: float | None = None) -> float:
+        """Clips the gradient's norm, each head's by itself, to `most` (None: as set).
+
+        What the policy's was, or a head's that is not finite."""
+        limit = self._settings.grad_clip if most is None else most
+        norms = [nn.utils.clip_grad_norm_(weights, limit) for weights in self._parts]
         plain = [float(norm.full_tensor() if isinstance(norm, DTensor) else norm) for norm in norms]
         return next((norm for norm in plain if not math.isfinite(norm)), plain[0])
 
@@ -159,6 +162,13 @@ class Learner:
         self.optimiser.step()
         self.forget()
         return lr
+
+    def apply_with(self, **adam: Any) -> None:
+        """The optimiser's step with these settings of AdamW in place of the run's, after which the gradient is gone."""
+        for parameters in self.optimiser.param_groups:
+            parameters.update(adam)
+        self.optimiser.step()
+        self.forget()
 
     def forget(self) -> None:
         """Drops the gradient."""
@@ -186,6 +196,10 @@ class Learner:
         """The adapters on the CPU, by name, for the lead rank (all ranks take part)."""
         return distributed_state.get_model_state_dict(self.model, options=TRAINED)
 
+    def take_adapters(self, adapters: dict[str, Any]) -> None:
+        """The adapters become these, of `adapters()`; `RuntimeError` or the like where they don't fit."""
+        distributed_state.set_model_state_dict(self.model, adapters, options=ADAPTERS)
+
     def restore(self, state: dict[str, Any], *, changed: bool = False) -> None:
         """Takes up `state`, with the optimiser's settings of this run.
 
@@ -202,7 +216,7 @@ class Learner:
         settings = [_settings_of(group) for group in self.optimiser.param_groups]
         try:
             if adapters is not None:
-                distributed_state.set_model_state_dict(self.model, adapters, options=ADAPTERS)
+                self.take_adapters(adapters)
             if changed:
                 heads, state = _of_heads(set(self.network.heads), heads, state)
             if heads or (self.network.heads and not changed):

@@ -32,7 +32,10 @@ def add_adapters(model: Any, settings: LoraSettings) -> None:
     except ImportError:
         raise ConfigError(f"trainer.lora: adapters need peft: {install_line('lora')}") from None
 
-    targets = _linear_layers(model) if settings.targets == ("all-linear",) else list(settings.targets)
+    groups = _groups(model)
+    targets = [name for target in settings.targets for name in groups.get(target, [target])]
+    if "unembedding" in settings.targets:
+        _untie(model)
     config = LoraConfig(r=settings.rank, target_modules=targets, task_type="CAUSAL_LM")
     config.lora_alpha = settings.alpha  # type: ignore[assignment]  # peft computes with any number
     try:
@@ -49,10 +52,27 @@ def add_adapters(model: Any, settings: LoraSettings) -> None:
         raise ConfigError(f"trainer.lora.targets: only linear layers get adapters; {foreign[0]}{more} is none")
 
 
-def _linear_layers(model: Any) -> list[str]:
-    """All but the vocabulary's projection. peft's own "all-linear" takes the experts and routers of mixtures, too."""
+def _groups(model: Any) -> dict[str, list[str]]:
+    """The linear layers by the words that stand for many. peft's own "all-linear" takes the experts and routers of
+    mixtures, too."""
     head = model.get_output_embeddings()
-    return [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one is not head]
+    linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    body = [name for name, one in linear.items() if one is not head]
+    return {
+        "all-linear": body,
+        "attention": [name for name in body if "attn" in name],
+        "mlp": [name for name in body if "attn" not in name],
+        "unembedding": [name for name, one in linear.items() if one is head],
+    }
+
+
+def _untie(model: Any) -> None:
+    """The vocabulary's projection becomes weights of its own, which an adapter may change without the embedding."""
+    head = model.get_output_embeddings()
+    if head.weight is model.get_input_embeddings().weight:
+        head.weight = nn.Parameter(head.weight.detach().clone())
+        model.config.tie_word_embeddings = False
+        model.all_tied_weights_keys = {}
 
 
 @contextmanager

@@ -106,7 +106,9 @@ class LoraSettings(TrainerSection):
     rank: int = Field(0, ge=0, description="rank of the adapters; 0 trains all weights")
     alpha: float = Field(32.0, gt=0, description="scale of the adapters")
     targets: tuple[str, ...] = Field(
-        ("all-linear",), description="names of the modules that get adapters, or all-linear"
+        ("all-linear",),
+        description="names of the modules that get adapters, or all-linear (all but the vocabulary's projection), "
+        "attention, mlp, unembedding (that projection)",
     )
     push: Literal["merged", "adapter"] = Field(
         "merged", description="what is pushed to engines: merged weights, or only the adapter (vLLM)"

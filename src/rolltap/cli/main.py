@@ -22,6 +22,7 @@ from rolltap.cli import (
     run,
     sessions,
     tasks,
+    tinker,
     train,
     view,
 )
@@ -60,7 +61,7 @@ def serve(
         str | None, typer.Option(help="URL of a model server, for a start without a settings file")
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="its API: vllm, sglang, llamacpp, rolltap, openai_compatible, passthrough")
+        str, typer.Option(help="its API: vllm, sglang, llamacpp, tinker, rolltap, openai_compatible, passthrough")
     ] = "vllm",
     tokenizer: Annotated[Path | None, typer.Option(help="folder with the model's tokenizer.json")] = None,
     family: Annotated[str, typer.Option(help="renderer family, e.g. qwen3; empty: by the chat template")] = "",
@@ -165,6 +166,7 @@ for panel, command in (
     (RECORD, view.view),
     (RECORD, export.export),
     (TRAIN, train.train),
+    (TRAIN, tinker.tinker),
     (OPERATE, audit.audit),
 ):
     app.command(rich_help_panel=panel)(one_line_errors(command))

@@ -1,0 +1,154 @@
+"""Routes about the service, its clients, and what is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from tinker import types
+
+from rolltap.errors import NotFound
+from rolltap.trainer_client.endpoint.bodies import Handler, parse, read, reply
+from rolltap.trainer_client.endpoint.lanes import Promises
+from rolltap.trainer_client.endpoint.model import Base
+from rolltap.trainer_client.endpoint.saved import SCHEME, Library, moment, parse_path
+from rolltap.trainer_client.endpoint.sessions import Sessions
+
+POLL_S = 30.0
+"""How long one request for a result waits; clients wait 45 s."""
+
+
+class WeightsPath(BaseModel):
+    tinker_path: str
+
+
+class ClientRoutes:
+    def __init__(self, base: Base, library: Library, sessions: Sessions, promises: Promises) -> None:
+        self._base, self._library, self._sessions, self._promises = base, library, sessions, promises
+
+    def routes(self) -> Iterator[tuple[str, str, Handler]]:
+        yield "GET", "/healthz", self.health
+        yield "GET", "/get_server_capabilities", self.capabilities
+        yield "POST", "/client/config", self.config
+        yield "POST", "/client/dynamic_config", self.dynamic_config
+        yield "POST", "/telemetry", self.telemetry
+        yield "POST", "/create_session", self.create
+        yield "POST", "/session_heartbeat", self.heartbeat
+        yield "GET", "/sessions/{session}", self.session
+        yield "POST", "/sessions/{session}/finish", self.finish
+        yield "POST", "/weights_info", self.weights_info
+        yield "GET", "/training_runs/{model}", self.training_run
+        yield "GET", "/training_runs/{model}/checkpoints", self.checkpoints
+        yield "POST", "/retrieve_future", self.retrieve
+        yield "DELETE", "/training_runs/{model}/checkpoints/{kind}/{name}", self.delete
+
+    async def health(self, http: Request) -> Response:
+        return reply(types.HealthResponse(status="ok"))
+
+    async def capabilities(self, http: Request) -> Response:
+        context = self._base.config["max_position_embeddings"]
+        model = types.SupportedModel(
+            model_name=self._base.name, max_context_length=context, trainable=True, sampleable=True
+        )
+        return reply(types.GetServerCapabilitiesResponse(supported_models=[model]))
+
+    async def config(self, http: Request) -> Response:
+        """The SDK asks by a connection that it never closes."""
+        answer = reply(types.ClientConfigResponse())
+        answer.headers["connection"] = "close"
+        return answer
+
+    async def dynamic_config(self, http: Request) -> Response:
+        return reply(types.ClientDynamicConfigResponse(sample_cancel_enabled=True))
+
+    async def telemetry(self, http: Request) -> Response:
+        """Accepted and dropped."""
+        await read(http)
+        return reply(types.TelemetryResponse(status="accepted"))
+
+    async def create(self, http: Request) -> Response:
+        parse(await read(http), types.CreateSessionRequest)
+        return reply(types.CreateSessionResponse(session_id=self._sessions.open().id))
+
+    async def heartbeat(self, http: Request) -> Response:
+        """410 ends a client's heartbeats."""
+        request = parse(await read(http), types.SessionHeartbeatRequest)
+        try:
+            self._sessions.find(request.session_id)
+        except NotFound as error:
+            return JSONResponse({"detail": error.message}, 410)
+        return reply(types.SessionHeartbeatResponse())
+
+    async def session(self, http: Request) -> Response:
+        session = self._sessions.find(http.path_params["session"])
+        return reply(types.GetSessionResponse(training_run_ids=[*session.runs], sampler_ids=[*session.samplers]))
+
+    async def finish(self, http: Request) -> Response:
+        session = http.path_params["session"]
+        self._sessions.end(session)
+        self._promises.forget(session)
+        return JSONResponse({})
+
+    async def weights_info(self, http: Request) -> Response:
+        path = parse(await read(http), WeightsPath).tinker_path
+        about = self._library.about(parse_path(path, "weights"))
+        return reply(
+            types.WeightsInfoResponse(
+                base_model=about.base_model,
+                is_lora=about.rank > 0,
+                lora_rank=about.rank or None,
+                train_unembed=about.train_unembed,
+                train_mlp=about.train_mlp,
+                train_attn=about.train_attn,
+            )
+        )
+
+    async def training_run(self, http: Request) -> Response:
+        model = http.path_params["model"]
+        saved = [(one, about) for one, about in self._library.all(model) if one.model == model]
+        run = self._sessions.known(model)
+        if run is None and not saved:
+            raise NotFound(f"no model {model!r}: it is not in training, and nothing is saved of it")
+        about = run.about if run is not None else saved[-1][1]
+        last = {
+            kind: max((self._library.checkpoint(*one) for one in saved if one[0].kind == kind), key=_time, default=None)
+            for kind in ("weights", "sampler_weights")
+        }
+        times = [about.created for _, about in saved] + ([run.used] if run is not None else [])
+        return reply(
+            types.TrainingRun(
+                training_run_id=model,
+                base_model=about.base_model,
+                model_owner="rolltap",
+                is_lora=about.rank > 0,
+                lora_rank=about.rank or None,
+                last_request_time=moment(max(times)),
+                last_checkpoint=last["weights"],
+                last_sampler_checkpoint=last["sampler_weights"],
+                user_metadata=about.user_metadata,
+            )
+        )
+
+    async def checkpoints(self, http: Request) -> Response:
+        saved = self._library.all(http.path_params["model"])
+        listed = [self._library.checkpoint(one, about) for one, about in saved]
+        return reply(types.CheckpointsListResponse(checkpoints=listed))
+
+    async def delete(self, http: Request) -> Response:
+        model, kind, name = (http.path_params[part] for part in ("model", "kind", "name"))
+        self._library.remove(parse_path(f"{SCHEME}{model}/{kind}/{name}", kind))
+        return Response(status_code=204)
+
+    async def retrieve(self, http: Request) -> Response:
+        """What a request came to; 408 while there is nothing yet, upon which clients ask again."""
+        id = parse(await read(http), types.FutureRetrieveRequest).request_id
+        answer = await self._promises.wait(id, POLL_S)
+        if answer is None:
+            return JSONResponse({"type": "try_again", "request_id": id, "queue_state": "active"}, 408)
+        return Response(answer.body, media_type=answer.media_type)
+
+
+def _time(checkpoint: types.Checkpoint) -> float:
+    return checkpoint.time.timestamp()

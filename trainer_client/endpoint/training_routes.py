@@ -1,0 +1,197 @@
+"""Routes of models in training.
+
+Each request to a model has a number, and takes its turn also where it is refused: the ones behind it were sent already.
+So what is wrong with one is found when its turn has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from tinker import types
+
+from rolltap.errors import InvalidRequest
+from rolltap.trainer_client.endpoint.bodies import Handler, parse, promise, read, reply
+from rolltap.trainer_client.endpoint.lanes import Promises, ResultBody
+from rolltap.trainer_client.endpoint.messages import read_loss_request, write_loss_output
+from rolltap.trainer_client.endpoint.model import Base, TrainedModel
+from rolltap.trainer_client.endpoint.saved import EPHEMERAL, About, Kind, Library, SavedWeights, parse_path
+from rolltap.trainer_client.endpoint.sessions import SamplerSource, Sessions, TrainingRun
+
+MOST_RANK = 1024
+Work = Callable[[TrainingRun, TrainedModel, bytes], ResultBody]
+"""What is done in a request's turn, with its body."""
+
+
+class Numbered(BaseModel):
+    """A request to a model."""
+
+    model_id: str
+    seq_id: int
+
+
+class TrainingRoutes:
+    def __init__(self, base: Base, library: Library, sessions: Sessions, promises: Promises) -> None:
+        self._base, self._library, self._sessions, self._promises = base, library, sessions, promises
+
+    def routes(self) -> Iterator[tuple[str, str, Handler]]:
+        yield "POST", "/create_model", self.create
+        yield "POST", "/get_info", self.info
+        yield "POST", "/load_weights", self.load
+        yield "POST", "/forward_backward", self.forward_backward
+        yield "POST", "/optim_step", partial(self._in_turn, _optim_step)
+        yield "POST", "/save_weights", partial(self._in_turn, self._save)
+        yield "POST", "/save_weights_for_sampler", partial(self._in_turn, self._save_for_sampler)
+
+    async def create(self, http: Request) -> Response:
+        body = await read(http)
+        request = parse(body, types.CreateModelRequest)
+        self._base.check_name(request.base_model)
+        _check_optimiser(request.optimizer_config)
+        about, seed = About(self._base.name, rank=0), None
+        if request.lora_config is not None:
+            lora = request.lora_config
+            about, seed = (
+                About(self._base.name, lora.rank, lora.train_mlp, lora.train_attn, lora.train_unembed),
+                lora.seed,
+            )
+        if not 0 <= about.rank <= MOST_RANK:
+            raise InvalidRequest(f"lora_config: the rank is {about.rank}; 0 (all weights) to {MOST_RANK} are taken")
+        self._base.settings_for(about)
+        make = partial(TrainedModel, self._base, about, seed)
+        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, about, make)
+
+    async def info(self, http: Request) -> Response:
+        run = self._sessions.run(parse(await read(http), types.GetInfoRequest).model_id)
+        rank, name = run.about.rank, self._base.name
+        data = types.ModelData(arch=self._base.config["architectures"][0], model_name=name, tokenizer_id=name)
+        return reply(
+            types.GetInfoResponse(
+                model_data=data, model_id=run.id, is_lora=rank > 0, lora_rank=rank or None, model_name=name
+            )
+        )
+
+    async def load(self, http: Request) -> Response:
+        """Into a model in training, or as the first request of a new one."""
+        body = await read(http)
+        request = parse(body, types.LoadWeightsRequest)
+        if request.session_id is None:
+            return self._queue(request.model_id or "", request.seq_id or 0, body, self._load_into)
+        about, make = self._loading(request)
+        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, about, make)
+
+    async def forward_backward(self, http: Request) -> Response:
+        body = await read(http)
+        message = read_loss_request(body)
+
+        def work(run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
+            logprobs, loss = model.compute(message)
+            return ResultBody.protobuf(write_loss_output(logprobs, {"loss:sum": loss}))
+
+        return self._queue(message.model_id, message.seq_id, body, work)
+
+    def _save(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
+        request = parse(body, types.SaveWeightsRequest)
+        saved = _named(run, "weights", request.path or f"{request.seq_id}")
+        model.save_state(self._library.claim(saved, overwrite=request.overwrite), _about(run, request))
+        return ResultBody.of(types.SaveWeightsResponse(path=saved.path, type="save_weights"))
+
+    def _save_for_sampler(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
+        """With a name, or for a sampling session that is made of it."""
+        request = parse(body, types.SaveWeightsForSamplerRequest)
+        saved = _named(run, "sampler_weights", request.path or f"{EPHEMERAL}{request.seq_id}")
+        folder = self._library.claim(saved)
+        model.save_sampler(folder, _about(run, request))
+        if request.sampling_session_seq_id is None:
+            return ResultBody.of(types.SaveWeightsForSamplerResponseInternal(path=saved.path))
+        self._library.forget_snapshots(run.id)
+        source = SamplerSource(folder, saved.path, run.id if request.kind == "inflight" else "")
+        id = self._sessions.of(run.id).add_sampler(request.sampling_session_seq_id, source)
+        return ResultBody.of(types.SaveWeightsForSamplerResponseInternal(sampling_session_id=id))
+
+    def _load_into(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
+        request = parse(body, types.LoadWeightsRequest)
+        about, make = self._loading(request)
+        if model.about.rank != about.rank:
+            raise InvalidRequest(f"{request.path}: of rank {about.rank}; this model's is {model.about.rank}")
+        run.model = make()
+        return ResultBody.of(types.LoadWeightsResponse(path=request.path, model_id=run.id))
+
+    def _loading(self, request: types.LoadWeightsRequest) -> tuple[About, Callable[[], TrainedModel]]:
+        """What is saved, and how to make a model of it."""
+        if request.weights_access_token:
+            raise InvalidRequest("weights_access_token: there is one account here", param="weights_access_token")
+        if request.optimizer_config is not None:
+            _check_optimiser(request.optimizer_config)
+        saved = parse_path(request.path, "weights")
+        about = self._library.about(saved)
+        self._base.check_name(request.base_model or about.base_model)
+        folder = self._library.folder(saved)
+        return about, partial(TrainedModel, self._base, about, None, folder, optimiser=request.optimizer)
+
+    def _begin(self, id: str, body: bytes, about: About, make: Callable[[], TrainedModel]) -> Response:
+        """A new model, whose first request this is."""
+        session = self._sessions.of(id)
+        if id not in session.runs:
+            self._sessions.make_room()
+        if self._promises.expect(f"{id}:new", body):
+            run = session.runs[id] = TrainingRun(id, about)
+
+            def work() -> ResultBody:
+                try:
+                    run.model = make()
+                except Exception:
+                    session.runs.pop(id, None)
+                    raise
+                return ResultBody(msgspec.json.encode({"model_id": id}))
+
+            self._promises.compute(f"{id}:new", work)
+        return promise(f"{id}:new", id)
+
+    async def _in_turn(self, work: Work, http: Request) -> Response:
+        body = await read(http)
+        numbered = parse(body, Numbered)
+        return self._queue(numbered.model_id, numbered.seq_id, body, work)
+
+    def _queue(self, model_id: str, number: int, body: bytes, work: Work) -> Response:
+        run = self._sessions.run(model_id)
+        if number < 1:
+            raise InvalidRequest(f"seq_id is {number}; requests to a model are numbered from 1", param="seq_id")
+        id = f"{run.id}:{number}"
+
+        def turn() -> ResultBody:
+            assert run.model is not None
+            return work(run, run.model, body)
+
+        if self._promises.expect(id, body):
+            run.lane.add(number, partial(self._promises.compute, id, turn))
+        return promise(id, run.id)
+
+
+def _optim_step(run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
+    try:
+        params = parse(body, types.OptimStepRequest).optim_params
+    except InvalidRequest as error:
+        model.drop_gradient()
+        raise InvalidRequest(f"no step: {error.message}") from error
+    return ResultBody.of(types.OptimStepResponse(metrics=model.optim_step(params)))
+
+
+def _named(run: TrainingRun, kind: Kind, name: str) -> SavedWeights:
+    return parse_path(SavedWeights(run.id, kind, name).path, kind)
+
+
+def _about(run: TrainingRun, request: types.SaveWeightsRequest | types.SaveWeightsForSamplerRequest) -> About:
+    expires = None if request.ttl_seconds is None else time.time() + request.ttl_seconds
+    return msgspec.structs.replace(run.about, expires=expires, user_metadata=request.user_metadata)
+
+
+def _check_optimiser(config: types.OptimizerConfig) -> None:
+    if config.type != "adamw":
+        raise InvalidRequest(f"optimizer_config: {config.type!r} is not done here, adamw is", param="optimizer_config")
