@@ -21,8 +21,8 @@ from .driver import EVERYTHING, Driver
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers" / "README.md"
 BEGIN, END = "<!-- proofs -->\n", "<!-- /proofs -->\n"
-PAGES = ("trl-grpo", "trl-async", "verl", "openenv", "art", "skyrl", "nemo-rl", "prime-rl")
-"""Those with a program; Tinker's needs an account, slime's is a command line."""
+PAGES = ("trl-grpo", "trl-async", "tinker", "verl", "openenv", "art", "skyrl", "nemo-rl", "prime-rl")
+"""Those with a program; slime's is a command line."""
 
 HERE = os.environ.get("ROLLTAP_TRAINERS", "")
 
@@ -72,7 +72,7 @@ class Suite:
 SUITES = {
     "trl-grpo": Suite("trl_grpo:TrlGrpo", EVERYTHING),
     "trl-async": Suite("trl_async:TrlAsync", EVERYTHING),
-    "tinker": Suite("tinker_service:TinkerService", EVERYTHING - {"staleness", "gradient"}),
+    "tinker": Suite("tinker_service:TinkerService", EVERYTHING - {"staleness"}),
     "verl": Suite("verl_ppo:VerlPpo", EVERYTHING, "verl-0.9.1"),
     "openenv": Suite(
         "openenv_sessions:OpenEnvSessions", frozenset({"tokens", "refused", "tokenizer"}), "openenv-0.10.0"

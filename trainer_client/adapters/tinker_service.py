@@ -42,17 +42,25 @@ class TinkerSettings:
 
 
 class TinkerTrainer:
-    """Trains `client`, a `tinker.TrainingClient`, from `feed`.
+    """Trains a model of the service from `feed`.
 
-    `fetch` brings the weights that the service keeps at a `tinker://` path to a folder that the policy's engines see, a
-    model's or a peft adapter's (tinker_cookbook.weights.download).
+    `open_client` gives a `tinker.TrainingClient`: a new one for None, else one that goes on from the state at the path,
+    with its optimiser. `fetch` brings the weights that the service keeps at a `tinker://` path to a folder that the
+    policy's engines see, a model's or a peft adapter's.
     """
 
-    def __init__(self, client: Any, feed: Feed, settings: TinkerSettings, fetch: Callable[[str], Path]) -> None:
-        self.client = client
+    def __init__(
+        self,
+        open_client: Callable[[str | None], Any],
+        feed: Feed,
+        settings: TinkerSettings,
+        fetch: Callable[[str], Path],
+    ) -> None:
+        self.client: Any = None
         self.feed = feed
         self.settings = settings
         self.step = 0
+        self._open_client = open_client
         self._fetch = fetch
         self._recipe = make_recipe(settings.recipe, {})
 
@@ -73,7 +81,7 @@ class TinkerTrainer:
         newest = newest_checkpoint(self.feed.out, STATE)
         if newest is not None:
             self.step = int(newest.name.rpartition("-")[2])
-            self.client.load_state_with_optimizer(_state_of(newest)).result()
+        self.client = self._open_client(None if newest is None else _state_of(newest))
         self.feed.connect(newest, self.step, self.client.get_tokenizer())
         self._push(self.feed.version)
 
