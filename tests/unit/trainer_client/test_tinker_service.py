@@ -16,10 +16,10 @@ from tinker import types
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.endpoint import sessions
 from rolltap.trainer_client.endpoint.app import keyed
 from rolltap.trainer_client.endpoint.main import kept_key
 from rolltap.trainer_client.endpoint.saved import ABOUT, Library, SavedWeights
+from rolltap.trainer_client.endpoint.sessions import SILENT_S
 
 from .tinkering import KEY, Service, datum, serving
 
@@ -93,7 +93,7 @@ def test_requests_take_their_turns_and_each_is_done_once(service: Service) -> No
     waits.close()
 
 
-def test_clients_have_models_of_their_own_and_there_are_not_too_many(tmp_path: Path, monkeypatch: Any) -> None:
+def test_clients_have_models_of_their_own_and_there_are_not_too_many(tmp_path: Path) -> None:
     with serving(FOLDER, tmp_path, models=2) as service:
         one, two = service.train(2), service.train(2)
         step(one)
@@ -106,7 +106,7 @@ def test_clients_have_models_of_their_own_and_there_are_not_too_many(tmp_path: P
         service.train(2)
         with pytest.raises(tinker.NotFoundError, match="has ended, or is of a service that was started anew"):
             two.forward(data, "cross_entropy").result()
-        monkeypatch.setattr(sessions, "SILENT_S", -1.0)
+        service.endpoint.sessions.of(one.model_id).seen -= SILENT_S
         service.train(2)
         assert post(service, "/session_heartbeat", {"session_id": one.model_id.partition(":")[0]}).status_code == 410
 
