@@ -78,4 +78,5 @@ def datum(ids: list[int], **inputs: Any) -> types.Datum:
     """`ids` shifted by one; every input is one value or an array over the targets."""
     targets = np.array(ids[1:], np.int64)
     arrays = {name: np.broadcast_to(np.float32(value), targets.shape).copy() for name, value in inputs.items()}
-    return types.Datum(types.ModelInput.from_ints(ids[:-1]), {"target_tokens": targets, **arrays})
+    loss_inputs: Any = {"target_tokens": targets, **arrays}
+    return types.Datum(types.ModelInput.from_ints(ids[:-1]), loss_inputs)
