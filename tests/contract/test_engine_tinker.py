@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
@@ -42,8 +42,10 @@ def trained(service: Service) -> tuple[str, list[int], list[float]]:
 
 
 @pytest.fixture
-def engine(service: Service) -> TinkerEngine:
-    return TinkerEngine("theirs", EngineSettings(kind="tinker", url=service.url, api_key=KEY))
+async def engine(service: Service) -> AsyncIterator[TinkerEngine]:
+    client = TinkerEngine("theirs", EngineSettings(kind="tinker", url=service.url, api_key=KEY))
+    yield client
+    await client.close()
 
 
 async def sampled(engine: TinkerEngine, model: str, **fields: object) -> SampleChunk:
@@ -61,7 +63,6 @@ async def test_it_samples_what_the_sdk_samples_as_the_version_of_the_path(
     np.testing.assert_allclose(chunk.logprobs or [], logprobs, atol=1e-5)
     assert chunk.versions == (VersionSpan(7, 0, 6),)
     assert chunk.extras["top_ids"].shape == (6, 3)
-    await engine.close()
 
 
 async def test_a_base_model_has_no_version(engine: TinkerEngine, service: Service) -> None:
@@ -73,7 +74,6 @@ async def test_a_base_model_has_no_version(engine: TinkerEngine, service: Servic
     with pytest.raises(ContextOverflow) as caught:
         await sampled(engine, str(service.model), prompt_ids=[5] * 4096)
     assert (caught.value.tokens, caught.value.limit) == (4096, 4096)
-    await engine.close()
 
 
 async def test_a_session_that_the_service_forgot_is_made_anew(engine: TinkerEngine, service: Service) -> None:
@@ -82,7 +82,6 @@ async def test_a_session_that_the_service_forgot_is_made_anew(engine: TinkerEngi
         service.endpoint.sessions.end(session)
     both = await asyncio.gather(*(sampled(engine, str(service.model)) for _ in range(2)))
     assert both[0].token_ids == both[1].token_ids
-    await engine.close()
 
 
 @pytest.mark.parametrize("fields", [{"min_p": 0.1}, {"extra": {"presence_penalty": 1.0}}])
@@ -99,6 +98,7 @@ async def test_the_wrong_key(service: Service) -> None:
     stranger = TinkerEngine("theirs", EngineSettings(kind="tinker", url=service.url, api_key="tml-another"))
     with pytest.raises(EngineRefused, match="no such key"):
         await sampled(stranger, str(service.model))
+    await stranger.close()
 
 
 @pytest.mark.parametrize(
