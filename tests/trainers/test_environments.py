@@ -11,7 +11,6 @@ from ..conftest import ROOT
 
 CHECKS = {
     "cookbook": ("tinker-cookbook-0.5.8", "24 rows are the same"),
-    "cookbook_loops": ("tinker-cookbook-0.5.8", "sl_loop made 8 steps and rl/train 8, and both learned"),
     "verl_sft": ("verl-0.9.1", "4 rows of sft-tokens and 4 of sft carry loss on the sampled tokens; 2 prompts"),
     "llama_factory": ("llamafactory-0.9.5", "3 conversations and 8 replies carry loss on the sampled tokens; a step"),
     "verifiers_traces": ("verifiers-0.4.0", "4 episodes, 6 branches with our ids, masks and log-probs"),
