@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,22 @@ import pytest
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Ending, Endpoint, Evidence, Exit, Job, Limits
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.environments import EnvironmentLoop, list_tasks, proof_key, python_folders, signed_result
+from rolltap.harnesses.environments import (
+    EnvironmentLoop,
+    EnvironmentStep,
+    list_tasks,
+    proof_key,
+    python_folders,
+    signed_result,
+)
 from rolltap.harnesses.evaluators.environment import EnvironmentCheck
+from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
+from rolltap.harnesses.sources import Empty
 from rolltap.harnesses.specs import SAMPLE_JOB, Defaults, build, check
 from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments, tasks_of
 from rolltap.types import Task
 
-from .environments import signed
+from .environments import FORGE, signed
 
 CLIENT = AdminClient("http://127.0.0.1:1", "k")
 
@@ -79,8 +89,37 @@ def test_the_key_and_the_proof_reach_the_driver_by_stdin_alone() -> None:
     assert proof_key("SESSION") == job["proof_key"] != proof_key("OTHER")
 
 
-def test_a_driver_proves_what_it_found(tmp_path: Path) -> None:
-    """A stand-in for a package, under its name: the real ones run in `make test-trainers`."""
+TOY = """
+import subprocess
+
+
+def play(job):
+    print(subprocess.run(["bash", "-c", job["forge"]], capture_output=True, text=True).stdout)
+    return {"reward": 0.0}
+"""
+"""Stands for a package's driver: real packages are played in `make test-trainers`."""
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_a_models_command_reads_nothing_of_the_scorer_and_forges_nothing(guarded: bool, tmp_path: Path) -> None:
+    workspace = await BubblewrapRuntime(tmp_path).prepare(Empty())
+    key = "ab" * 32
+    launch = EnvironmentStep("inspect", INTERPRETER, {"forge": FORGE}).command("play", workspace.home, key)
+    main = launch.files[".rolltap/environment.py"]
+    if not guarded:  # the control: the same command does read it where the guards are gone
+        main = main.replace("os.ftruncate(0, 0)", "pass").replace("PR_SET_DUMPABLE, 0", "PR_SET_DUMPABLE, 1")
+    files = {".rolltap/environment.py": main, ".rolltap/rolltap_inspect.py": TOY}
+    try:
+        exit_ = await workspace.run(replace(launch, files=files), Limits(), 100)
+    finally:
+        await workspace.close()
+    assert "SCORER" in exit_.output
+    assert ("READ ITS JOB" in exit_.output, "READ ITS MEMORY" in exit_.output) == (not guarded, not guarded)
+    assert ("READ ITS" in exit_.output) is not guarded
+    assert signed_result(exit_.output, key) == {"reward": 0.0}
+
+
+def test_what_is_missing_is_named() -> None:
     with pytest.raises(
         TaskInvalid, match=r"has no inspect_ai: .* -m pip install inspect_ai==0\.3\.285, or .* --python"
     ):
