@@ -30,7 +30,7 @@ test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rew
 learning-table: $(VENV)/.test  ## what recipes learn, beside their controls: hours; it goes on where it stopped
 	@$(BIN)/python -m tests.learning.table .cache/learning $(ARGS) && $(BIN)/python scripts/recipes_page.py
 
-test-harnesses: $(VENV)/.test harbor  ## real releases of real harnesses against the proxy
+test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the proxy
 	@scripts/servers.sh
 	@$(BIN)/pytest -q -n 2 -m harness $(ARGS)
 
@@ -44,9 +44,9 @@ test-sources: $(VENV)/.test  ## slime, NeMo RL and prime-rl from check-outs in S
 	@scripts/trainers.sh .cache/trainers/sources-1
 	@ROLLTAP_SOURCES=$(abspath $(SOURCES)) $(BIN)/pytest -q -m sources $(ARGS)
 
-environments: harbor engines trainers  ## what test-harnesses, test-engines and test-trainers install
+environments: engines trainers  ## what test-engines and test-trainers install
 
-harbor:
+harbor:  ## the environment of tests/harnesses/test_harbor.py
 	@scripts/trainers.sh .cache/trainers/harbor-0.24.0
 
 engines:
