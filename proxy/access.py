@@ -105,6 +105,8 @@ TRAINER_PLANE: Table = {
     "POST /policies/{name}/receive": TRAIN,
 }
 
+TABLES: Mapping[str, Table] = {"admin": ADMIN_PLANE, "trainer": TRAINER_PLANE}
+
 OF_DEPLOYMENT = frozenset({"GET /metrics"})
 """Routes that show all tenants. Only keys of the default tenant may use them."""
 

@@ -21,9 +21,11 @@ from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.peers import KeysMark, check_peers
 from rolltap.calllog.separation import check_separation
-from rolltap.errors import ConfigError, EngineError, RateLimited
+from rolltap.errors import ConfigError, EngineError, Forbidden, RateLimited, Unauthenticated
+from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
+from rolltap.proxy.access import TABLES
 from rolltap.proxy.cache_space import SHARED
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.open_policies import open_policies
@@ -259,7 +261,7 @@ def _build(
     )
     counted, gated = (
         recorder.metrics.counted,
-        _gates(keyring, settings.limits, recorder.metrics, tampering_counter.note),
+        _gates(keyring, ledger.audit, settings.limits, recorder.metrics, tampering_counter.note),
     )
     view_access = Access("\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer)))
     append = partial(append_note, call_log.database)
@@ -275,17 +277,23 @@ def _build(
 
 
 def _gates(
-    keyring: Keyring, limits: LimitSettings, metrics: Metrics, note: CountTampering
+    keyring: Keyring, audit: Audit, limits: LimitSettings, metrics: Metrics, note: CountTampering
 ) -> Callable[[str, FastAPI], Gate]:
     """A function that wraps a plane's application in a gate."""
 
     def gated(plane: str, app: FastAPI) -> Gate:
-        async def knows(key: str) -> bool:
-            if await keyring.caller(key) is not None:
-                return True
-            await note(key, TamperingKind.OTHER_PLANE, f"a request to the {plane} plane")
-            return False
+        roles = {role for row in TABLES[plane].values() for role in row}
 
-        return Gate(app, knows, int(limits.request_mb * 1_000_000), limits.receipt_s, metrics.counted(plane))
+        async def admit(key: str) -> None:
+            caller = await keyring.caller(key)
+            if caller is None:
+                await note(key, TamperingKind.OTHER_PLANE, f"a request to the {plane} plane")
+                raise Unauthenticated("send a key of this plane as `Authorization: Bearer KEY`")
+            if caller.role not in roles:
+                with acting_for(caller.tenant):
+                    await audit.append(caller.id, caller.role, f"refused a body on the {plane} plane", {})
+                raise Forbidden(f"this plane needs a key of role {' or '.join(sorted(roles))}, not {caller.role}")
+
+        return Gate(app, admit, int(limits.request_mb * 1_000_000), limits.receipt_s, metrics.counted(plane))
 
     return gated

@@ -1,8 +1,8 @@
 """Authenticates requests of the trainer and admin planes before their bodies are read.
 
-FastAPI reads and parses a body before it checks the key. The gate requires a valid key for every request with a body,
-reads the body within its size limit and deadline, and passes the complete request to the application. The application
-decides, route by route, what a key may do.
+FastAPI reads and parses a body before it checks the key. The gate requires a key of the plane for every request with a
+body, reads the body within its size limit and deadline, and passes the complete request to the application. The
+application decides, route by route, what a key may do.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any
 
 import msgspec
 
-from rolltap.errors import RolltapError, Unauthenticated
+from rolltap.errors import RolltapError
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.dialects.base import WireReply
 from rolltap.proxy.metrics.calls import CountedSend, uncounted
 from rolltap.tenants import NOBODY, acting_for
 
-KnowsKey = Callable[[str], Awaitable[bool]]
-"""Whether a key is valid, in any role."""
+AdmitKey = Callable[[str], Awaitable[None]]
+"""Raises `Unauthenticated` or `Forbidden` for a key that no route of the plane takes."""
 
 
 class Gate:
     """An ASGI application that wraps a plane's. `body_bytes` and `receipt_s` limit a body's size and seconds."""
 
     def __init__(
-        self, app: Any, knows: KnowsKey, body_bytes: int, receipt_s: float, counted: CountedSend = uncounted
+        self, app: Any, admit: AdmitKey, body_bytes: int, receipt_s: float, counted: CountedSend = uncounted
     ) -> None:
         self.app = app
-        self._knows = knows
+        self._admit = admit
         self._body_bytes = body_bytes
         self._receipt_s = receipt_s
         self._counted = counted
@@ -45,8 +45,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         try:
-            if not await self._knows(_key(scope["headers"])):
-                raise Unauthenticated("send a key of this plane as `Authorization: Bearer KEY`")
+            await self._admit(_key(scope["headers"]))
             body = await http.body(self._body_bytes, self._receipt_s)
         except ClientGone:
             return

@@ -1,8 +1,8 @@
 """Removes each control and shows that its test fails: `python -m tests.security.mutate [NUMBER...]`.
 
 A mutant is a copy of the repository with one replacement. Its test passes in the copy as it is and fails in the mutant;
-the answers go to tests/security/mutations.json, from which `scripts/security_page.py` takes its column. Controls that
-the file holds are not run again: delete a line to do so.
+the day on which it failed, or null where it passed, goes to tests/security/mutations.json, from which
+`scripts/security_page.py` takes its column. Numbers that are named are run again; without any, those that have no day.
 """
 
 # ruff: noqa: E501
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ MUTANTS = (
            "unit/proxy/test_gateway.py::test_keys"),
     Mutant(3, "proxy/access.py", "if caller.role not in roles:", "if False:",
            "unit/proxy/test_access.py::test_every_route_has_a_rule_and_keeps_to_it_with_every_key[trainer]"),
-    Mutant(4, "proxy/front/gate.py", 'if not await self._knows(_key(scope["headers"])):', "if False:",
+    Mutant(4, "proxy/front/gate.py", 'await self._admit(_key(scope["headers"]))', "pass",
            "unit/proxy/test_front.py::test_a_body_is_not_taken_from_who_has_no_key[admin]"),
     Mutant(5, "proxy/front/gate.py", "    return \"\"\n", "    return \"\"\n\n\ndef same(key: str, other: str) -> bool:\n    return key == other\n",
            "unit/house/test_security.py::test_no_secret_is_compared_with_equals"),
@@ -136,15 +137,15 @@ def fails_without(copy: Path, mutant: Mutant) -> bool | None:
 
 
 def main() -> None:
-    wanted = {int(number) for number in sys.argv[1:]} or {mutant.number for mutant in MUTANTS}
     answers = json.loads(ANSWERS.read_text(encoding="utf-8")) if ANSWERS.exists() else {}
+    wanted = {int(number) for number in sys.argv[1:]} or {
+        each.number for each in MUTANTS if not answers.get(str(each.number))
+    }
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = copied(Path(folder))
         for mutant in MUTANTS:
-            if mutant.number in wanted and str(mutant.number) not in answers:
-                if (answer := fails_without(copy, mutant)) is None:
-                    continue
-                answers[str(mutant.number)] = answer
+            if mutant.number in wanted and (failed := fails_without(copy, mutant)) is not None:
+                answers[str(mutant.number)] = time.strftime("%Y-%m-%d") if failed else None
                 ordered = dict(sorted(answers.items(), key=lambda each: int(each[0])))
                 ANSWERS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
                 print(f"{mutant.number} {answers[str(mutant.number)]} {mutant.test}", flush=True)

@@ -93,6 +93,20 @@ async def test_a_body_is_not_taken_from_who_has_no_key(tmp_path: Path, plane: st
             writer.close()
 
 
+async def test_a_body_is_not_taken_from_a_key_that_no_route_of_the_plane_takes(tmp_path: Path) -> None:
+    """Agents may have a project's key: what they send to the planes of others must cost nothing."""
+    async with served(tmp_path, receipt_s=30) as there:
+        keys = there.app.settings.keys
+        for plane, key in (("admin", keys.project), ("admin", keys.trainer), ("trainer", keys.project)):
+            reader, writer = await there.open(plane)
+            request = head(plane, f"Authorization: Bearer {key}", "Content-Length: 400000")
+            writer.write(request.replace("\n", "\r\n").encode())
+            assert (await asyncio.wait_for(reader.readline(), 3)).split()[1] == b"403"
+            writer.close()
+        entries = await there.app.ledger.audit.newest(limit=3)
+        assert [entry.key_id for entry in entries] == ["project", "trainer", "project"]
+
+
 @every_plane
 async def test_a_body_over_the_cap_is_refused_before_it_comes(tmp_path: Path, plane: str) -> None:
     async with served(tmp_path, receipt_s=30) as there:
