@@ -191,6 +191,7 @@ class EngineHttp:
         """Waits for background calls, and closes the idle connections."""
         await asyncio.gather(*self._background)
         self._connections.close()
+        await asyncio.sleep(0)  # an aborted transport closes its socket in the next step of the loop
 
     async def _quietly(self, path: str, body: Any) -> None:
         try:
