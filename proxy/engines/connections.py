@@ -64,9 +64,9 @@ class Connections:
 
     def close(self) -> None:
         """Closes the idle connections. Exchanges in progress continue."""
-        for connection in self._idle:
+        idle, self._idle = self._idle, []
+        for connection in idle:
             connection.close()
-        self._idle.clear()
 
     def keep(self, connection: _Connection) -> None:
         """Stores a connection for reuse, and closes those that were idle for too long."""

@@ -204,6 +204,15 @@ async def test_no_server_is_said_with_the_reason(monkeypatch: pytest.MonkeyPatch
         await ask(Connections("http://192.0.2.1:81", {}))
 
 
+async def test_all_idle_connections_are_closed(open_to: Callable[[str], Connections]):
+    async with answering([OK + b"content-length: 5\r\n\r\nhello"]) as server:
+        pool = open_to(server.url)
+        await asyncio.gather(*[ask(pool) for _ in range(5)])
+        assert server.opened == 5
+        pool.close()
+        await asyncio.wait_for(asyncio.gather(*server.tasks), 10)
+
+
 async def test_connections_unused_for_long_are_not_used_again(
     open_to: Callable[[str], Connections], monkeypatch: pytest.MonkeyPatch
 ):
