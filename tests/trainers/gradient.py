@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -20,8 +21,9 @@ from .driver import CLIP, Driver
 
 def our_gradient(driver: Driver, model: Path, of: list[LeasedGroup]) -> dict[str, torch.Tensor]:
     attention.register()
+    clip: Any = getattr(driver, "clip", CLIP)
     policy = PolicyNetwork(AutoModelForCausalLM.from_pretrained(model, attn_implementation=attention.NAME))
     for pack in Packer(500, share=True)(rows_of(of, driver.advantage, normalise=driver.normalise, length=100)):
         batch = collate(pack)
-        PolicyLoss(*getattr(driver, "clip", CLIP))(policy(batch), batch).loss.backward()
+        PolicyLoss(*clip)(policy(batch), batch).loss.backward()
     return {name: weight.grad for name, weight in policy.model.named_parameters() if weight.grad is not None}

@@ -136,5 +136,5 @@ class NemoRl:
 
     def _loss(self) -> Any:
         if FOLDER:
-            return nemo_rl_source.Loss(by_sequence=self.normalise == "rollout", clip=CLIP)
+            return nemo_rl_source.Loss(by_sequence=self.normalise == "rollout", clip=CLIP)  # pyright: ignore[reportPossiblyUnboundVariable]
         return SchemaLoss(loss_type=SimpleNamespace(name="TOKEN_LEVEL"), reference_policy_kl_penalty=0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from .world import groups
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers about itself
 
 
-def rows() -> list[object]:
+def rows() -> list[Any]:
     from rolltap.trainer_client.adapters.rows import rows_of
 
     return list(rows_of(groups(2), make_recipe("dr_grpo", {})))

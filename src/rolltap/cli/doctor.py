@@ -21,7 +21,8 @@ from rolltap.errors import RolltapError
 from rolltap.extras import install_line
 from rolltap.harnesses.base import Harness
 from rolltap.harnesses.registry import get_harness, harness_names
-from rolltap.harnesses.runtimes.machine import limits_here, own_cgroup
+from rolltap.harnesses.runtimes.cgroup import own_cgroup
+from rolltap.harnesses.runtimes.machine import limits_here
 from rolltap.harnesses.tested import release_results
 from rolltap.settings import Settings, load_settings
 

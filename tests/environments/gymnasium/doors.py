@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium  # type: ignore[import-not-found]
+from gymnasium import Env, spaces  # type: ignore
 
 
-class Doors(gymnasium.Env):  # type: ignore[misc]
+class Doors(Env):  # type: ignore[misc]
     """One of three doors leads out; each wrong one costs a tenth."""
 
-    observation_space = gymnasium.spaces.Text(100)
-    action_space = gymnasium.spaces.Discrete(3)
+    observation_space = spaces.Text(100)
+    action_space = spaces.Discrete(3)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)

@@ -2,7 +2,6 @@
 
 from inspect_ai import Task, task  # type: ignore[import-not-found]
 from inspect_ai.dataset import Sample  # type: ignore[import-not-found]
-from inspect_ai.model import get_model  # type: ignore[import-not-found]
 from inspect_ai.scorer import includes, match, model_graded_qa  # type: ignore[import-not-found]
 from inspect_ai.solver import generate, use_tools  # type: ignore[import-not-found]
 from inspect_ai.tool import tool  # type: ignore[import-not-found]
@@ -21,7 +20,6 @@ def sums() -> Task:
 
 @task
 def graded() -> Task:
-    get_model  # noqa: B018
     return Task(dataset=QUESTIONS[:1], solver=[generate()], scorer=model_graded_qa())
 
 

@@ -55,7 +55,7 @@ def test_a_sequence_ratio_has_all_rows_of_a_rollout_that_moves(tmp_path: Path) -
 
 
 def test_a_number_for_each_rollout_or_turn_is_asked_for_by_name() -> None:
-    step = planning.make_step([random_group("g", [1.0, 0.0])], LossSettings())
+    step = planning.make_step([random_group("g", [1.0, 0.0])], LossSettings.model_validate({}))
     with pytest.raises(
         AlignmentError, match="broadcast takes 2 numbers, one for each of the step's rollouts; it got 0"
     ):
