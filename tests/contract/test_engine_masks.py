@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 
@@ -47,9 +46,7 @@ async def test_sglangs_logprobs_are_those_of_the_mask(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", SGLANG)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"temperature": 0.0, "top_k": 1}])
-async def test_sglang_is_asked_for_masks_only_where_there_is_one_to_replay(
-    http: aiohttp.ClientSession, wire: str, sampling: dict[str, Any]
-) -> None:
+async def test_sglang_is_asked_for_masks_only_where_there_is_one_to_replay(wire: str, sampling: dict[str, Any]) -> None:
     """It refuses a mask of the whole vocabulary, and no trainer replays greedy sampling."""
     async with starter(wire)(TURN) as world:
         chunks = await world.sample(sampling_mask=3, **sampling)

@@ -41,7 +41,7 @@ def copied(name: str, folder: Path, ports: list[int]) -> list[str]:
     [
         ("openai-loop", ("It is Paris.", "1 session, 2 calls", "1 row of trajectories")),
         ("rollouts", ("1 1 1 1", "0 0 0 0", "1 row of sft", "duplicates left out: 3")),
-        ("user-simulator", ("1 1", "0 0", "4 rows of trajectories")),
+        ("user-simulator", ("1 1", "0 0", "8 rows of trajectories", "other_policy 8")),
         ("systems", ("Answer with digits only.", "reflects=instructions")),
         pytest.param("own-recipe", ("8 rollouts", "step 1 "), marks=pytest.mark.long),
     ],
