@@ -295,9 +295,9 @@ class Evidence:
     limits: Limits
     session_id: str = ""
     rollout_id: str = ""
-    harness: str = ""
     seen: Transcript = field(default_factory=Transcript)
     began: float = field(default_factory=time.monotonic)
+    harness: str = ""
 
     async def run(self, workspace: Workspace, step: str, launch: Command) -> Exit:
         """Runs a step of the evaluation with an empty HOME within the remaining time; adds its output to `seen`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +101,7 @@ async def play(case: Case, folder: Path) -> tuple[dict[str, dict[str, Any]], dic
     """Each task's rollout, and the text of its session, by the task's own name."""
     options = SourceOptions(python=python_of(case.environment), arguments=case.arguments, take=len(case.rewards))
     async with house(case.script, folder) as home:
-        argv = (sys.executable, "-c", ASK) if case.harness else ()
+        argv = ("python3", "-c", ASK) if case.harness else ()  # the sandbox has no Python of ours
         defaults = Defaults(base=HERE, harness=case.harness, argv=argv, workspaces=home.workspaces)
         tasks = [resolve_paths(task, defaults) for task in await asyncio.to_thread(tasks_of, case.target, options)]
         assert len(tasks) == len(case.rewards)

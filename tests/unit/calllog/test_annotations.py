@@ -255,7 +255,7 @@ async def test_annotations_of_other_calls_or_with_other_values_are_refused(train
     await export_sessions(database, tmp_path / "good.rtlog")
     before = await contents(database)
     streams = list(annotations.c.keys()).index("streams")
-    for column, value, reason in ((0, "another call", "another call"), (streams, b"other", "differs")):
+    for column, value, reason in ((0, "another call", "another call"), (streams, b"other", "with other values")):
         (block,) = read_archive(tmp_path / "good.rtlog")
         block.annotations[0][column] = value
         path = tmp_path / f"bad{column}.rtlog"

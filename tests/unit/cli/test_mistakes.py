@@ -192,7 +192,7 @@ def test_an_unknown_engine_kind_lists_the_known_ones(tmp_path: Path) -> None:
     path = tmp_path / "rolltap.toml"
     path.write_text(f'data = "{tmp_path}"\n[engines.main]\nkind = "toy"\nurl = "http://gpu"\n')
     output = said("serve", "--config", str(path))
-    assert "engines.main.kind: no engine kind 'toy'; known: llamacpp, rolltap, sglang, vllm" in output
+    assert "engines.main.kind: no engine kind 'toy'; known: llamacpp, rolltap, sglang, tinker, vllm" in output
     assert "openai_compatible, passthrough" in output
 
 

@@ -124,7 +124,7 @@ def test_an_encoder_that_takes_every_text_for_text_is_given_no_marks() -> None:
             raise ValueError("reads nothing")
 
     class Harmony(FamilyRenderer):
-        def _made(self, level: str) -> dict[bool, Any]:
+        def _renderers(self, level: str) -> dict[bool, Any]:
             return dict.fromkeys((True, False), Encoder(HubTokenizer(FOLDER)))
 
         def _reads_hermes(self) -> bool:
