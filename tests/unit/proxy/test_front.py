@@ -360,7 +360,7 @@ STRONG = {"admin": "rt-admin-0123456789", "trainer": "rt-trainer-0123456789"}
         ({"host": "0.0.0.0"}, {"admin": "a", "trainer": "b"}, "16"),
         ({"host": "0.0.0.0"}, {**STRONG, "project": "p"}, "keys.project is weak"),
         ({"host": "0.0.0.0"}, {**STRONG, "admin": "a" * 64}, "keys.admin is weak"),
-        ({"host": "0.0.0.0"}, {**STRONG, "trainer": STRONG["admin"]}, "the same"),
+        ({"host": "0.0.0.0"}, {**STRONG, "trainer": STRONG["admin"]}, "are equal"),
     ],
 )
 def test_away_from_loopback_keys_are_chosen_and_long(listen: Any, keys: Any, told: str) -> None:
