@@ -241,7 +241,7 @@ def test_extras_of_two_forms_are_refused(other: np.ndarray):
 
 def test_a_duplicate_that_differs_is_corrupt_but_a_later_delivery_is_news():
     call = make_call(0, [1], [2], delivered=None)
-    with pytest.raises(RecordCorrupt, match="call 000000 is recorded twice, with different output_ids"):
+    with pytest.raises(RecordCorrupt, match="call 000000 is recorded twice with different output_ids"):
         reconstruct([call, make_call(0, [1], [3])])
     assert trained(reconstruct([call, replace(call, delivered=True)])) == [["000000"]]
     missed = replace(call, delivered=False)
