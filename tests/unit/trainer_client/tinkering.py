@@ -68,10 +68,12 @@ def serving(model: Path, out: Path, name: str = "", **limits: int) -> Iterator[S
         service = Service(endpoint, f"http://127.0.0.1:{listener.getsockname()[1]}", model)
         try:
             yield service
-            service.close_clients()
         finally:
-            server.should_exit = True
-            thread.join()
+            try:
+                service.close_clients()  # one that is left sends heartbeats, and logs that nobody answers, for ever
+            finally:
+                server.should_exit = True
+                thread.join()
 
 
 def datum(ids: list[int], **inputs: Any) -> types.Datum:
