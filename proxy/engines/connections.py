@@ -51,16 +51,16 @@ class Connections:
         Raises `ConnectionBroken`. A GET is sent again if the server had closed the reused connection; a POST is not,
         because the server may have acted on it.
         """
-        head = self._head(method, path) + _header_lines({**headers, "content-length": str(len(body))}) + b"\r\n"
-        connection, reused = self._kept(), True
-        if connection is None:
-            connection, reused = await self._connect(), False
-        try:
-            return await connection.exchange(head + body)
-        except ConnectionBroken:
-            if not reused or method != "GET":
-                raise
-        return await (await self._connect()).exchange(head + body)
+        head = self._head(method, path) + _header_lines({**headers, "content-length": str(len(body))})
+        request = b"%b\r\n%b" % (head, body)
+        connection = self._take_idle()
+        if connection is not None:
+            try:
+                return await connection.exchange(request)
+            except ConnectionBroken:
+                if method != "GET":
+                    raise
+        return await (await self._connect()).exchange(request)
 
     def close(self) -> None:
         """Closes the idle connections. Exchanges in progress continue."""
@@ -81,7 +81,7 @@ class Connections:
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def _kept(self) -> _Connection | None:
+    def _take_idle(self) -> _Connection | None:
         """The most recently used idle connection: the server closes the oldest first."""
         connection = self._idle.pop() if self._idle else None
         if connection is not None and connection.idle_since < time.monotonic() - IDLE_S:
