@@ -51,7 +51,7 @@ class CallNode:
 
     __slots__ = (
         "_prompt", "break_", "call_id", "context_digest", "holds_thinking", "items", "lineage", "outcome", "output_ids",
-        "parent", "prompt_length", "recorded", "reply", "shared", "thought", "weighed",
+        "parent", "prompt_length", "recorded", "reply", "shared", "thought", "variant", "weighed",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +77,7 @@ class CallNode:
         self.holds_thinking = False  # the prompt or the reply contains thinking
         self.thought = b""  # the digest of the reply's thinking
         self.context_digest = b""
+        self.variant = self  # the first call of the forest with the same context and tokens
         self.items: tuple[bytes, ...] = ()  # the request's raw items; dropped when a child continues the call
         self.weighed = 0  # its part of the forest's size, in bytes
 
@@ -88,6 +89,11 @@ class CallNode:
     @property
     def frame(self) -> bytes:
         return self.lineage.tools + self.lineage.system
+
+    @property
+    def context_key(self) -> bytes:
+        """The frame and the digest of the context (request and reply); only the frame until the call is completed."""
+        return self.context_digest + self.frame
 
     @property
     def continuable(self) -> bool:

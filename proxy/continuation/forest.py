@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import is_
+from operator import attrgetter, is_
 
 import msgspec
 
@@ -63,16 +63,44 @@ class Match:
 
     `context`: the call whose request and reply are the longest prefix of the conversation. `covered`: the number of
     messages in that prefix. `proven`: the number of leading messages that some recorded request contains
-    (`proven >= covered`); `node`: a call that contains them. `ambiguous`: the number of other calls with the same
-    context but other tokens. `other_frame`: a call that contains the conversation's beginning in another frame.
+    (`proven >= covered`); `node`: a call that contains them. `ambiguous`: other calls have the same context but other
+    tokens. `other_frame`: a call that contains the conversation's beginning in another frame.
     """
 
     context: CallNode | None = None
     covered: int = 0
     node: CallNode | None = None
     proven: int = 0
-    ambiguous: int = 0
+    ambiguous: bool = False
     other_frame: CallNode | None = None
+
+
+class Alike:
+    """The completed calls of a forest with one context, the latest last. A session may repeat a request many times.
+
+    `variants` has one call of each different token sequence, so that a look-up compares no tokens.
+    """
+
+    __slots__ = ("calls", "variants")
+
+    def __init__(self) -> None:
+        self.calls: list[CallNode] = []
+        self.variants: list[CallNode] = []
+
+    def add(self, node: CallNode) -> None:
+        self.calls.append(node)
+        node.variant = next((known for known in self.variants if same_context(known, node)), node)
+        if node.variant is node:
+            self.variants.append(node)
+
+    def latest(self, thoughts: Sequence[Thought]) -> tuple[CallNode | None, bool]:
+        """The latest call with these thoughts, and whether another call with them has other tokens."""
+        if not thoughts:
+            return self.calls[-1], len(self.variants) > 1
+        calls = [node for node in self.calls if node.has_thoughts(thoughts)]
+        if not calls:
+            return None, False
+        return calls[-1], any(node.variant is not calls[-1].variant for node in calls)
 
 
 class Forest:
@@ -84,7 +112,7 @@ class Forest:
     def __init__(self, digests: DigestCache) -> None:
         self._digests = digests
         self.nodes: OrderedDict[str, CallNode] = OrderedDict()
-        self._contexts: dict[bytes, list[CallNode]] = {}
+        self._contexts: dict[bytes, Alike] = {}
         self._prefixes: dict[bytes, CallNode] = {}
         self.size = 0
         self._outlined: deque[int] = deque()  # keys in `digests.outlines`, the latest first
@@ -146,21 +174,19 @@ class Forest:
                 if holder is not None and holder.has_thoughts(thoughts):
                     node, proven = holder, count
             other_frame = other_frame or self._prefixes.get(link)
-        return Match(None, 0, node, proven, 0, other_frame)
+        return Match(None, 0, node, proven, False, other_frame)
 
-    def _context(self, key: bytes, thoughts: Sequence[Thought], named: Sequence[str]) -> tuple[CallNode | None, int]:
+    def _context(self, key: bytes, thoughts: Sequence[Thought], named: Sequence[str]) -> tuple[CallNode | None, bool]:
         """The call with this context: by handle, or else the latest.
 
-        Also the number of others with different tokens.
+        Also whether others have different tokens, which a handle decides.
         """
-        candidates = [node for node in self._contexts.get(key, ()) if node.has_thoughts(thoughts)]
-        if not candidates:
-            return None, 0
-        by_handle = [node for node in candidates if node.call_id in named]
-        if by_handle:
-            return by_handle[-1], 0
-        last = candidates[-1]
-        return last, sum(1 for node in candidates[:-1] if not same_context(node, last))
+        alike = self._contexts.get(key)
+        if alike is None:
+            return None, False
+        by_handle = [node for call_id in named if (node := self.nodes.get(call_id)) and node.context_key == key]
+        latest = max((node for node in by_handle if node.has_thoughts(thoughts)), key=_call_id, default=None)
+        return (latest, False) if latest is not None else alike.latest(thoughts)
 
     def add(self, node: CallNode) -> None:
         """Adds a call in flight to the forest."""
@@ -198,7 +224,7 @@ class Forest:
         self._weigh(node)
         if node.continuable and reply is not None:
             node.context_digest = extend_chain(node.request_digest(), self._digests.digest(reply))
-            self._contexts.setdefault(node.context_digest + node.frame, []).append(node)
+            self._contexts.setdefault(node.context_key, Alike()).add(node)
 
     @property
     def completed(self) -> set[str]:
@@ -229,6 +255,9 @@ class Forest:
             reply = msgspec.json.decode(done.message, type=Message) if done.message else None
             self.complete(node, done.output_ids, reply, done.outcome)
         return True
+
+
+_call_id = attrgetter("call_id")
 
 
 def _prefix_keys(node: CallNode) -> Iterator[bytes]:

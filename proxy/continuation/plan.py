@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -290,7 +290,7 @@ def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -
     own = [message.text for message in request.messages if message.role == "assistant"]
     same_beginning = match.other_frame is not None and match.other_frame.frame != frame
     quoted = []
-    for node in list(forest.nodes.values())[-QUOTABLE_CALLS:]:
+    for node in islice(reversed(forest.nodes.values()), QUOTABLE_CALLS):
         text = node.reply.text if node.reply is not None else ""
         if len(text) < SUMMARY_MIN_CHARACTERS:
             continue
@@ -299,7 +299,7 @@ def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -
         texts = others if same_beginning or node.frame == frame else [*others, *own]
         if any(len(passage) >= SUMMARY_MIN_CHARACTERS and passage in each for passage in passages for each in texts):
             quoted.append(node.call_id)
-    return tuple(quoted)
+    return tuple(reversed(quoted))
 
 
 def _common_prefix(prompt: Int32, parent: CallNode | None) -> int:
