@@ -133,7 +133,7 @@ class Rolltap:
         for runtime in self.policies.all:
             with acting_for(runtime.settings.tenant):
                 state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.source.vocabulary)
-            runtime.version = state.version
+            runtime.learn_state(state)
             await self._probe(runtime)
             self._start(self._watch(runtime))
 

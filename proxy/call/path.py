@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from rolltap.crash import crash_point
-from rolltap.errors import EngineError, RequestError, RolltapError, StoreError
+from rolltap.errors import EngineError, ModelNotLoaded, RequestError, RolltapError, StoreError
 from rolltap.ids import new_id
 from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.arrival import Arrival
@@ -139,6 +139,9 @@ class CallPath:
         except RolltapError as failure:
             flight.policy.failed(failure)
             error, problem = failure, f"{failure.code}: {failure.message}"
+            if isinstance(failure, ModelNotLoaded):
+                await self._versions.now(flight.policy)  # another process may know that a trainer owns it by now
+                error = flight.policy.missing(failure)
             outcome = Outcome.ABORTED if isinstance(failure, StoreError) else Outcome.ENGINE_ERROR
         except Exception as failure:
             log.exception("call %s: failed inside rolltap", flight.calls[0].id)

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest, NotFound, RolltapError
+from rolltap.contract.trainer import PolicyState
+from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest, ModelNotLoaded, NotFound, RolltapError
 from rolltap.proxy.call.sources.base import Source
 from rolltap.proxy.engines.base import EngineFacts, ServedEngine
 from rolltap.proxy.engines.pool import FAILURES
@@ -34,6 +35,7 @@ class Policy:
     states_weights: bool = False  # the engine can be asked which version it serves
     stated_version: int | None = None  # the last version that the engine returned
     up: bool = False  # the engine answered the last probe
+    owned: bool = False  # a trainer owns it, so a model that the engine lacks may be pushed
     lacks_model: bool = False  # the last probe did not list the policy's model, and no call was served since
     failures: int = 0  # consecutive calls that the engine did not answer
     doubted: asyncio.Event = field(default_factory=asyncio.Event)  # set: the engine needs a probe
@@ -46,6 +48,10 @@ class Policy:
         self.source.learn(facts)
         self.up, self.failures = True, 0
         self.doubted.clear()
+
+    def learn_state(self, state: PolicyState) -> None:
+        """Stores what the ledger has about the policy."""
+        self.version, self.owned = state.version, state.owner is not None
 
     def served(self) -> None:
         """Notes that the engine completed a call."""
@@ -61,6 +67,11 @@ class Policy:
             self.failures += 1
             if self.failures >= FAILURES:
                 self.doubted.set()
+
+    def missing(self, error: ModelNotLoaded) -> RolltapError:
+        """The error for a call whose model the engine lacks. Without a trainer the model is not coming: no 503, which
+        harnesses try again for a minute."""
+        return error if self.owned else NotFound(error.message, param="model")
 
     def lose(self) -> None:
         """Marks the engine as down: a probe got no answer."""

@@ -98,7 +98,8 @@ class LedgerVersions(Versions):
     async def _learn(self, readings: _Readings) -> None:
         readings.begun += 1
         reading = readings.begun
-        states = {state.name: state.version for state in await self._read()}
+        states = {state.name: state for state in await self._read()}
         for policy in self._policies:
-            policy.version = states.get(policy.name, policy.version)
+            if (state := states.get(policy.name)) is not None:
+                policy.learn_state(state)
         readings.done = reading

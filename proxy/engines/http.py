@@ -242,8 +242,8 @@ def failure(name: str, path: str, status: int, message: str, retry_after: str | 
         return EngineUnavailable(said_so, http_status=status, retry_after=after)
     if status == 404 and _NO_MODEL.search(message):
         return ModelNotLoaded(
-            f"engine {name}: {message} Where a trainer pushes adapters (lora.push), calls are served from its first "
-            "push on; else set the policy's `model` to a name that the engine serves",
+            f"engine {name}: {message} Set the policy's `model` to a name that the engine serves; where a trainer "
+            "pushes adapters (lora.push), calls are served from its first push on",
             http_status=status,
             retry_after=MODEL_RETRY_S,
         )

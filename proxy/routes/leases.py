@@ -65,7 +65,10 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/trainers/{name}/rewind")
     async def rewind(name: str, body: Rewind) -> Rewound:
-        return await trainers.rewind(name, body)
+        rewound = await trainers.rewind(name, body)
+        for policy in set(body.versions).intersection(services.policies.names):
+            services.policies[policy].owned = True
+        return rewound
 
     @routes.get("/dead-letters")
     async def dead_letters(policy: str | None = None, limit: Limit = 100) -> DeadLetterList:
