@@ -47,6 +47,9 @@ class Unlogged(MemoryCallLog):
     async def close(self) -> None:
         await self.database.close()
 
+    async def settled(self) -> None:
+        """All facts can be read as soon as they are appended."""
+
 
 def serve(config: Path, workers: int = 1) -> None:
     from rolltap.cli.serve import serve_all
