@@ -1,8 +1,8 @@
-"""Environments of other packages: a driver plays them in a process of their own Python, and says what they scored.
+"""Plays environments of other packages. A driver runs in a process of the package's Python and reports the score.
 
 A driver (`drivers/rolltap_*.py.txt`) has up to three steps: `tasks` lists an environment's tasks, `play` plays one with
-the session's model, `score` scores the answer of an agent that knows nothing of the environment. It gets its job by
-stdin and prints a result signed with a key that only the runner, its evaluator and the driver know.
+the session's model, `score` scores the answer of an agent that does not know the environment. The driver reads its job
+from stdin and prints a signed result. Only the runner, its evaluator and the driver know the key of the signature.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rolltap.harnesses.refusals import refuse_resume
 log = logging.getLogger("rolltap.environments")
 
 NAME = "environment"
-"""The harness that plays an environment, and the evaluator that reads what it scored."""
+"""Name of the harness that plays an environment, and of the evaluator that reads its score."""
 
 FOLDER = ".rolltap"
 MISSING = 54
-"""The driver's exit code where its package is not installed."""
+"""The driver's exit code if its package is not installed."""
 
 LISTING_S = 600.0
 FOLDERS = """\
@@ -40,6 +40,8 @@ import json, os, sys
 runs = [os.path.dirname(path) for path in (sys.executable, os.path.realpath(sys.executable))]
 print(json.dumps([*sys.path[1:], *runs, sys.prefix, sys.base_prefix]))
 """
+"""Prints, as JSON, the folders that an interpreter runs and imports from."""
+
 _SECRET = secrets.token_bytes(32)
 
 
@@ -47,8 +49,8 @@ _SECRET = secrets.token_bytes(32)
 class EnvironmentPackage:
     """A package whose environments can be played.
 
-    `module` is imported, `requirement` and `tested` are its name on the package index and the release that was tried,
-    `driver` the file that plays it. With `scores` its scorer can judge the answer of any harness.
+    `module` is its Python module, `requirement` its name on the package index, `tested` the release that was tested,
+    and `driver` the file that plays it. If `scores` is true, its scorer can judge the answer of any harness.
     """
 
     module: str
@@ -72,25 +74,27 @@ PACKAGES: Mapping[str, EnvironmentPackage] = {
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentStep:
-    """One step of a driver. `values` are what it needs to know, JSON."""
+    """One step of a driver. `values` is the step's part of the job, JSON."""
 
     package: str
     python: str
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def command(self, name: str, home: Path, proof_key: str) -> Command:
+        """The command that runs the step `name`. The driver's files go below `home`, the job with the key to stdin."""
         package = package_of(self.package)
         job = {"step": name, "driver": package.driver, "module": package.module, "proof_key": proof_key, **self.values}
-        names = {"environment": f"{FOLDER}/environment.py", package.driver: f"{FOLDER}/{package.driver}.py"}
+        paths = {"environment": f"{FOLDER}/environment.py", package.driver: f"{FOLDER}/{package.driver}.py"}
         drivers = files("rolltap.harnesses.drivers")
         return Command(
             (self.python, str(home / FOLDER / "environment.py")),
-            files={path: drivers.joinpath(f"{name}.py.txt").read_text("utf-8") for name, path in names.items()},
+            files={path: drivers.joinpath(f"{name}.py.txt").read_text("utf-8") for name, path in paths.items()},
             stdin=json.dumps(job),
         )
 
 
 def package_of(name: str) -> EnvironmentPackage:
+    """Raises `TaskInvalid` if the package is unknown."""
     if name not in PACKAGES:
         raise TaskInvalid(f"no package {name!r} of environments; known: {', '.join(PACKAGES)}", param="package")
     return PACKAGES[name]
@@ -98,9 +102,9 @@ def package_of(name: str) -> EnvironmentPackage:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentLoop:
-    """Plays one task of an environment with the session's model, by the package's own loop.
+    """Plays one task of an environment with the session's model, in the package's own loop.
 
-    Nothing of it is an agent: the model only says what the environment asks it for.
+    There is no agent program: the model only answers the environment's requests.
     """
 
     step: EnvironmentStep
@@ -111,7 +115,7 @@ class EnvironmentLoop:
 
     @property
     def needs(self) -> tuple[Path, ...]:
-        """The folders that a sandbox must show: those that its Python imports from, and the environment's own."""
+        """The folders that a sandbox must show: those of its Python, and the environment's own."""
         return (*python_folders(self.step.python), *own_folder(self.step.values["where"]))
 
     def launch(self, job: Job) -> Command:
@@ -125,18 +129,18 @@ class EnvironmentLoop:
 
 
 def proof_key(session_id: str) -> str:
-    """What results of the session are signed with, in hexadecimal. Known to this process and the driver only."""
+    """The key that signs the session's results, in hexadecimal. Only this process and the driver know it."""
     return hmac.new(_SECRET, session_id.encode(), "sha256").hexdigest()
 
 
 def signed_result(output: str, key: str) -> Mapping[str, Any] | None:
-    """The driver's result among what was printed; None where there is none, or none that `key` signed."""
+    """The last result in the driver's output that is signed with `key`; None if there is none."""
     for line in reversed(output.splitlines()):
         if not line.startswith('{"proof": '):
             continue
         try:
-            told = json.loads(line)
-            proof, result = str(told["proof"]), str(told["result"])
+            message = json.loads(line)
+            proof, result = str(message["proof"]), str(message["result"])
         except (ValueError, KeyError, TypeError):
             continue
         expected = hmac.new(bytes.fromhex(key), result.encode(), "sha256").hexdigest()
@@ -146,9 +150,10 @@ def signed_result(output: str, key: str) -> Mapping[str, Any] | None:
 
 
 def list_tasks(package: str, python: str, values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The environment's tasks: `sample` (how the driver finds it again), `id` and `instruction` of each.
+    """The environment's tasks: `sample` (by which the driver finds the task again), `id` and `instruction` of each.
 
-    Runs the environment's code with the user's rights, as evaluators are run. `TaskInvalid` says what to install.
+    Runs the environment's code with the user's rights, as evaluators do. Raises `TaskInvalid` if that fails; if the
+    package is missing, the message says what to install.
     """
     key = secrets.token_hex(32)
     with tempfile.TemporaryDirectory(prefix="rolltap-environment-") as home:
@@ -158,27 +163,31 @@ def list_tasks(package: str, python: str, values: Mapping[str, Any]) -> Sequence
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command.argv, input=command.stdin, capture_output=True, text=True, timeout=LISTING_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise TaskInvalid(f"can't list the tasks with {python}: {error}", param="python") from error
-    if done.returncode == MISSING:
-        known = package_of(package)
+    if process.returncode == MISSING:
+        missing = package_of(package)
         raise TaskInvalid(
-            f"{python} has no {known.module}: {python} {known.install}, or name the Python that has it with --python",
+            f"{python} has no {missing.module}: {python} {missing.install}, "
+            "or name the Python that has it with --python",
             param="python",
         )
-    result = signed_result(done.stdout, key)
+    result = signed_result(process.stdout, key)
     if result is None:
-        raise TaskInvalid(f"{package} can't list the tasks of {values['where']}: {last_line(done.stderr)}")
+        raise TaskInvalid(f"{package} can't list the tasks of {values['where']}: {last_line(process.stderr)}")
     if result["version"] != package_of(package).tested:
         log.warning("%s %s was not tested here; tested: %s", package, result["version"], package_of(package).tested)
     return result["tasks"]
 
 
 def own_folder(where: str) -> tuple[Path, ...]:
-    """The folder of an environment that is a file: it is shown in the sandbox, so it holds nothing else."""
+    """The folder of an environment that is a file; empty for one that is a name.
+
+    The sandbox shows the whole folder. Raises `TaskInvalid` if it is `/`, HOME or the folder of `rolltap-data`.
+    """
     file = Path(where.partition("@")[0])
     if file.suffix != ".py":
         return ()
@@ -189,11 +198,12 @@ def own_folder(where: str) -> tuple[Path, ...]:
 
 @cache
 def python_folders(python: str) -> tuple[Path, ...]:
-    """The folders outside the system's own that an interpreter runs and imports from."""
+    """The folders outside `/usr` that an interpreter runs and imports from. Raises `RuntimeFailed` if it can't run."""
     try:
         listing = subprocess.run([python, "-c", FOLDERS], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise RuntimeFailed(f"can't run the environment's Python {python}: {error}") from error
     folders = {Path(path) for path in json.loads(listing) if Path(path).is_dir()}
-    own = {folder for folder in folders if not folder.is_relative_to("/usr")}
-    return tuple(sorted(folder for folder in own if not any(folder.is_relative_to(o) for o in own - {folder})))
+    outside = {folder for folder in folders if not folder.is_relative_to("/usr")}
+    nested = {folder for folder in outside if any(folder.is_relative_to(other) for other in outside - {folder})}
+    return tuple(sorted(outside - nested))

@@ -1,7 +1,7 @@
-"""Where tasks come from: `KIND:WHERE` names a source, anything else is a file or folder of tasks (`tasks.py`).
+"""Task sources. `KIND:WHERE` names a source; any other target is a file or folder of tasks (`tasks.py`).
 
-A source is a function of WHERE and of what the command line said. An installed package brings its own by an entry point
-in `rolltap.task_sources`.
+A source is a function of WHERE and the command line's options. An installed package adds its own by an entry point in
+`rolltap.task_sources`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from rolltap.types import Task
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a source may need to know beside WHERE.
+    """The command line's options for a source.
 
     `python` is the interpreter that has an environment's package, `arguments` are the environment's own settings, and
-    `take` is how many of its tasks are taken (0: all). `repositories` and `reward_key` are those of `read_tasks`.
+    `take` is the number of its tasks to take (0: all, or 8 seeds of a game). `repositories` and `reward_key` have the
+    same meaning as in `read_tasks`.
     """
 
     repositories: Path | None = None
@@ -44,7 +45,7 @@ TaskSource = Callable[[str, SourceOptions], list[Task]]
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentTasks:
-    """The tasks of an environment of `package`, each with the evaluator that asks the environment's own scorer."""
+    """Reads the tasks of an environment of `package`. The environment's own scorer evaluates each task."""
 
     package: str
 
@@ -72,10 +73,10 @@ class EnvironmentTasks:
 
 
 def swe_instances(where: str, options: SourceOptions) -> list[Task]:
-    """Instances of the SWE-bench family in a file of JSON lines."""
+    """Reads instances of the SWE-bench family from a file of JSON lines. Raises `TaskInvalid` for other tasks."""
     tasks = read_tasks(Path(where), options.repositories)
-    if other := [task.id for task in tasks if "repository" not in task.spec]:
-        raise TaskInvalid(f"{where}: {other[0]} is no instance of the SWE-bench family")
+    if other_ids := [task.id for task in tasks if "repository" not in task.spec]:
+        raise TaskInvalid(f"{where}: {other_ids[0]} is no instance of the SWE-bench family")
     return tasks[: options.take or None]
 
 
@@ -87,7 +88,10 @@ ENTRY_POINTS = "rolltap.task_sources"
 
 
 def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
-    """`NAME=VALUE`s as a table: values are JSON where they can be, and dots in a name lead into tables within."""
+    """Parses `NAME=VALUE` pairs into a table. `a.b=1` sets `b` in the inner table `a`.
+
+    A value is JSON, or text if it is not valid JSON. Raises `TaskInvalid` if a pair has another form.
+    """
     table: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -105,13 +109,13 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def is_source(target: str) -> bool:
-    """Whether `target` is `KIND:WHERE` with a kind that is known."""
+    """True if `target` is `KIND:WHERE` with a known kind, and no existing path."""
     kind, colon, _ = target.partition(":")
     return bool(colon) and not Path(target).exists() and kind in known_names(TASK_SOURCES, ENTRY_POINTS)
 
 
 def tasks_of(target: str, options: SourceOptions) -> list[Task]:
-    """The tasks of a source, or of a file or folder. `TaskInvalid` says what is wrong."""
+    """Reads the tasks of a source, a file or a folder. Raises `TaskInvalid`; the message says what is wrong."""
     if not is_source(target):
         return read_tasks(Path(target), options.repositories, reward_key=options.reward_key)
     kind, _, where = target.partition(":")

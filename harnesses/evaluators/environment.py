@@ -1,7 +1,7 @@
-"""The `environment` evaluator: the reward that an environment of another package gives, by its own scorer.
+"""The `environment` evaluator: the scorer of an environment of another package gives the reward.
 
-Where the environment was played by its own loop, its result is among what that printed, signed. Where a harness did the
-task, the scorer runs after the agent is gone, in a process and a folder that the agent never saw.
+If the environment's own loop played the task, the loop's output holds the signed result. If a harness did the task, the
+scorer runs after the agent has ended, in a process and a folder that the agent never saw.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rolltap.harnesses.sources import Empty, located
 
 
 class EnvironmentCheck(EvaluatorTable, tag="environment", frozen=True):
-    """Task `sample` of the environment `where` (a name, or `FILE.py`, with `@NAME` for one of several in it).
+    """Names task `sample` of the environment `where`: a name or `FILE.py`, with `@NAME` if that has several.
 
     `options` are the package's own settings of the environment; `python` is the interpreter that has the package.
-    `reward_key` names the score that counts, where there are several.
+    `reward_key` names the score that counts, if there are several.
     """
 
     example = '{"kind": "environment", "package": "verifiers", "where": "gsm8k", "sample": 0}'
@@ -63,10 +63,11 @@ class EnvironmentCheck(EvaluatorTable, tag="environment", frozen=True):
         )
 
     def loop(self) -> EnvironmentLoop:
+        """The harness that plays the task in the environment's own loop."""
         return EnvironmentLoop(self.step)
 
     def check_answers(self) -> None:
-        """`TaskInvalid` where the environment is played by its own loop only."""
+        """Raises `TaskInvalid` if the package has no scorer for a harness's answer, only a loop of its own."""
         if not package_of(self.package).scores:
             raise TaskInvalid(f"{self.package} plays its own episodes: leave the harness out", param="harness")
 
@@ -76,9 +77,9 @@ class EnvironmentCheck(EvaluatorTable, tag="environment", frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentScorer:
-    """Reads what the environment's loop scored, or has its scorer judge what the model said at the end.
+    """Reads the score of the environment's loop, or lets the environment's scorer judge the model's last answer.
 
-    The answer is the record's, not the agent's word for it.
+    The answer comes from the record, not from the agent.
     """
 
     settings: EnvironmentCheck
@@ -88,22 +89,25 @@ class EnvironmentScorer:
     reward_files: tuple[str, ...] = ()
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        played = evidence.harness == NAME
-        output, key = (evidence.exit.output, proof_key(evidence.session_id)) if played else await self._score(evidence)
+        if evidence.harness == NAME:
+            output, key = evidence.exit.output, proof_key(evidence.session_id)
+        else:
+            output, key = await self._score(evidence)
         package = self.settings.package
         result = signed_result(output, key)
         if result is None:
             raise EvaluatorFailed(f"the {package} environment gave no result: {last_line(output)}")
         if result.get("error"):
             raise EvaluatorFailed(f"the {package} environment failed: {last_line(str(result['error']))}")
-        parts, wanted = result.get("parts", {}), self.settings.reward_key
-        value = chosen_reward(parts, wanted) if wanted or "reward" not in result else result["reward"]
-        rewards = {"rollout": value, **{f"role:{name}": other for name, other in result.get("roles", {}).items()}}
+        parts, reward_key = result.get("parts", {}), self.settings.reward_key
+        value = chosen_reward(parts, reward_key) if reward_key or "reward" not in result else result["reward"]
+        role_rewards = {f"role:{name}": reward for name, reward in result.get("roles", {}).items()}
+        rewards = {"rollout": value, **role_rewards}
         scores = tuple(Score(parse_reward(str(value)), scope) for scope, value in rewards.items())
         return Verdict(scores, {"parts": parts, "metrics": result.get("metrics", {})})
 
     async def _score(self, evidence: Evidence) -> tuple[str, str]:
-        """What the scorer printed, and the key of its result."""
+        """Runs the scorer on the recorded answer. Returns its output and the key that signs its result."""
         answer = await self.client.answer(evidence.session_id)
         evidence.seen.add("the answer", answer)
         step, key = self.settings.step, secrets.token_hex(32)

@@ -1,6 +1,6 @@
-"""Harbor over rolltap: its tasks without Docker, its agents with a session of ours, groups of its trials for trainers.
+"""Runs Harbor with rolltap: its tasks without Docker, its agents in recorded sessions, its trials as groups.
 
-Importing a module of this folder, `dockerfile` excepted, imports Harbor: call `check_installed` first.
+Every module here except `dockerfile` and `names` imports Harbor: call `check_installed` before you import one.
 """
 
 from __future__ import annotations
@@ -13,19 +13,26 @@ from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 
 PYTHON = (3, 12)
+"""The lowest Python version that Harbor supports."""
+
 TESTED = ("0.24.0",)
+"""The versions of Harbor that this folder was tested with."""
 
 
 class UntestedHarbor(UserWarning):
-    """The installed version of Harbor is not one that this folder was tested with."""
+    """The installed version of Harbor is not in `TESTED`."""
 
 
 def check_installed() -> None:
-    """`ConfigError` says which Python or package is missing; `UntestedHarbor` is warned of for another version."""
+    """Checks the Python version and the installed Harbor.
+
+    Raises `ConfigError` if Python is too old or Harbor is missing; the message says what to install. Warns with
+    `UntestedHarbor` if the version of Harbor is not in `TESTED`.
+    """
     if sys.version_info[:2] < PYTHON:
-        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        current = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise ConfigError(
-            f"Harbor needs Python 3.12 or later, this is {here} ({sys.executable}): make an environment of its own, "
+            f"Harbor needs Python 3.12 or later, this is {current} ({sys.executable}): make an environment of its own, "
             f"python3.12 -m venv harbor-env, and install there: {install_line('harbor')}"
         )
     try:

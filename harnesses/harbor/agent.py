@@ -1,11 +1,12 @@
-"""Any of Harbor's installed agents under a session of rolltap's: one key a trial, ids and log-probs in its result.
+"""A Harbor agent that runs another Harbor agent in a rolltap session and adds token ids and log-probs to its result.
 
-`harbor run -a rolltap.harnesses.harbor.agent:CapturedAgent --ak agent=codex`, with ROLLTAP_ADMIN_URL and
+Usage: `harbor run -a rolltap.harnesses.harbor.agent:CapturedAgent --ak agent=codex`, with ROLLTAP_ADMIN_URL and
 ROLLTAP_ADMIN_KEY in the environment of Harbor itself.
 
-The key is made when the agent is set up and dies when the agent has ended, so graders never run beside it. It is in the
-environment of the agent's own commands only. `rollout_details` and the token fields of `trajectory.json` (ATIF) are
-filled from the record before Harbor writes the trial's result; a record that can't be read fails the trial.
+Each trial has its own session key. The key is created at the agent's setup and becomes invalid when the agent has
+ended, so it is never valid while a verifier runs. Only the agent's own commands have it in their environment. Before
+Harbor writes the trial's result, `rollout_details` and the token fields of `trajectory.json` (ATIF) are filled from the
+record. If the record can't be read, the trial fails.
 """
 
 # pyright: reportMissingImports=false
@@ -42,12 +43,18 @@ from rolltap.reconstructor.exporters.base import trained_spans
 from rolltap.types import Segment, Trajectory
 
 LARGEST_ATIF = 64 << 20
+"""Size limit in bytes: a larger `trajectory.json` stays without tokens."""
+
 NOTE = "rolltap"
-"""The key of `AgentContext.metadata` that names the session."""
+"""The key of our entry in `AgentContext.metadata`: the session's id, and whether its turn cap refused calls."""
 
 
 class CapturedAgent(BaseAgent):
-    """`agent` is one of Harbor's names; `dialect` is for those that speak several protocols; `options` are its own."""
+    """Runs Harbor's agent `agent` in a session.
+
+    `dialect` selects the protocol if the agent speaks several. `policy` is the session's policy if this agent opens the
+    session itself. `options` are the inner agent's own arguments.
+    """
 
     def __init__(
         self,
@@ -63,7 +70,7 @@ class CapturedAgent(BaseAgent):
         super().__init__(logs_dir, model_name, **common)
         self._name, self._dialect, self._policy = agent, dialect, policy
         self._options = options or {}
-        self._given = {name: common[name] for name in ("logger", "mcp_servers", "skills_dir") if name in common}
+        self._inherited = {name: common[name] for name in ("logger", "mcp_servers", "skills_dir") if name in common}
         self._client: AdminClient | None = None
         self._open: Callable[[], Awaitable[OpenedSession]] = self._open_own
         self._inner: BaseAgent | None = None
@@ -75,7 +82,7 @@ class CapturedAgent(BaseAgent):
         self._turns: tuple[CallTurn, ...] = ()
 
     def serve(self, client: AdminClient, open_session: Callable[[], Awaitable[OpenedSession]]) -> None:
-        """Makes the trial an attempt of a rollout: `open_session` begins it. `client` stays the caller's."""
+        """Makes the trial an attempt of a rollout: `open_session` starts the attempt. The caller closes `client`."""
         self._client, self._open = client, open_session
 
     @staticmethod
@@ -92,15 +99,15 @@ class CapturedAgent(BaseAgent):
 
     @property
     def extra_env(self) -> dict[str, str]:
-        """What the trial adds to the agent's commands, and takes out of its logs when it is over."""
+        """The variables that the trial adds to the agent's commands, and removes from its logs at the end."""
         return {**self._extra_env, **(self._inner.extra_env if self._inner else {})}
 
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Begins the session. An agent that is on PATH already is not installed."""
+        """Opens the session, and installs the inner agent if its command is not on PATH. A failure closes it."""
         self.session = await self._open()
         try:
-            self._inner = inner = self._made(environment, self.session)
-            if await self._is_there(environment):
+            self._inner = inner = self._create_inner(environment, self.session)
+            if await self._command_exists(environment):
                 self._version = await _version_of(inner, environment)
             else:
                 await inner.setup(environment)
@@ -108,18 +115,19 @@ class CapturedAgent(BaseAgent):
             await asyncio.shield(self._close())
             raise
 
-    def _made(self, environment: BaseEnvironment, session: OpenedSession) -> BaseAgent:
+    def _create_inner(self, environment: BaseEnvironment, session: OpenedSession) -> BaseAgent:
         endpoint = session.endpoint
         if isinstance(environment, BubblewrapEnvironment):
             endpoint = environment.inside(endpoint)
         connection = connection_to(endpoint, self._name, self._dialect)
         env = {**self._extra_env, **connection.env}
         config = AgentConfig(name=self._name, model_name=connection.model, env=env, kwargs=self._options)
-        agent = AgentFactory.create_agent_from_config(config, self.logs_dir, **self._given)
+        agent = AgentFactory.create_agent_from_config(config, self.logs_dir, **self._inherited)
         agent.session_id, agent.context_id = self.session_id, self.context_id
         return agent
 
-    async def _is_there(self, environment: BaseEnvironment) -> bool:
+    async def _command_exists(self, environment: BaseEnvironment) -> bool:
+        """True if the agent's command is on PATH. False if we have no recipe that says which command it is."""
         recipe = recipe_of(self._name)
         if recipe is None or recipe.package is None:
             return False
@@ -127,17 +135,21 @@ class CapturedAgent(BaseAgent):
         return result.return_code == 0
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        """Runs the inner agent, then closes the session and reads its record, even if the agent failed.
+
+        Raises `RuntimeFailed` before `setup` and on a second run.
+        """
         if self._inner is None or self.session is None or self._trajectory is not None:
             raise RuntimeFailed("a trial has one session, for one run of its agent: tasks with steps have several")
-        sandbox = isinstance(environment, BubblewrapEnvironment)
+        is_sandbox = isinstance(environment, BubblewrapEnvironment)
         try:
-            with environment.reaching(self.session.endpoint) if sandbox else nullcontext():
+            with environment.reaching(self.session.endpoint) if is_sandbox else nullcontext():
                 await self._inner.run(instruction, environment, self._context)
         finally:
             await asyncio.shield(self._read_record(self.session.session_id))
 
     async def _read_record(self, session_id: str) -> None:
-        """Ends the session and reads it, however the run ended."""
+        """Closes the session and reads its trajectory and turns."""
         async with self._connected() as client:
             self.capped = await client.close_session(session_id)
             path = f"/read/sessions/{session_id}"
@@ -147,6 +159,7 @@ class CapturedAgent(BaseAgent):
             self._turns = msgspec.convert(await client.get(f"{path}/transcript"), tuple[CallTurn, ...])
 
     def populate_context_post_run(self, context: AgentContext) -> None:
+        """Copies the inner agent's context to `context` and adds the session's id and tokens, also to the ATIF file."""
         if self._inner is None or self.session is None or self._trajectory is None:
             return
         if self._context.is_empty():
@@ -159,11 +172,11 @@ class CapturedAgent(BaseAgent):
         path = self.logs_dir / "trajectory.json"
         if path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_ATIF:
             try:
-                filled = with_tokens(path.read_text(encoding="utf-8"), self._turns, self._trajectory.segments)
-            except ValueError as error:  # the boundary to a file that the agent may have written
+                atif = with_tokens(path.read_text(encoding="utf-8"), self._turns, self._trajectory.segments)
+            except ValueError as error:  # the agent may have written the file
                 self.logger.warning("trajectory.json is no trajectory of ATIF: %s", error)
                 return
-            path.write_text(filled, encoding="utf-8")
+            path.write_text(atif, encoding="utf-8")
 
     async def _open_own(self) -> OpenedSession:
         async with self._connected() as client:
@@ -175,6 +188,7 @@ class CapturedAgent(BaseAgent):
                 await client.close_session(self.session.session_id)
 
     def _connected(self) -> Any:
+        """The caller's client, or a new one that is closed at the end of the `async with` block."""
         if self._client is not None:
             return nullcontext(self._client)
         url, key = os.environ.get("ROLLTAP_ADMIN_URL"), os.environ.get("ROLLTAP_ADMIN_KEY")
@@ -186,6 +200,7 @@ class CapturedAgent(BaseAgent):
 
 
 async def _version_of(agent: BaseAgent, environment: BaseEnvironment) -> str:
+    """The version that the agent's command prints; "" if there is none."""
     if not isinstance(agent, BaseInstalledAgent) or not (command := agent.get_version_command()):
         return ""
     result = await environment.exec(command)
@@ -193,17 +208,18 @@ async def _version_of(agent: BaseAgent, environment: BaseEnvironment) -> str:
 
 
 def rollout_details(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    """Harbor's `RolloutDetail` of every segment that is trained, the main agent's first; an entry a turn."""
+    """Harbor's `RolloutDetail` of each segment with trained tokens, the main agent's first. One list entry per turn."""
     details: list[dict[str, Any]] = []
     for segment in sorted(segments, key=lambda segment: segment.agent != ""):
         spans = trained_spans(segment)
         if spans:
-            tokens = [_tokens(segment, span.start, span.end) for span in spans]
-            details.append({name: [turn[name] for turn in tokens] for name in tokens[0]})
+            turns = [_tokens(segment, span.start, span.end) for span in spans]
+            details.append({name: [turn[name] for turn in turns] for name in turns[0]})
     return details
 
 
 def _tokens(segment: Segment, start: int, end: int) -> dict[str, list[Any]]:
+    """The tokens of the turn that was sampled from `start` to `end`, by Harbor's names."""
     return {
         "prompt_token_ids": segment.token_ids[:start].tolist(),
         "completion_token_ids": segment.token_ids[start:end].tolist(),
@@ -212,17 +228,18 @@ def _tokens(segment: Segment, start: int, end: int) -> dict[str, list[Any]]:
 
 
 def with_tokens(text: str, turns: Sequence[CallTurn], segments: Sequence[Segment]) -> str:
-    """An ATIF trajectory whose agent steps have the ids and log-probs of the calls that they came from.
+    """Adds the token ids and log-probs of trained calls to the agent steps of an ATIF trajectory. Returns its JSON.
 
-    A step belongs to the call that made its tool calls, or said its words; a step of no trained call stays as it is.
+    A step belongs to the call with the same tool-call ids or, if neither has tool calls, the same text. Each call
+    belongs to one step at most. Other steps stay unchanged. Raises `ValueError` if `text` is no ATIF trajectory.
     """
     trajectory = Atif.model_validate_json(text)
     spans = {span.call_id: (segment, span) for segment in segments for span in trained_spans(segment)}
-    left = [turn for turn in turns if turn.call_id in spans]
+    unmatched = [turn for turn in turns if turn.call_id in spans]
     for step in trajectory.steps:
-        matches = [turn for turn in left if step.source == "agent" and _comes_from(step, turn)]
+        matches = [turn for turn in unmatched if step.source == "agent" and _comes_from(step, turn)]
         if matches:
-            left.remove(matches[0])
+            unmatched.remove(matches[0])
             segment, span = spans[matches[0].call_id]
             metrics = step.metrics or Metrics()
             step.metrics = metrics.model_copy(update=_tokens(segment, span.start, span.end))
@@ -230,10 +247,11 @@ def with_tokens(text: str, turns: Sequence[CallTurn], segments: Sequence[Segment
 
 
 def _comes_from(step: Step, turn: CallTurn) -> bool:
+    """True if the step has the reply's tool-call ids or, without tool calls, its text."""
     parts = turn.reply.parts if turn.reply is not None else ()
-    ids = {part.id for part in parts if part.kind == "tool_call"}
-    wanted = {call.tool_call_id for call in step.tool_calls or ()}
-    if ids or wanted:
-        return ids == wanted
+    reply_ids = {part.id for part in parts if part.kind == "tool_call"}
+    step_ids = {call.tool_call_id for call in step.tool_calls or ()}
+    if reply_ids or step_ids:
+        return reply_ids == step_ids
     text = "".join(part.text for part in parts if part.kind == "text")
     return isinstance(step.message, str) and step.message.strip() == text.strip()

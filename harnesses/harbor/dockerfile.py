@@ -1,8 +1,8 @@
-"""What a task's Dockerfile asks for, as far as a sandbox over this machine's own system can do it.
+"""Reads a task's Dockerfile as a recipe for a sandbox that uses this machine's system.
 
-`FROM` is this machine's system. `WORKDIR`, `ENV` and `COPY` (or `ADD`) of the folder's own files are done as written.
-`RUN` runs in the sandbox, so it can change the task's folders and nothing else; it fails where it needs more, and so
-does the task. Everything that would make another system is refused with its line.
+`FROM` has no effect: the base is this machine's system. `WORKDIR`, `ENV`, and `COPY` (or `ADD`) of files of the task's
+folder are followed. `RUN` runs in the sandbox, so it can change only the task's folders. If it needs more, it fails,
+and the trial fails with it. An instruction that would change the system is refused with its line.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rolltap.errors import TaskInvalid
 from rolltap.harnesses.sources import inside
 
 WITHOUT_EFFECT = {"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "STOPSIGNAL", "SHELL"}
-"""Of a container; every command here is started by Harbor."""
+"""Instructions about the image or the container's own process. They have no effect: Harbor starts every command."""
 
 WORKDIR = PurePosixPath("/app")
-"""Where commands run if the Dockerfile says nothing of it."""
+"""The working directory if the Dockerfile sets none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyStep:
-    """`source` of this machine, to `name` in `folder`; of a folder what is in it (`name` is `.`)."""
+    """Copies the file `source` to `name` in the sandbox's `folder`; of a folder, what it holds (`name` is `.`)."""
 
     source: Path
     folder: PurePosixPath
@@ -35,20 +35,25 @@ class CopyStep:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
+    """Runs a shell command in `workdir`."""
+
     command: str
     workdir: PurePosixPath
 
 
 @dataclass(slots=True)
 class EnvironmentRecipe:
+    """How to build a task's environment: the steps in order, and its commands' working directory and variables."""
+
     workdir: PurePosixPath = WORKDIR
     env: dict[str, str] = field(default_factory=dict)
     steps: list[CopyStep | RunStep] = field(default_factory=list)
 
 
 def read_recipe(folder: Path) -> EnvironmentRecipe:
-    """The recipe of `folder`; without a Dockerfile all its files are copied to `/app`. `TaskInvalid` says what can't be
-    done.
+    """Reads the recipe of `folder`. Without a Dockerfile, all its files are copied to `/app`.
+
+    Raises `TaskInvalid` for Docker Compose and, with the line, for an instruction that needs Docker.
     """
     dockerfile = folder / "Dockerfile"
     if (folder / "docker-compose.yaml").exists():
@@ -67,25 +72,30 @@ def read_recipe(folder: Path) -> EnvironmentRecipe:
 
 
 def instructions(text: str) -> list[tuple[int, str]]:
-    """The instructions with the number of their first line; continued lines are joined, comments left out."""
-    joined: list[tuple[int, str]] = []
-    open_line = False
+    """Splits a Dockerfile into instructions, each with the number of its first line.
+
+    Continued lines are joined; comments are left out.
+    """
+    entries: list[tuple[int, str]] = []
+    continues = False
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        words = stripped.removesuffix("\\").rstrip()
-        if open_line:
-            joined[-1] = (joined[-1][0], f"{joined[-1][1]} {words}")
+        content = stripped.removesuffix("\\").rstrip()
+        if continues:
+            first_number, beginning = entries[-1]
+            entries[-1] = (first_number, f"{beginning} {content}")
         else:
-            joined.append((number, words))
-        open_line = stripped.endswith("\\")
-    return joined
+            entries.append((number, content))
+        continues = stripped.endswith("\\")
+    return entries
 
 
 def _follow(recipe: EnvironmentRecipe, folder: Path, name: str, rest: str) -> None:
+    """Adds an instruction to the recipe. Raises `TaskInvalid` or `ValueError` if it can't be followed."""
     if name == "WORKDIR":
-        recipe.workdir /= _expanded(rest, recipe.env)
+        recipe.workdir /= _expand(rest, recipe.env)
     elif name == "ENV":
         recipe.env.update(_pairs(rest, recipe.env))
     elif name in ("COPY", "ADD"):
@@ -99,38 +109,40 @@ def _follow(recipe: EnvironmentRecipe, folder: Path, name: str, rest: str) -> No
 
 
 def _copies(recipe: EnvironmentRecipe, folder: Path, rest: str) -> list[CopyStep]:
+    """The steps of a `COPY` or `ADD`."""
     words: list[str] = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     flags = [word for word in words if word.startswith("--")]
     if any(flag.startswith("--from") for flag in flags):
         raise TaskInvalid("there are no other images")
-    *names, target = [_expanded(word, recipe.env) for word in words if word not in flags]
+    *names, target = [_expand(word, recipe.env) for word in words if word not in flags]
     sources: list[Path] = []
     for name in names:
         pattern = str(inside(name.lstrip("/") or "."))
-        found = [folder] if pattern == "." else sorted(folder.glob(pattern))
-        if "://" in name or not found:
+        matches = [folder] if pattern == "." else sorted(folder.glob(pattern))
+        if "://" in name or not matches:
             raise TaskInvalid(f"no file {name!r} in {folder}")
-        sources += found
+        sources += matches
     path = recipe.workdir / target
-    into = len(sources) > 1 or target.endswith(("/", "."))
+    target_is_folder = len(sources) > 1 or target.endswith(("/", "."))
     return [
         CopyStep(source, path)
         if source.is_dir()
         else CopyStep(source, path, source.name)
-        if into
+        if target_is_folder
         else CopyStep(source, path.parent, path.name)
         for source in sources
     ]
 
 
 def _pairs(rest: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an `ENV`: `NAME=VALUE ...`, or the older `NAME VALUE`."""
     words = shlex.split(rest)
     if words and "=" not in words[0]:
         name, _, value = rest.partition(" ")
-        return {name: _expanded(value.strip(), env)}
-    return {name: _expanded(value, env) for name, _, value in (word.partition("=") for word in words)}
+        return {name: _expand(value.strip(), env)}
+    return {name: _expand(value, env) for name, _, value in (word.partition("=") for word in words)}
 
 
-def _expanded(text: str, env: Mapping[str, str]) -> str:
-    """`text` with `$NAME` and `${NAME}` of the variables that were set before."""
+def _expand(text: str, env: Mapping[str, str]) -> str:
+    """Replaces `$NAME` and `${NAME}` by the variables that earlier lines set. Unknown variables are empty."""
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda match: env.get(match[1] or match[2], ""), text)

@@ -1,14 +1,15 @@
-"""A sandbox for Harbor's tasks, over our `bubblewrap` runtime: no Docker, no root, no images.
+"""A Harbor environment that uses our `bubblewrap` runtime: no Docker, no root, no images.
 
-`harbor run --env rolltap.harnesses.harbor.environment:BubblewrapEnvironment --ek harness=codex`
+Usage: `harbor run --env rolltap.harnesses.harbor.environment:BubblewrapEnvironment --ek harness=codex`
 
-The task's folders (`/app`, `/logs`, `/tests`, `/solution`, `/tmp` and what its Dockerfile names) are folders of this
-machine that every command sees at the same paths; the system is this machine's, read-only. Each command is a sandbox of
-its own with the limits of our runtime, and no process outlives it. Whatever the task's network policy says, there is no
-network; while `reaching` is open, the model can be reached.
+The task's folders (`/app`, `/logs`, `/tests`, `/solution`, `/tmp` and those that its Dockerfile names) are folders of
+this machine. Every command sees them at the same paths. The system is this machine's, read-only. Each command runs in
+its own sandbox with our runtime's limits, and no process outlives its command. There is no network, whatever the task's
+network policy says; inside `reaching`, commands can reach the model.
 
-Before the tests come, all that steers tools is taken from the agent: `/tests`, `/logs/verifier`, HOME and `/tmp` are
-empty again, and its key and its way to the model are gone.
+Before the tests arrive, `/tests`, `/logs/verifier`, HOME and `/tmp` are emptied. From then on, tools ignore other
+configuration that the agent may have written (`OWN_CONFIGURATION`). By then the session's key is invalid, and the model
+can't be reached.
 """
 
 # pyright: reportMissingImports=false
@@ -42,16 +43,22 @@ from rolltap.harnesses.sources import Empty
 SANDBOX = "bubblewrap"
 FOLDERS = ("app", "logs/agent", "logs/verifier", "logs/artifacts", "tests", "solution", "installed-agent", "tmp")
 SYSTEM = {"usr", "bin", "sbin", "lib", "lib64", "etc", "proc", "dev", "run", "home"}
+"""The system's top-level folders. A task can put files into none of them, except into HOME."""
+
 TESTS, VERIFIER_LOGS, TRANSFER = "/tests", "logs/verifier", "/.transfer"
+"""`TRANSFER` is mounted only in commands that copy files in or out."""
+
 ONE_USER = ("", "root", "0", "agent", str(bubblewrap.AGENT_ID))
+"""The users that Harbor may ask for. All of them are the sandbox's only user."""
+
 LONGEST_S = 7 * 24 * 3600.0
-"""For a command without a limit of its own: Harbor's phases have theirs."""
+"""Time limit of a command without its own limit. Harbor limits its phases itself."""
 
 Location = str | PurePosixPath
 
 
 def recipe_of(folder: Path, config: EnvironmentConfig) -> EnvironmentRecipe:
-    """How the environment in `folder` is made here; `TaskInvalid` says why it can't be."""
+    """Reads how to build the environment in `folder`. Raises `TaskInvalid` if the sandbox can't have it."""
     if image := config.docker_image:
         raise TaskInvalid(f"the task needs the image {image!r}, and the sandbox has this machine's system: use Docker")
     recipe = read_recipe(folder)
@@ -62,7 +69,7 @@ def recipe_of(folder: Path, config: EnvironmentConfig) -> EnvironmentRecipe:
 
 
 def check_lasting(path: PurePosixPath) -> None:
-    """`TaskInvalid` for a folder that can't be one of the task's."""
+    """Raises `TaskInvalid` if `path` can't be a folder of the task, whose files last from command to command."""
     if not path.is_absolute() or ".." in path.parts:
         raise TaskInvalid(f"{path} is no absolute path of the sandbox")
     if path.parts[1:2] and path.parts[1] in SYSTEM and not path.is_relative_to(bubblewrap.HOME):
@@ -70,21 +77,25 @@ def check_lasting(path: PurePosixPath) -> None:
 
 
 class BubblewrapEnvironment(BaseEnvironment):
-    """`harness` is the agent whose tested release is put on PATH; `base` is the folder of the sandboxes' folders."""
+    """Runs the commands of a trial in sandboxes.
+
+    `harness` is the Harbor agent whose installation is put on PATH. `base` is the parent of the sandboxes' folders
+    (default: the system's temporary folder).
+    """
 
     def __init__(self, *args: Any, harness: str = "", base: str | None = None, **kwargs: Any) -> None:
         self._runtime = self.runtime_for(harness, Path(base) if base else None)
         self._workspace: BubblewrapWorkspace | None = None
         self._recipe = EnvironmentRecipe()
         self._reach = ""
-        self._used = False
+        self._used = False  # True if a command ran since the build or the last clean-up
         self._verifying = False
         self._one_at_a_time = asyncio.Lock()
         super().__init__(*args, **kwargs)
 
     @staticmethod
     def runtime_for(harness: str, base: Path | None = None) -> BubblewrapRuntime:
-        """`RuntimeFailed` names what this machine lacks: bubblewrap, or the release of the harness."""
+        """The runtime with the installation of `harness`. Raises `RuntimeFailed` if it or bubblewrap is missing."""
         if refusal := bubblewrap.refusal():
             raise RuntimeFailed(
                 f"no sandbox can be made here ({refusal}): apt install bubblewrap and allow user namespaces, "
@@ -110,13 +121,14 @@ class BubblewrapEnvironment(BaseEnvironment):
         self._recipe = recipe_of(self.environment_dir, self.task_env_config)
 
     async def _apply_network_policy(self, network_policy: Any) -> None:
-        """No policy is stricter than what holds already."""
+        """Does nothing: the sandbox never has a network, and no policy can be stricter."""
 
     async def start(self, force_build: bool) -> None:
+        """Creates the folders and follows the recipe. Every start builds anew, whatever `force_build` says."""
         self._workspace = await self._runtime.prepare(Empty())
         for name in FOLDERS:
             (self._root / name).mkdir(parents=True, exist_ok=True)
-        self._show(self._recipe.workdir)
+        self._make_lasting(self._recipe.workdir)
         for step in self._recipe.steps:
             if isinstance(step, CopyStep):
                 await self._put(step)
@@ -126,21 +138,21 @@ class BubblewrapEnvironment(BaseEnvironment):
         self._used = False
 
     async def _build(self, step: RunStep) -> None:
-        where = quote(str(step.workdir))
-        result = await self.exec(f"mkdir -p -- {where} && cd {where} && {step.command}", cwd="/")
+        workdir = quote(str(step.workdir))
+        result = await self.exec(f"mkdir -p -- {workdir} && cd {workdir} && {step.command}", cwd="/")
         if result.return_code:
             lines = (result.stdout or "").strip().splitlines()
             reason = lines[-1] if lines else f"exit code {result.return_code}"
             raise SandboxBuildFailedError(f"RUN {step.command[:200]} fails without Docker: {reason}")
 
     async def stop(self, delete: bool) -> None:
-        """The folders go in any case: what is to stay, Harbor has downloaded."""
+        """Removes all folders, whatever `delete` says: Harbor has downloaded what it keeps."""
         if self._workspace is not None:
             await self._workspace.close()
 
     @contextmanager
     def reaching(self, endpoint: Endpoint) -> Iterator[None]:
-        """Within it commands can reach `endpoint`, at the address of `inside`."""
+        """Lets commands reach `endpoint` inside the `with` block, at the address that `inside` returns."""
         self._reach = endpoint.base_url
         try:
             yield
@@ -148,8 +160,8 @@ class BubblewrapEnvironment(BaseEnvironment):
             self._reach = ""
 
     def inside(self, endpoint: Endpoint) -> Endpoint:
-        """`endpoint` as the agent is told it."""
-        return self._prepared.endpoint(endpoint)
+        """`endpoint` with its address inside the sandbox."""
+        return self._running_workspace.endpoint(endpoint)
 
     async def exec(
         self,
@@ -159,88 +171,99 @@ class BubblewrapEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
+        """Runs a shell command in its own sandbox.
+
+        Raises `TaskInvalid` for a user that the sandbox does not have, `RuntimeError` when the time is over.
+        """
         name = self._resolve_user(user)
         if name is not None and str(name) not in ONE_USER:
             raise TaskInvalid(f"the sandbox has one user, and the task asks for {name!r}: use Docker")
         self._used = True
-        own = OWN_CONFIGURATION if self._verifying else {}
-        variables = {**self._recipe.env, **own, **(self._merge_env(env) or {})}
-        where = PurePosixPath(cwd or self._recipe.workdir)
-        exit_ = await self._run(command, where, variables, float(timeout_sec or LONGEST_S))
+        configuration = OWN_CONFIGURATION if self._verifying else {}
+        variables = {**self._recipe.env, **configuration, **(self._merge_env(env) or {})}
+        workdir = PurePosixPath(cwd or self._recipe.workdir)
+        exit_ = await self._run(command, workdir, variables, float(timeout_sec or LONGEST_S))
         if exit_.ending is Ending.TIMED_OUT:
             raise RuntimeError(f"the command ran past {timeout_sec} s")
         return ExecResult(stdout=exit_.output, return_code=137 if exit_.code is None else exit_.code)
 
     async def _run(
-        self, command: str, where: PurePosixPath, env: Mapping[str, str], timeout: float, transfer: Path | None = None
+        self, command: str, workdir: PurePosixPath, env: Mapping[str, str], timeout: float, transfer: Path | None = None
     ) -> Exit:
-        self._show(where)
+        """Runs a shell command in its own sandbox, with the folder `transfer`, if any, at `TRANSFER`."""
+        self._make_lasting(workdir)
         mounts = {f"/{entry.name}": entry for entry in self._root.iterdir()}
         if transfer is not None:
             mounts[TRANSFER] = transfer
-        shell = ("/bin/bash", "-c", 'cd -- "$1" && exec /bin/bash -c "$2"', "bash", str(where), command)
+        shell = ("/bin/bash", "-c", 'cd -- "$1" && exec /bin/bash -c "$2"', "bash", str(workdir), command)
         launch = Command(shell, env, mounts=mounts)
         async with self._one_at_a_time:
-            return await self._prepared.run(launch, self._limits, timeout, reach=self._reach)
+            return await self._running_workspace.run(launch, self._limits, timeout, reach=self._reach)
 
     async def upload_file(self, source_path: Path | str, target_path: Location) -> None:
         target = PurePosixPath(target_path)
         await self._put(CopyStep(Path(source_path), target.parent, target.name))
 
     async def upload_dir(self, source_dir: Path | str, target_dir: Location) -> None:
+        """Copies a folder into the sandbox. The upload of the tests first clears what the agent left."""
         if str(target_dir) == TESTS and self._used:
-            await self._take_from_agent()
+            await self._clear_agent_files()
         await self._put(CopyStep(Path(source_dir), PurePosixPath(target_dir)))
 
     async def download_file(self, source_path: Location, target_path: Path | str) -> None:
+        """Copies a file out of the sandbox. Raises `RuntimeFailed` if it is not a regular file."""
         with tempfile.TemporaryDirectory(dir=self._state) as folder:
             await self._copy_inside(f"cp -- {quote(str(source_path))} {TRANSFER}/it", folder)
             await asyncio.to_thread(_copy_regular, Path(folder, "it"), Path(target_path))
 
     async def download_dir(self, source_dir: Location, target_dir: Path | str) -> None:
-        """Regular files and folders only: what the agent left may be links that lead anywhere."""
+        """Copies regular files and folders out of the sandbox. Skips links: the agent's may point anywhere."""
         with tempfile.TemporaryDirectory(dir=self._state) as folder:
             await self._copy_inside(f"cp -a -- {quote(f'{source_dir}/.')} {TRANSFER}/", folder)
             await asyncio.to_thread(shutil.copytree, folder, target_dir, ignore=_irregular, dirs_exist_ok=True)
 
     async def _put(self, step: CopyStep) -> None:
+        """Copies a file or folder into the sandbox. Raises `TaskInvalid` if the target is not the task's."""
         check_lasting(step.folder)
-        self._show(step.folder)
-        there, target = quote(str(step.folder)), quote(str(step.folder / step.name))
+        self._make_lasting(step.folder)
+        parent, target = quote(str(step.folder)), quote(str(step.folder / step.name))
         with tempfile.TemporaryDirectory(dir=self._state) as folder:
-            name = await asyncio.to_thread(_staged, step.source, Path(folder, "it"))
-            await self._copy_inside(f"mkdir -p -- {there} && cp -a -- {TRANSFER}/{name} {target}", folder)
+            name = await asyncio.to_thread(_stage, step.source, Path(folder, "it"))
+            await self._copy_inside(f"mkdir -p -- {parent} && cp -a -- {TRANSFER}/{name} {target}", folder)
 
     async def _copy_inside(self, command: str, folder: str) -> None:
+        """Runs a copy command that sees `folder` at `TRANSFER`. Raises `RuntimeFailed` if it fails."""
         exit_ = await self._run(command, PurePosixPath("/"), {}, LONGEST_S, Path(folder))
         if exit_.code:
             raise RuntimeFailed(f"can't copy into or out of the sandbox: {exit_.output.strip()[-300:]}")
 
-    async def _take_from_agent(self) -> None:
+    async def _clear_agent_files(self) -> None:
+        """Empties HOME and the folders whose contents could affect the tests, except the task's own."""
         self._used, self._verifying = False, True
-        await self._prepared.clear_home()
+        await self._running_workspace.clear_home()
         for name in ("tests", "tmp", VERIFIER_LOGS):
             await asyncio.to_thread(empty_folder, self._root / name)
 
-    def _show(self, path: PurePosixPath) -> None:
-        """Makes the first folder of a path of the task's one that lasts from command to command."""
+    def _make_lasting(self, path: PurePosixPath) -> None:
+        """Creates the top-level folder of `path`, unless it is the system's. Its files last from command to command."""
         first = "".join(path.parts[1:2])
         if first and first not in SYSTEM | {".."}:
             (self._root / first).mkdir(exist_ok=True)
 
     @property
-    def _prepared(self) -> BubblewrapWorkspace:
+    def _running_workspace(self) -> BubblewrapWorkspace:
         if self._workspace is None:
             raise RuntimeFailed("the environment has not been started")
         return self._workspace
 
     @property
     def _state(self) -> Path:
-        """The folder of everything, which no command sees."""
-        return self._prepared.folder.parent
+        """The folder that holds all others of this environment. Commands see some of those, but never this one."""
+        return self._running_workspace.folder.parent
 
     @property
     def _root(self) -> Path:
+        """The parent of the task's folders: `root/app` is `/app` in the sandbox."""
         return self._state / "root"
 
     @property
@@ -250,8 +273,11 @@ class BubblewrapEnvironment(BaseEnvironment):
         return Limits(memory_mb=memory, disk_mb=disk)
 
 
-def _staged(source: Path, copy: Path) -> str:
-    """Copies `source`, so that nothing in a sandbox can change it; what `cp` is to be given of the copy's folder."""
+def _stage(source: Path, copy: Path) -> str:
+    """Copies `source` to `copy`, so that nothing in a sandbox can change the original.
+
+    Returns the argument for `cp`, relative to the parent of `copy`.
+    """
     if source.is_dir():
         shutil.copytree(source, copy)
         return f"{copy.name}/."
@@ -267,5 +293,6 @@ def _copy_regular(source: Path, target: Path) -> None:
 
 
 def _irregular(folder: str, names: list[str]) -> set[str]:
+    """The names of entries that are neither regular files nor folders."""
     modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
     return {name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))}

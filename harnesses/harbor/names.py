@@ -1,4 +1,4 @@
-"""Harbor's names of agents in our words: the recipe whose release we install, and the protocol that it speaks."""
+"""Maps Harbor's agent names to our harness recipes and to the protocols that the agents speak."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rolltap.harnesses.install import Installation, find, not_installed, own
 from rolltap.harnesses.registry import get_harness
 
 RECIPES = {"qwen-coder": "qwen-code", "cline-cli": "cline", "vibe": "mistral-vibe"}
-"""Agents that have another name with us."""
+"""Our recipe by Harbor's agent name, where the two names differ."""
 
 PROVIDERS = {"openai_chat": "openai", "openai_responses": "openai", "anthropic": "anthropic", "gemini": "gemini"}
-"""What Harbor calls the maker of a protocol, in the model's name: `anthropic/NAME`."""
+"""Harbor's provider by dialect. It is a prefix of the model's name: `anthropic/NAME`."""
 
 OF_ONE_PROTOCOL = {"claude-code": "anthropic", "codex": "openai_responses", "gemini-cli": "gemini"}
-"""Agents that speak nothing else, and take the model's bare name."""
+"""The dialect of agents that speak only one. They take the model's name without a provider."""
 
 
 def recipe_of(agent: str) -> Harness | None:
-    """Our recipe of Harbor's `agent`; None for those that we have none of, and for none."""
+    """Our recipe for Harbor's `agent`; None if there is none, or if `agent` is empty."""
     try:
         return get_harness(RECIPES.get(agent, agent))
     except TaskInvalid:
@@ -28,7 +28,11 @@ def recipe_of(agent: str) -> Harness | None:
 
 
 def installation_of(agent: str) -> Installation | None:
-    """The tested release of `agent` on this machine; None where none is needed. `RuntimeFailed` says how to get it."""
+    """The installation of `agent` on this machine: the tested release or, without it, the user's own.
+
+    None if there is no recipe for the agent, or the recipe has no package. Raises `RuntimeFailed` if nothing is
+    installed; the message says how to install it.
+    """
     harness = recipe_of(agent)
     if harness is None or harness.package is None:
         return None
@@ -40,21 +44,25 @@ def installation_of(agent: str) -> Installation | None:
 
 @dataclass(frozen=True, slots=True)
 class AgentConnection:
-    """How one of Harbor's agents is told of a session: the model's name and variables of the agent's phases."""
+    """How a Harbor agent connects to a session: the model's name, and variables for the agent's commands."""
 
     model: str
     env: dict[str, str]
 
 
 def connection_to(endpoint: Endpoint, agent: str, dialect: str = "") -> AgentConnection:
-    """For `agent` in its own protocol, or in `dialect` where it can speak several. `TaskInvalid` lists the dialects."""
-    only = OF_ONE_PROTOCOL.get(agent)
-    if dialect and (dialect not in PROVIDERS or only not in (None, dialect)):
-        raise TaskInvalid(f"{agent} speaks {only or ', '.join(PROVIDERS)}, not {dialect!r}", param="dialect")
-    provider = PROVIDERS[only or dialect or "openai_chat"]
-    env = {
+    """The connection of `agent` to `endpoint`, in its only dialect or in `dialect` (default: `openai_chat`).
+
+    Raises `TaskInvalid` if the agent does not speak `dialect`; the message lists those that it speaks.
+    """
+    only_dialect = OF_ONE_PROTOCOL.get(agent)
+    if dialect and (dialect not in PROVIDERS or only_dialect not in (None, dialect)):
+        known = only_dialect or ", ".join(PROVIDERS)
+        raise TaskInvalid(f"{agent} speaks {known}, not {dialect!r}", param="dialect")
+    provider = PROVIDERS[only_dialect or dialect or "openai_chat"]
+    variables = {
         "openai": {"OPENAI_API_KEY": endpoint.key, "OPENAI_BASE_URL": endpoint.v1},
         "anthropic": {"ANTHROPIC_API_KEY": endpoint.key, "ANTHROPIC_BASE_URL": endpoint.base_url},
         "gemini": {"GEMINI_API_KEY": endpoint.key, "GOOGLE_GEMINI_BASE_URL": endpoint.base_url},
     }
-    return AgentConnection(endpoint.model if only else f"{provider}/{endpoint.model}", env[provider])
+    return AgentConnection(endpoint.model if only_dialect else f"{provider}/{endpoint.model}", variables[provider])

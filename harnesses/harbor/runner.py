@@ -1,8 +1,8 @@
-"""Groups of Harbor's trials: a trial is an attempt of a rollout, and its reward is what Harbor's verifier said.
+"""Runs groups of Harbor trials. A trial is an attempt of a rollout; Harbor's verifier gives its reward.
 
-How a trial ended is Harbor's word: the agent's own failures are graded, the verifier's leave the rollout without a
-reward, and everything else (a sandbox, an installation, a model's server) is a failure of the infrastructure, after
-which the ledger has the rollout tried again.
+Harbor's result says how a trial ended. A trial whose agent failed is graded. If the verifier failed, the rollout has no
+reward. Every other error (sandbox, installation, model server) is an infrastructure failure, after which the ledger
+allows another attempt.
 """
 
 # pyright: reportMissingImports=false
@@ -38,9 +38,9 @@ from rolltap.harnesses.tasks import harbor_task, task_folders
 from rolltap.types import Cause, RolloutStatus, Task
 
 SETUP_S = 360.0
-"""What Harbor gives the installation of an agent, for which its key lives too."""
+"""Seconds that Harbor allows for installing an agent. The key is created before that, so it lives longer by them."""
 
-litellm.suppress_debug_info = True  # it prints where it looks up the maker of a model
+litellm.suppress_debug_info = True  # otherwise it prints help when it looks up a model's provider
 TIMED_OUT = "AgentTimeoutError"
 OF_AGENT = {
     "NonZeroAgentExitCodeError",
@@ -51,12 +51,12 @@ OF_AGENT = {
     "AgentSafetyRefusalError",
 }
 OF_VERIFIER = {"VerifierTimeoutError", "RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutputParseError"}
-"""Harbor's classes of errors, by the names that its results have."""
+"""`TIMED_OUT`, `OF_AGENT` and `OF_VERIFIER` are names of Harbor's error classes, as its results hold them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Harbor's agent, in the seat of a harness: `harbor/NAME` in the record."""
+    """A Harbor agent, which takes the place of a harness. The record calls it `harbor/NAME`."""
 
     agent: str
     dialect: str = ""
@@ -68,12 +68,13 @@ class Player:
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """Harbor's verifier; `reward_key` names the reward that counts where it gives several and none is `reward`."""
+    """Harbor's verifier, which takes the place of an evaluator. `reward_key` as in `chosen_reward`."""
 
     reward_key: str = ""
     name: str = "harbor"
 
     def verdict(self, result: TrialResult) -> Verdict | None:
+        """The verdict of a trial; None if it has no rewards. Raises `EvaluatorFailed` without the one that counts."""
         rewards = result.verifier_result.rewards if result.verifier_result else None
         if not rewards:
             return None
@@ -83,7 +84,7 @@ class Grader:
 
 @dataclass(frozen=True, slots=True)
 class TrialWork:
-    """What the trials of the task in `folder` are made of. Their own folders are below `jobs`."""
+    """The settings of a task's trials. `folder` is the task's folder; `jobs` is the parent of the trials' folders."""
 
     task: Task
     folder: Path
@@ -94,6 +95,7 @@ class TrialWork:
     jobs: Path
 
     def trial(self) -> TrialConfig:
+        """Harbor's configuration of one trial."""
         path = f"{CapturedAgent.__module__}:{CapturedAgent.__name__}"
         agent = AgentConfig(import_path=path, kwargs=asdict(self.harness))
         task = TaskConfig(path=self.folder)
@@ -101,9 +103,9 @@ class TrialWork:
 
 
 def environment_of(runtime: str, agent: str) -> EnvironmentConfig:
-    """Our sandbox for `auto` and `bubblewrap`, else Harbor's own environment of that name.
+    """Our sandbox if `runtime` is "", `auto` or `bubblewrap`; otherwise Harbor's environment of that name.
 
-    `RuntimeFailed` says what this machine lacks for the sandbox.
+    Raises `RuntimeFailed` if this machine can't run the sandbox, `TaskInvalid` if Harbor has no such environment.
     """
     if runtime in ("", "auto", SANDBOX):
         BubblewrapEnvironment.runtime_for(agent)
@@ -116,7 +118,7 @@ def environment_of(runtime: str, agent: str) -> EnvironmentConfig:
 
 
 def check_player(player: Player) -> None:
-    """`TaskInvalid` for an agent that Harbor does not have, or a dialect that it does not speak."""
+    """Raises `TaskInvalid` if Harbor does not have the agent, or the agent does not speak the dialect."""
     try:
         AgentFactory.get_agent_class_from_config(AgentConfig(name=player.agent))
     except ValueError:
@@ -126,19 +128,25 @@ def check_player(player: Player) -> None:
 
 
 async def fetched(name: str) -> list[Path]:
-    """The folders of the tasks of a data set in Harbor's registry (`name@version`), downloaded into Harbor's cache."""
+    """Downloads a data set of Harbor's registry (`name@version`) into Harbor's cache and returns its tasks' folders.
+
+    Raises `TaskInvalid` if the registry does not have it or can't be reached.
+    """
     dataset, _, version = name.partition("@")
     try:
         configs = await DatasetConfig(name=dataset, version=version or None).get_task_configs()
         downloads = await TaskClient().download_tasks(task_ids=[config.get_task_id() for config in configs])
-    except Exception as error:  # the boundary to Harbor's registry and the network
+    except Exception as error:  # a boundary: Harbor's registry and the network raise many types
         reason = str(error) or type(error).__name__
         raise TaskInvalid(f"{name} is no folder, and Harbor's registry does not give it: {reason}") from error
     return [result.path for result in downloads.results]
 
 
 async def work_on(target: str, player: Player, grader: Grader, *, runtime: str, jobs: Path) -> list[TrialWork]:
-    """The work of a task's folder, of a folder of such, or of a data set of Harbor's registry."""
+    """The work for `target`: a task's folder, a folder of task folders, or a data set of Harbor's registry.
+
+    Raises `TaskInvalid` or `RuntimeFailed` if a trial of it could not run.
+    """
     check_player(player)
     environment = environment_of(runtime, player.agent)
     folders = await asyncio.to_thread(task_folders, Path(target)) or await fetched(target)
@@ -146,11 +154,11 @@ async def work_on(target: str, player: Player, grader: Grader, *, runtime: str, 
 
 
 def _work_of(folder: Path, player: Player, grader: Grader, environment: EnvironmentConfig, jobs: Path) -> TrialWork:
-    asked = HarborTask(folder)
-    if asked.has_steps:
+    definition = HarborTask(folder)
+    if definition.has_steps:
         raise TaskInvalid(f"the task of {folder} has steps; a rollout is one run of an agent", param="steps")
     if environment.import_path:
-        recipe_of(asked.paths.environment_dir, asked.config.environment)
+        recipe_of(definition.paths.environment_dir, definition.config.environment)
     task = harbor_task(folder, grader.reward_key)
     limits = parse_spec(task.spec).limits.build()
     limits = replace(limits, agent_s=limits.agent_s + SETUP_S)
@@ -158,7 +166,7 @@ def _work_of(folder: Path, player: Player, grader: Grader, environment: Environm
 
 
 class HarborRunner(AttemptRunner[TrialWork]):
-    """Runs rollouts as trials of Harbor's."""
+    """Runs rollouts as Harbor trials."""
 
     async def _attempt(self, state: RolloutState[TrialWork]) -> Result:
         async with self._stage(state, Stage.RUN):
@@ -173,9 +181,13 @@ class HarborRunner(AttemptRunner[TrialWork]):
 
 
 def outcome(result: TrialResult, grader: Grader, *, capped: bool = False) -> Result:
-    """What a trial's result is to the ledger. `capped`: its session had reached its cap of turns."""
+    """Converts a trial's result to the result of an attempt.
+
+    `capped` says that the session refused calls because of its turn cap. If such a trial has a reward, it succeeded,
+    whatever error its agent ended with.
+    """
     error = result.exception_info.exception_type if result.exception_info else ""
-    reason = f"{error}: {_told(result)}" if error else ""
+    reason = f"{error}: {_short_message(result)}" if error else ""
     try:
         verdict = grader.verdict(result)
     except EvaluatorFailed as failure:
@@ -191,7 +203,7 @@ def outcome(result: TrialResult, grader: Grader, *, capped: bool = False) -> Res
     return Result(RolloutStatus.FAILED, reason, cause=Cause.INFRASTRUCTURE)
 
 
-def _told(result: TrialResult) -> str:
-    """What of Harbor's message a reason quotes: the end of the last line that says something."""
+def _short_message(result: TrialResult) -> str:
+    """The part of Harbor's error message that a reason quotes: the end of the last line that has content."""
     lines = [line for line in result.exception_info.exception_message.splitlines() if line.strip() != "stderr: None"]
     return last_line("\n".join(line[-300:] for line in lines))

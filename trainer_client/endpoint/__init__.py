@@ -1,5 +1,6 @@
-"""Our trainer behind Tinker's HTTP API: what the `tinker` SDK talks to instead of Thinking Machines' own service.
+"""A service with Tinker's HTTP API over our trainer. The `tinker` SDK uses it in place of Thinking Machines' service.
 
-`app.py` has the routes, `sessions.py` who is connected, `lanes.py` the order of a model's requests and what became of
-them, `model.py` a model in training, `samplers.py` sampling from saved weights, `saved.py` what is on disk.
+`app.py` builds the application from the `*_routes.py` modules. `sessions.py` holds the clients' sessions, `lanes.py`
+the order of a model's requests and their results, `model.py` a model in training, `samplers.py` the engines that sample
+from saved weights, `saved.py` the files on disk.
 """

@@ -1,11 +1,12 @@
 """The application that the `tinker` SDK talks to, over one base model.
 
-Work is answered with a promise at once, and its result is asked for. Training runs in one thread, one request after
-another; sampling runs in the samplers' own. Errors have the SDK's shape: a status with `{"detail"}` where a request is
-not taken, a promise with `{"error", "category"}` where it fails. Every route but the health check needs the key.
+The service answers a training or sampling request at once with a promise, and the client polls for the result. All
+training runs in one thread, one request after another; each sampler has a thread of its own. Errors have the SDK's
+shape: a refused request gets an error status with `{"detail"}`; a request that fails later has the result
+`{"error", "category"}`. Every route except the health check requires the key.
 
-Limitations: what needs Thinking Machines' own account (billing, projects, publishing), images and sounds, losses that
-run on the server.
+Not supported: everything that needs an account at Thinking Machines (billing, projects, publishing), images and sounds,
+custom losses that run on the server.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ from rolltap.trainer_client.endpoint.sessions import Sessions
 from rolltap.trainer_client.endpoint.training_routes import TrainingRoutes
 
 KEY_PREFIX = "tml-"
-"""The SDK takes no other keys."""
+"""The prefix of every key: the SDK refuses others."""
 
 OPEN = f"{PREFIX}/healthz"
+"""The only path that needs no key."""
 
 
 class TinkerEndpoint:
-    """The service. `app` is its ASGI application, for clients that have `key`."""
+    """The service. `app` is its ASGI application; it accepts clients that send `key`.
+
+    `models` is the most models in training. `samplers` is the most engines that stay loaded while idle.
+    """
 
     def __init__(self, base: Base, library: Library, key: str, *, models: int = 4, samplers: int = 2) -> None:
         self.library = library
@@ -67,28 +72,31 @@ class TinkerEndpoint:
         await self.samplers.close()
 
     def serve(self, listener: socket.socket) -> None:
-        """Until a signal ends it."""
+        """Serves until a signal stops the process."""
         config = uvicorn.Config(self.app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
         uvicorn.Server(config).run(sockets=[listener])
 
 
 def keyed(app: Any, key: str) -> Any:
-    """`app` behind `key`, sent as `X-API-Key`. `ConfigError` for one that is too short, or that the SDK refuses."""
+    """Wraps `app` so that it answers 401 to requests without `key` in the header `X-API-Key`.
+
+    Raises `ConfigError` if the key is too short or has another prefix than the SDK accepts.
+    """
     if not key.startswith(KEY_PREFIX) or len(key) < 20:
         raise ConfigError(
             f"the key must begin with {KEY_PREFIX!r} , as the SDK demands, and have 20 characters or more"
         )
 
-    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+    async def app_with_key(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] != OPEN:
-            sent = next((value for name, value in scope["headers"] if name == b"x-api-key"), b"")
-            if not hmac.compare_digest(sent, key.encode()):
+            client_key = next((value for name, value in scope["headers"] if name == b"x-api-key"), b"")
+            if not hmac.compare_digest(client_key, key.encode()):
                 detail = {"detail": "no such key: set TINKER_API_KEY to the one that the service was started with"}
                 await JSONResponse(detail, 401, {"connection": "close"})(scope, receive, send)
                 return
         await app(scope, receive, send)
 
-    return guarded
+    return app_with_key
 
 
 async def _on_error(http: Request, error: Exception) -> Response:

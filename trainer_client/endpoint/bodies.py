@@ -1,4 +1,4 @@
-"""What every route does with bodies."""
+"""Reads and parses request bodies, and builds replies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 PREFIX = "/api/v1"
 MOST_BYTES = 64 << 20
-"""Of a body; the SDK sends up to 5 MB at once."""
+"""The largest body that is accepted. The SDK sends up to 5 MB in one body."""
 
 
 async def read(http: Request) -> bytes:
+    """The whole body. Raises `InvalidRequest` if it is compressed, `BodyTooLarge` if it is over `MOST_BYTES`."""
     if http.headers.get("content-encoding", "identity") != "identity":
         raise InvalidRequest("compressed bodies are not taken")
     body = bytearray()
@@ -32,7 +33,7 @@ async def read(http: Request) -> bytes:
 
 
 def parse(body: bytes, kind: type[Body]) -> Body:
-    """`InvalidRequest` names the first field that is wrong."""
+    """Parses a JSON body. Raises `InvalidRequest` with the name of the first invalid field."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -46,4 +47,5 @@ def reply(value: BaseModel) -> Response:
 
 
 def promise(id: str, model_id: str | None = None, sequence_ids: list[str] | None = None) -> Response:
+    """The reply to a request whose result the client retrieves later by `id`."""
     return reply(UntypedAPIFuture(request_id=id, model_id=model_id, sample_sequence_ids=sequence_ids))

@@ -1,4 +1,4 @@
-"""Routes about the service, its clients, and what is saved."""
+"""Routes for the service itself, client sessions, saved weights, and the results of promises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rolltap.trainer_client.endpoint.saved import SCHEME, Library, moment, parse
 from rolltap.trainer_client.endpoint.sessions import Sessions
 
 POLL_S = 30.0
-"""How long one request for a result waits; clients wait 45 s."""
+"""Seconds that one poll waits for a result. It is shorter than the client's timeout of 45 s."""
 
 
 class WeightsPath(BaseModel):
@@ -55,16 +55,16 @@ class ClientRoutes:
         return reply(types.GetServerCapabilitiesResponse(supported_models=[model]))
 
     async def config(self, http: Request) -> Response:
-        """The SDK asks by a connection that it never closes."""
-        answer = reply(types.ClientConfigResponse())
-        answer.headers["connection"] = "close"
-        return answer
+        """The SDK's feature flags, at their defaults. Closes the connection, because the SDK never closes this one."""
+        response = reply(types.ClientConfigResponse())
+        response.headers["connection"] = "close"
+        return response
 
     async def dynamic_config(self, http: Request) -> Response:
         return reply(types.ClientDynamicConfigResponse(sample_cancel_enabled=True))
 
     async def telemetry(self, http: Request) -> Response:
-        """Accepted and dropped."""
+        """Accepts the SDK's telemetry and drops it."""
         await read(http)
         return reply(types.TelemetryResponse(status="accepted"))
 
@@ -73,7 +73,7 @@ class ClientRoutes:
         return reply(types.CreateSessionResponse(session_id=self._sessions.open().id))
 
     async def heartbeat(self, http: Request) -> Response:
-        """410 ends a client's heartbeats."""
+        """Keeps the session alive. Answers 410 for an unknown session, upon which the SDK stops its heartbeats."""
         request = parse(await read(http), types.SessionHeartbeatRequest)
         try:
             self._sessions.find(request.session_id)
@@ -86,6 +86,7 @@ class ClientRoutes:
         return reply(types.GetSessionResponse(training_run_ids=[*session.runs], sampler_ids=[*session.samplers]))
 
     async def finish(self, http: Request) -> Response:
+        """Ends a session. Its saved weights stay."""
         session = http.path_params["session"]
         self._sessions.end(session)
         self._promises.forget(session)
@@ -107,13 +108,17 @@ class ClientRoutes:
 
     async def training_run(self, http: Request) -> Response:
         model = http.path_params["model"]
-        saved = [(one, about) for one, about in self._library.all(model) if one.model == model]
+        saved = [(weights, about) for weights, about in self._library.all(model) if weights.model == model]
         run = self._sessions.known(model)
         if run is None and not saved:
             raise NotFound(f"no model {model!r}: it is not in training, and nothing is saved of it")
         about = run.about if run is not None else saved[-1][1]
         last = {
-            kind: max((self._library.checkpoint(*one) for one in saved if one[0].kind == kind), key=_time, default=None)
+            kind: max(
+                (self._library.checkpoint(weights, about) for weights, about in saved if weights.kind == kind),
+                key=_time,
+                default=None,
+            )
             for kind in ("weights", "sampler_weights")
         }
         times = [about.created for _, about in saved] + ([run.used] if run is not None else [])
@@ -133,8 +138,8 @@ class ClientRoutes:
 
     async def checkpoints(self, http: Request) -> Response:
         saved = self._library.all(http.path_params["model"])
-        listed = [self._library.checkpoint(one, about) for one, about in saved]
-        return reply(types.CheckpointsListResponse(checkpoints=listed))
+        checkpoints = [self._library.checkpoint(weights, about) for weights, about in saved]
+        return reply(types.CheckpointsListResponse(checkpoints=checkpoints))
 
     async def delete(self, http: Request) -> Response:
         model, kind, name = (http.path_params[part] for part in ("model", "kind", "name"))
@@ -142,12 +147,12 @@ class ClientRoutes:
         return Response(status_code=204)
 
     async def retrieve(self, http: Request) -> Response:
-        """What a request came to; 408 while there is nothing yet, upon which clients ask again."""
+        """The result of a request. Answers 408 if there is none after `POLL_S`, upon which the SDK polls again."""
         id = parse(await read(http), types.FutureRetrieveRequest).request_id
-        answer = await self._promises.wait(id, POLL_S)
-        if answer is None:
+        result = await self._promises.wait(id, POLL_S)
+        if result is None:
             return JSONResponse({"type": "try_again", "request_id": id, "queue_state": "active"}, 408)
-        return Response(answer.body, media_type=answer.media_type)
+        return Response(result.body, media_type=result.media_type)
 
 
 def _time(checkpoint: types.Checkpoint) -> float:

@@ -1,7 +1,8 @@
-"""The order of requests, and what became of them.
+"""Runs requests in order, each of them once, and keeps their results.
 
-A client numbers the requests to a model, sends some of them at once, and sends one again when its answer was lost. So a
-model's requests are done in the order of their numbers, each once, and their results are kept for a while.
+A client numbers its requests to a model, has several in flight, and repeats a request if its answer is lost. So a
+model's requests run in the order of their numbers, a repeat runs nothing, and results are kept until they take too much
+memory.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from rolltap.trainer_client.endpoint.messages import PROTOBUF
 log = logging.getLogger("rolltap.tinker")
 
 USERS_FAULT = (RequestError, ConfigError, TrainerError)
+"""Errors that the SDK reports as the user's. All others are the server's."""
+
 MOST_BYTES = 256 << 20
-"""Of results that are kept for clients that ask again."""
+"""The most memory for results. The newest result is kept even if it alone is larger."""
 
 
 class ResultGone(RequestError):
-    """The result was kept for a while, and is no longer. The SDK makes the request anew."""
+    """The result was dropped to save memory. The SDK sends the original request again."""
 
     status = 410
     code = "result_gone"
@@ -37,7 +40,7 @@ class ResultGone(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class ResultBody:
-    """A body as it is sent."""
+    """A result as the bytes of the reply that delivers it."""
 
     body: bytes
     media_type: str = "application/json"
@@ -52,7 +55,7 @@ class ResultBody:
 
     @classmethod
     def failed(cls, error: Exception) -> ResultBody:
-        """What the SDK's `RequestFailedError` is made of."""
+        """The result of a request that failed. The SDK raises it as `RequestFailedError`."""
         category = (
             types.RequestErrorCategory.User if isinstance(error, USERS_FAULT) else (types.RequestErrorCategory.Server)
         )
@@ -61,7 +64,10 @@ class ResultBody:
 
 
 class Promises:
-    """Requests by their ids. Of those that are done, the newest `MOST_BYTES` of results are kept."""
+    """The requests of all clients by id, and their results.
+
+    Results over `MOST_BYTES` in total are dropped, the oldest first. Has the thread that does all training.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "tinker-training")
@@ -72,29 +78,38 @@ class Promises:
         self._bytes = 0
 
     def expect(self, id: str, body: bytes) -> bool:
-        """Whether the request is new, and now waited for. `InvalidRequest` if another one had its id."""
+        """Registers a request. False if it repeats an earlier one with the same body.
+
+        Raises `InvalidRequest` if an earlier request with this id had another body.
+        """
         digest = hashlib.sha256(body).digest()
         known = self._digests.setdefault(id, digest)
         if known != digest:
             raise InvalidRequest(f"{id}: another request had this number")
-        if known is not digest:
+        if known is not digest:  # an equal digest, but not this object: it was stored earlier
             return False
         self._pending[id] = asyncio.get_running_loop().create_future()
         return True
 
     def compute(self, id: str, work: Callable[[], ResultBody]) -> None:
-        """Has `work` done in the training thread, after what was given to it before."""
+        """Queues `work` for the training thread and settles the request with its result."""
         self.settle(id, asyncio.wrap_future(self._thread.submit(work)))
 
     def settle(self, id: str, answer: Awaitable[ResultBody]) -> asyncio.Task[None]:
-        """Keeps the answer when it is there. Cancelling the task cancels the work, which is an answer, too."""
+        """Stores the result of `answer` once it is available. An error becomes a failed result.
+
+        Cancelling the returned task cancels `answer`; the request's result then says so.
+        """
         task = asyncio.ensure_future(self._settle(id, answer))
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
         return task
 
     async def wait(self, id: str, seconds: float) -> ResultBody | None:
-        """The answer; None if it isn't there in time. `NotFound` for an unknown id, `ResultGone` for an old one."""
+        """The result, or None if there is none within `seconds`.
+
+        Raises `NotFound` if the id is unknown, `ResultGone` if the result was dropped.
+        """
         if id in self._done:
             return self._done[id]
         if id in self._pending:
@@ -105,7 +120,7 @@ class Promises:
         raise NotFound(f"{id}: no such request; the service may have been started anew")
 
     def forget(self, session: str) -> None:
-        """What a session that has ended was told apart by."""
+        """Removes the digests of the requests of a session that has ended."""
         for id in [id for id in self._digests if id.startswith(f"{session}:")]:
             del self._digests[id]
 
@@ -131,7 +146,7 @@ class Promises:
 
 @dataclass(slots=True)
 class RequestLane:
-    """Requests to one model, each begun when those of lower numbers have been."""
+    """The requests to one model. Each starts after those with lower numbers have started. Numbers begin at 1."""
 
     _next: int = 1
     _early: dict[int, Callable[[], None]] = field(default_factory=dict)

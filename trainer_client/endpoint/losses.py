@@ -1,7 +1,8 @@
-"""Tinker's losses, on the log-probs of a request's targets: sums over all of them, with no mean taken.
+"""Tinker's losses. Each is a sum over a request's targets, not a mean.
 
-A request's `loss_fn_inputs` are arrays over its targets (M of them), `loss_fn_config` numbers. `logprobs` there are
-those that the tokens were sampled with. Source: Tinker's page "Loss functions".
+Arrays have the shape [M], for M targets. `inputs` are the request's `loss_fn_inputs` by name, `config` its
+`loss_fn_config`. The input `logprobs` has the log-probs at which the targets were sampled. Source: Tinker's page "Loss
+functions".
 """
 
 from __future__ import annotations
@@ -53,21 +54,23 @@ def _clipped(ratio_M: Tensor, config: Config) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TinkerLoss:
-    """A loss, the arrays that it takes beside `target_tokens`, and its settings with their defaults."""
+    """A loss function, the names of its inputs besides `target_tokens`, and its settings with their defaults."""
 
     compute: Callable[[Tensor, Inputs, Config], Tensor]
     inputs: tuple[str, ...] = ("advantages", "logprobs")
     defaults: Mapping[str, float] = field(default_factory=dict)
 
-    def config(self, name: str, given: Mapping[str, float | str]) -> dict[str, float]:
-        """The defaults under what a request gives."""
-        for key, value in given.items():
+    def config(self, name: str, overrides: Mapping[str, float | str]) -> dict[str, float]:
+        """The defaults with a request's `overrides`. Raises `InvalidRequest` for an unknown key or a value that is not
+        a finite number. `name` is the loss's, for the message.
+        """
+        for key, value in overrides.items():
             if key not in self.defaults:
                 known = ", ".join(self.defaults) or "none"
                 raise InvalidRequest(f"loss_fn_config: {name} has no {key!r}; known: {known}", param="loss_fn_config")
             if isinstance(value, str) or not math.isfinite(value):
                 raise InvalidRequest(f"loss_fn_config: {key} is {value!r}, no number", param="loss_fn_config")
-        return {**self.defaults, **given}  # type: ignore[dict-item]  # text was refused
+        return {**self.defaults, **overrides}  # type: ignore[dict-item]  # the loop above refuses text
 
 
 CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
@@ -82,7 +85,7 @@ LOSSES: Mapping[str, TinkerLoss] = {
 
 
 def find_loss(name: str) -> TinkerLoss:
-    """`InvalidRequest` names those that there are."""
+    """The loss with this name. Raises `InvalidRequest`, which lists the known ones, if there is none."""
     if name not in LOSSES:
         hint = "; a custom loss runs in the client (forward_backward_custom)" if name == "custom" else ""
         message = f"loss_fn: {name!r} is not computed here; known: {', '.join(LOSSES)}{hint}"

@@ -1,4 +1,4 @@
-"""The endpoint as a process."""
+"""Runs the endpoint as a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ KEY_FILE = "tinker-key"
 
 
 def run(settings: TrainerSettings, name: str, address: tuple[str, int], key: str, models: int, samplers: int) -> None:
-    """Serves the model that `settings` name until a signal ends it. Says what clients set once requests are taken."""
+    """Serves the base model of `settings` until a signal stops the process.
+
+    Prints the environment variables that clients need once the port accepts connections. Raises `ConfigError` if the
+    model's folder, the key or the address is unusable, or under torchrun.
+    """
     if not (settings.model / "config.json").is_file():
         raise ConfigError(
             f"--model {settings.model} is no model's folder: it holds no config.json{download_hint(settings.model)}"
@@ -49,7 +53,7 @@ def run(settings: TrainerSettings, name: str, address: tuple[str, int], key: str
 
 
 def kept_key(out: Path) -> str:
-    """The key in the folder of the service; made at its first start, for its owner's eyes only."""
+    """The key in the folder `out`. The first start creates its file, which only the owner can read."""
     path = out / KEY_FILE
     if not path.exists():
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,7 +1,8 @@
-"""A model in training: gradients of what clients send, the optimiser's steps, what is saved and loaded.
+"""A model in training: computes gradients, makes the optimiser's steps, saves weights and loads them.
 
-One thread computes. A gradient is whole or gives no step: if a `forward_backward` fails, what the ones before it
-gathered is dropped with it, and the next `optim_step`, which clients send without waiting, fails with the reason.
+Everything runs in the training thread. No step is made with an incomplete gradient: if a `forward_backward` fails, the
+gradient since the last step is dropped, and the next `optim_step` fails with the same reason. Clients send it without
+waiting for the `forward_backward`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ TARGETS = "target_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The model that clients start from, by the name they know it by, and how it is trained."""
+    """The base model: the name that clients use for it, the settings of its training, and the ranks."""
 
     name: str
     settings: TrainerSettings
@@ -48,18 +49,21 @@ class Base:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The folder's `config.json`."""
+        """The `config.json` in the model's folder, read at each access."""
         return json.loads((self.settings.model / "config.json").read_text(encoding="utf-8"))
 
     def check_name(self, name: str) -> None:
-        """`InvalidRequest` if a client means another model."""
+        """Raises `InvalidRequest` if `name` is not this base model."""
         if name != self.name:
             raise InvalidRequest(f"base_model: {name!r} is not served here; {self.name!r} is", param="base_model")
 
     def settings_for(self, about: About) -> TrainerSettings:
-        """With adapters of the rank that the client asks for; 0 trains all weights."""
+        """The settings with adapters of the rank and on the layers in `about`. Rank 0 trains all weights.
+
+        Raises `InvalidRequest` if `about` selects no layers.
+        """
         parts = {"mlp": about.train_mlp, "attention": about.train_attn, "unembedding": about.train_unembed}
-        targets = tuple(name for name, trained in parts.items() if trained)
+        targets = tuple(name for name, trainable in parts.items() if trainable)
         if not targets:
             raise InvalidRequest("lora_config: nothing is to be trained", param="lora_config")
         lora = self.settings.lora.model_copy(update={"rank": about.rank, "targets": targets})
@@ -67,7 +71,11 @@ class Base:
 
 
 class TrainedModel:
-    """A model of one client. `state`, where it goes on from saved weights, is their folder."""
+    """The model of one client: the base model, or the saved weights in the folder `state`.
+
+    `seed` sets the adapters' first values; None takes a random one. `optimiser` restores the optimiser's state, too.
+    Raises `CheckpointMismatch` if the state does not fit the model.
+    """
 
     def __init__(
         self, base: Base, about: About, seed: int | None, state: Path | None = None, *, optimiser: bool = False
@@ -75,8 +83,8 @@ class TrainedModel:
         self.base, self.about = base, about
         settings = base.settings_for(about)
         torch.manual_seed(torch.seed() % 2**63 if seed is None else seed)
-        whole = state is not None and not about.rank
-        self.learner = Learner(state if whole and state else settings.model, settings, base.ranks)
+        model_in_state = state is not None and not about.rank  # with adapters, a state has only the adapters
+        self.learner = Learner(state if model_in_state and state else settings.model, settings, base.ranks)
         if state is not None:
             self._restore(state, optimiser=optimiser)
         config = self.learner.model.config
@@ -86,38 +94,45 @@ class TrainedModel:
         self._pack = Packer(
             compute.token_budget, compute.share_prefixes, alone=architectures.rows_alone(self.learner.model.config)
         )
-        self._gathered = False
-        self._failure = ""
+        self._has_gradient = False
+        self._failure = ""  # why the gradient of the next step is incomplete
 
     def compute(self, message: pb.ForwardBackwardRequest) -> tuple[list[Float32], float]:
-        """The log-probs of each datum's targets, and the loss. Unless the message wants the forward pass alone, the
-        loss's gradient is added to what was gathered since the last step."""
+        """Returns the log-probs [T] or [T, K] of each datum's targets, and the loss.
+
+        Adds the loss's gradient to the gradient of the next step, unless the message is `forward_only`. If that fails,
+        drops the whole gradient and raises; the next step will fail with the same reason.
+        """
         try:
             loss = find_loss(message.loss_fn)
             config = loss.config(message.loss_fn, config_of(message))
             results = self._pass(loss, config, examples(message), backward=not message.forward_only)
         except Exception as error:
             if not message.forward_only:
-                self._spoil(str(error))
+                self._discard_gradient(str(error))
             raise
-        self._gathered = self._gathered or not message.forward_only
+        self._has_gradient = self._has_gradient or not message.forward_only
         return results
 
-    def _spoil(self, reason: str) -> None:
-        """The gradient under way lacks something: it is dropped, and the step that it was for will fail."""
+    def _discard_gradient(self, reason: str) -> None:
+        """Drops the incomplete gradient. The next step will fail with `reason`."""
         self.learner.forget()
         self._failure = self._failure or reason
 
     def optim_step(self, params: types.OptimParams) -> dict[str, float]:
-        """One step of AdamW; the gradient is gone afterwards, whatever came of it."""
+        """Makes one step of AdamW and returns its metrics. The gradient is dropped afterwards, also if the step fails.
+
+        Raises `InvalidRequest`, with the weights unchanged, if there is no gradient, a `forward_backward` since the
+        last step failed, the gradient's norm is not finite, or `params` are not valid `AdamParams`.
+        """
         try:
             if self._failure:
                 raise InvalidRequest(f"no step: a forward_backward that belongs to it failed ({self._failure})")
-            if not self._gathered:
+            if not self._has_gradient:
                 raise InvalidRequest("no step: there is no gradient; send forward_backward before")
             if not isinstance(params, types.AdamParams):
                 raise InvalidRequest(f"no step: {params.type} is not done here, AdamParams are")
-            adam = _adam(params)
+            adam = _adamw_settings(params)
             norm = self.learner.clip(params.grad_clip_norm or math.inf)
             if not math.isfinite(norm):
                 raise InvalidRequest(f"no step: the gradient's norm is {norm}; the weights are as before")
@@ -127,35 +142,42 @@ class TrainedModel:
         return {"grad_norm": norm}
 
     def drop_gradient(self) -> None:
-        """What was gathered, and what failed, is of no step."""
+        """Drops the gradient and the record of a failure. The next step needs a new `forward_backward`."""
         self.learner.forget()
-        self._failure, self._gathered = "", False
+        self._failure, self._has_gradient = "", False
 
     def save_state(self, folder: Path, about: About) -> None:
-        """What training can go on from: weights and optimiser, without a gradient that was not applied."""
+        """Saves what training needs to go on: the weights (with a rank, only the adapters) and the optimiser's state.
+
+        A gradient that no step has applied is not saved. `folder` appears only when it is complete.
+        """
         learner = self.learner
-        stepped = bool(learner.optimiser.state)  # torch would make a first step to ask an optimiser for its state
-        with whole_folder(folder) as making:
+        has_optimiser = bool(learner.optimiser.state)  # before the first step, torch would make one to read the state
+        with whole_folder(folder) as temporary:
             if not self.about.rank:
-                save_model(learner.model, learner.weights(), making, self.base.settings.model)
-            if stepped:
-                torch.save(learner.state(), making / "optimiser.pt")
+                save_model(learner.model, learner.weights(), temporary, self.base.settings.model)
+            if has_optimiser:
+                torch.save(learner.state(), temporary / "optimiser.pt")
             elif self.about.rank:
-                torch.save(learner.adapters(), making / "adapters.pt")
-            self._describe(making, about, has_optimiser=stepped)
+                torch.save(learner.adapters(), temporary / "adapters.pt")
+            self._describe(temporary, about, has_optimiser=has_optimiser)
 
     def save_sampler(self, folder: Path, about: About) -> None:
-        """A model's folder, adapters merged into it."""
-        with whole_folder(folder) as making:
-            save_model(self.learner.model, self.learner.weights(), making, self.base.settings.model)
-            self._describe(making, about, has_optimiser=False)
+        """Saves a model folder that any engine can load, with the adapters merged into the weights."""
+        with whole_folder(folder) as temporary:
+            save_model(self.learner.model, self.learner.weights(), temporary, self.base.settings.model)
+            self._describe(temporary, about, has_optimiser=False)
 
     def _describe(self, folder: Path, about: About, *, has_optimiser: bool) -> None:
+        """Writes `about`, with the time of creation, beside the weights."""
         about = msgspec.structs.replace(about, created=time.time(), has_optimiser=has_optimiser)
         (folder / ABOUT).write_bytes(msgspec.json.encode(about))
 
     def _restore(self, state: Path, *, optimiser: bool) -> None:
-        """Takes up the adapters in `state`, and the optimiser's moments. `CheckpointMismatch` if they don't fit."""
+        """Loads the adapters from the folder `state` and, with `optimiser`, the optimiser's state if one was saved.
+
+        Raises `CheckpointMismatch` if they do not fit.
+        """
         if (state / "optimiser.pt").exists():
             saved = load_optimiser(Saved(0, 0, state))
             if optimiser:
@@ -174,11 +196,12 @@ class TrainedModel:
     def _pass(
         self, loss: TinkerLoss, config: Config, data: Sequence[Example], *, backward: bool
     ) -> tuple[list[Float32], float]:
+        """The log-probs and the loss of `data`, computed pack by pack; with `backward`, also adds the gradient."""
         if not data:
             raise InvalidRequest("data: there is none", param="data")
         for number, example in enumerate(data):
             self._check(f"datum {number}", example, loss.inputs)
-        rows = [PackedRow.uniform(_unlabelled(one), at, at) for at, one in enumerate(data)]
+        rows = [PackedRow.uniform(_as_segment(example), number, number) for number, example in enumerate(data)]
         outputs: list[Float32] = [np.zeros(0, np.float32)] * len(data)
         total = 0.0
         for pack in self._pack(rows):
@@ -193,21 +216,22 @@ class TrainedModel:
             total += float(value.detach())
             if backward:
                 self.learner.backward(value)
-            _spread(logprobs_M.detach().float().cpu().numpy(), pack, data, outputs)
+            _split_by_datum(logprobs_M.detach().float().cpu().numpy(), pack, data, outputs)
         return outputs, total
 
-    def _check(self, where: str, example: Example, wanted: Sequence[str]) -> None:
+    def _check(self, where: str, example: Example, loss_inputs: Sequence[str]) -> None:
+        """Raises `InvalidRequest` if the model or the loss can't take the example. `where` names it in the message."""
         length = len(example.token_ids)
         if not 0 < length <= self.context:
             raise InvalidRequest(f"{where}: model_input has {length} tokens; the model takes 1 to {self.context}")
-        if set(example.inputs) != {TARGETS, *wanted}:
-            given, needed = ", ".join(example.inputs) or "nothing", ", ".join((TARGETS, *wanted))
-            raise InvalidRequest(f"{where}: loss_fn_inputs has {given}; this loss takes {needed}")
+        if set(example.inputs) != {TARGETS, *loss_inputs}:
+            names, required = ", ".join(example.inputs) or "nothing", ", ".join((TARGETS, *loss_inputs))
+            raise InvalidRequest(f"{where}: loss_fn_inputs has {names}; this loss takes {required}")
         targets = example.inputs[TARGETS]
         for name, ids in (("model_input", example.token_ids), (TARGETS, targets)):
             if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= self.vocabulary:
                 raise InvalidRequest(f"{where}: {name} has ids out of the vocabulary of {self.vocabulary}")
-        for name in wanted:
+        for name in loss_inputs:
             values = example.inputs[name]
             if values.shape != targets.shape:
                 shapes = f"{list(values.shape)}, {TARGETS} {list(targets.shape)}"
@@ -217,23 +241,26 @@ class TrainedModel:
 
 
 def batch_of(pack: Pack, examples: Sequence[Example]) -> Batch:
-    """The pack's tensors: every target of every token is predicted, whatever it weighs. `extra` is for the loss."""
-    parts = [examples[row.number].inputs for row in pack.rows]
-    widths = [part[TARGETS].size // len(place) for part, place in zip(parts, pack.places, strict=True)]
+    """The pack's tensors. All M targets of its tokens are predicted, also those with weight 0.
+
+    `extra` has the loss's inputs [M]. The fields that only recipes use are zeros.
+    """
+    inputs = [examples[row.number].inputs for row in pack.rows]
+    widths = [arrays[TARGETS].size // len(place) for arrays, place in zip(inputs, pack.places, strict=True)]
     sources = [np.repeat(place, width) for place, width in zip(pack.places, widths, strict=True)]
-    extra = {name: _flat([part[name] for part in parts], np.float32) for name in parts[0] if name != TARGETS}
-    targets_M = _flat([part[TARGETS] for part in parts], np.int64)
-    nothing_M = torch.zeros(len(targets_M))
+    extra = {name: _flat([arrays[name] for arrays in inputs], np.float32) for name in inputs[0] if name != TARGETS}
+    targets_M = _flat([arrays[TARGETS] for arrays in inputs], np.int64)
+    zeros_M = torch.zeros(len(targets_M))
     return Batch(
         token_ids_N=torch.from_numpy(pack.token_ids_N.astype(np.int64)),
         position_ids_N=torch.from_numpy(pack.position_ids_N.astype(np.int64)),
         spans=pack.spans,
         sources_M=_flat(sources, np.int64),
         targets_M=targets_M,
-        logprobs_M=nothing_M,
+        logprobs_M=zeros_M,
         versions_M=torch.full_like(targets_M, NO_VERSION),
-        advantages_M=nothing_M,
-        weights_M=nothing_M,
+        advantages_M=zeros_M,
+        weights_M=zeros_M,
         rollouts_M=torch.zeros_like(targets_M),
         rows=len(pack.rows),
         unshared_tokens=sum(map(len, pack.rows)),
@@ -241,31 +268,32 @@ def batch_of(pack: Pack, examples: Sequence[Example]) -> Batch:
     )
 
 
-def _spread(logprobs_M: Float32, pack: Pack, examples: Sequence[Example], outputs: list[Float32]) -> None:
-    """Puts the pack's log-probs where their examples stand."""
-    done = 0
+def _split_by_datum(logprobs_M: Float32, pack: Pack, examples: Sequence[Example], outputs: list[Float32]) -> None:
+    """Writes the pack's log-probs to `outputs`, each datum's at its number and in the shape of its targets."""
+    start = 0
     for row in pack.rows:
         shape = examples[row.number].inputs[TARGETS].shape
         count = math.prod(shape)
-        outputs[row.number] = logprobs_M[done : done + count].reshape(shape)
-        done += count
+        outputs[row.number] = logprobs_M[start : start + count].reshape(shape)
+        start += count
 
 
-def _flat(arrays: Sequence[NDArray[Any]], kind: Any) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([array.ravel() for array in arrays]).astype(kind))
+def _flat(arrays: Sequence[NDArray[Any]], dtype: Any) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([array.ravel() for array in arrays]).astype(dtype))
 
 
-def _unlabelled(example: Example) -> Segment:
-    """The example's ids as a segment, which is what is packed."""
+def _as_segment(example: Example) -> Segment:
+    """The example's token ids as a segment without trained tokens, the form that `Packer` needs."""
     size = len(example.token_ids)
     no_versions = np.full(size, NO_VERSION, np.int32)
     return Segment(example.token_ids, np.zeros(size, bool), np.zeros(size, np.float32), no_versions, ())
 
 
-def _adam(params: types.AdamParams) -> Mapping[str, Any]:
+def _adamw_settings(params: types.AdamParams) -> Mapping[str, Any]:
+    """The keyword arguments of torch's AdamW. Raises `InvalidRequest` if a value is out of its range."""
     values = (params.learning_rate, params.beta1, params.beta2, params.eps, params.weight_decay, params.grad_clip_norm)
-    sound = all(map(math.isfinite, values)) and min(values) >= 0 and max(params.beta1, params.beta2) < 1
-    if not sound:
+    valid = all(map(math.isfinite, values)) and min(values) >= 0 and max(params.beta1, params.beta2) < 1
+    if not valid:
         raise InvalidRequest(f"no step: AdamParams are {params}; finite ones are wanted, and betas under 1")
     return {
         "lr": params.learning_rate,

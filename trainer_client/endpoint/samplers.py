@@ -1,7 +1,7 @@
-"""Sampling by embedded engines in this process, one for each set of weights that is sampled from.
+"""Samples with embedded engines in this process, one engine for each folder of weights.
 
-Engines load when they are asked for, and those used longest ago leave when there are more than `most`, but never one
-that samples.
+An engine loads at the first request for its folder. While more than `most` are loaded, the least recently used one is
+unloaded, but never one with a request in progress.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from rolltap.trainer_client.endpoint.messages import write_sample_output
 from rolltap.trainer_client.endpoint.saved import KEPT
 
 NOT_DONE = ("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info")
+"""Fields of a request that this service refuses."""
+
 MOST_CANDIDATES = 20
+"""The most candidates per token."""
 
 
 @dataclass(slots=True, eq=False)
 class Sampler:
-    """An engine's loop, there once it has loaded, and how many requests use it."""
+    """One engine. `loading` returns its loop once the weights are loaded; `users` counts the requests in progress."""
 
     loading: asyncio.Task[EngineLoop]
     users: int = 0
@@ -39,21 +42,24 @@ class Sampler:
 
 @dataclass(slots=True)
 class Samplers:
-    """Engines by the folder of their weights, the one used last at the end."""
+    """The engines by their weights' folder, in the order of their last use. Each samples `slots` sequences at once."""
 
     most: int
     slots: int = 32
     _loaded: OrderedDict[Path, Sampler] = field(default_factory=OrderedDict)
 
-    async def sample(self, folder: Path, request: types.SampleRequest, asked: GenerateRequest, id: str) -> bytes:
-        """The SDK's `SampleResponse` to `request`, which is `asked` in the engine's words. To cancel it ends the
-        engine's work, too."""
+    async def sample(self, folder: Path, request: types.SampleRequest, generate: GenerateRequest, id: str) -> bytes:
+        """Samples from the weights in `folder` and returns a serialized `SampleResponse`.
+
+        `generate` is `request` in the engine's own protocol (see `engine_request`). Cancelling the call aborts the
+        request in the engine. Raises `NotFound` if the folder is gone, `EngineUnavailable` if the engine breaks off.
+        """
         sampler = self._sampler(folder)
         sampler.users += 1
         try:
-            return await _sampled(await asyncio.shield(sampler.loading), request, asked, id)
+            return await _sample(await asyncio.shield(sampler.loading), request, generate, id)
         except (ConfigError, EngineUnavailable, NotFound):
-            if self._loaded.get(folder) is sampler:  # the next request loads it anew
+            if self._loaded.get(folder) is sampler:  # the next request loads it again
                 del self._loaded[folder]
             raise
         finally:
@@ -71,6 +77,7 @@ class Samplers:
         return self._loaded[folder]
 
     async def _trim(self) -> None:
+        """Unloads idle engines, the least recently used first, until `most` are left or none is idle."""
         idle = [folder for folder, sampler in self._loaded.items() if not sampler.users]
         for folder in idle[: max(0, len(self._loaded) - self.most)]:
             await self._unload(folder)
@@ -82,6 +89,7 @@ class Samplers:
 
 
 def _load(folder: Path, slots: int) -> EngineLoop:
+    """Loads and starts an engine. Raises `NotFound` if the folder does not exist."""
     if not folder.exists():
         raise NotFound(
             f"{folder.name}: the snapshot is gone; of a model the newest {KEPT} without a name stay, and all with one"
@@ -92,18 +100,18 @@ def _load(folder: Path, slots: int) -> EngineLoop:
 
 
 def _deliver(outbox: Outbox) -> None:
-    for sink, delta in outbox:
-        sink(delta)
+    for receive, delta in outbox:
+        receive(delta)
 
 
 def engine_request(request: types.SampleRequest) -> GenerateRequest:
-    """What the engine is asked; `InvalidRequest` names what is not done here."""
+    """The request in the engine's own protocol. Raises `InvalidRequest`, which names a field that is not supported."""
     for name in NOT_DONE:
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not done here", param=name)
     params = request.sampling_params
     stop = [params.stop] if isinstance(params.stop, str) else params.stop
-    if any(isinstance(one, str) for one in stop or ()):
+    if any(isinstance(entry, str) for entry in stop or ()):
         raise InvalidRequest("stop: strings are not looked for here; give token ids", param="stop")
     if max(request.topk_sample_logprobs, request.topk_prompt_logprobs) > MOST_CANDIDATES:
         raise InvalidRequest(f"at most {MOST_CANDIDATES} candidates of a token are given")
@@ -131,15 +139,15 @@ def _ids(prompt: types.ModelInput) -> list[int]:
         raise InvalidRequest("prompt: only text here, no images or sounds", param="prompt") from error
 
 
-async def _sampled(loop: EngineLoop, request: types.SampleRequest, asked: GenerateRequest, id: str) -> bytes:
-    prompt = asked.prompt_ids
-    last = request.prompt_logprobs_last_n
-    if last is not None and not 0 < last < len(prompt):
-        raise InvalidRequest(f"prompt_logprobs_last_n is {last}; it is from 1 to {len(prompt) - 1}")
-    most = check_prompt(asked, loop.model.config.vocab_size, loop.context)
+async def _sample(loop: EngineLoop, request: types.SampleRequest, generate: GenerateRequest, id: str) -> bytes:
+    prompt = generate.prompt_ids
+    last_n = request.prompt_logprobs_last_n
+    if last_n is not None and not 0 < last_n < len(prompt):
+        raise InvalidRequest(f"prompt_logprobs_last_n is {last_n}; it is from 1 to {len(prompt) - 1}")
+    max_tokens = check_prompt(generate, loop.model.config.vocab_size, loop.context)
     replies: list[Future[TokenDelta]] = [Future() for _ in range(request.num_samples)]
     choices = [
-        SamplingRequest(id, prompt, asked.draw.sampling(most, choice), reply.set_result, stream=False)
+        SamplingRequest(id, prompt, generate.draw.sampling(max_tokens, choice), reply.set_result, stream=False)
         for choice, reply in enumerate(replies)
     ]
     scores: PromptScores | None = None
@@ -147,11 +155,12 @@ async def _sampled(loop: EngineLoop, request: types.SampleRequest, asked: Genera
         await asyncio.wrap_future(loop.submit(choices))
         if request.prompt_logprobs or request.topk_prompt_logprobs:
             scores = await asyncio.wrap_future(loop.score(prompt, request.topk_prompt_logprobs))
-        sampled = await asyncio.gather(*(asyncio.shield(asyncio.wrap_future(reply)) for reply in replies))
+        outputs = await asyncio.gather(*(asyncio.shield(asyncio.wrap_future(reply)) for reply in replies))
     except asyncio.CancelledError:
         loop.abort([id])
         raise
-    if any(delta.finish in ("error", "abort") for delta in sampled):
+    if any(delta.finish in ("error", "abort") for delta in outputs):
         raise EngineUnavailable("the sampler broke off; send the request again")
-    cached = max(delta.cached_tokens for delta in sampled)
-    return write_sample_output(sampled, scores, 1 if last is None else len(prompt) - last, cached)
+    cached_tokens = max(delta.cached_tokens for delta in outputs)
+    first_score = 1 if last_n is None else len(prompt) - last_n
+    return write_sample_output(outputs, scores, first_score, cached_tokens)

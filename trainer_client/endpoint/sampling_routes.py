@@ -1,4 +1,4 @@
-"""Routes of sampling."""
+"""Routes for sampling sessions and their requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SamplingRoutes:
         yield "POST", "/cancel_future", self.cancel
 
     async def create(self, http: Request) -> Response:
-        """Of saved weights, or of the base model."""
+        """Creates a sampling session for saved weights or for the base model."""
         request = parse(await read(http), types.CreateSamplingSessionRequest)
         session = self._sessions.find(request.session_id)
         if request.model_path is not None:
@@ -57,24 +57,25 @@ class SamplingRoutes:
         return reply(types.GetSamplerResponse(sampler_id=id, base_model=self._base.name, model_path=path))
 
     async def sample(self, http: Request) -> Response:
+        """Starts sampling and answers with a promise. A repeat of a request starts nothing."""
         body = await read(http)
         request = parse(body, types.SampleRequest)
         if request.sampling_session_id is None or request.seq_id is None:
             raise InvalidRequest("sampling_session_id and seq_id: sample from a session", param="sampling_session_id")
         folder = self._sessions.sampler(request.sampling_session_id).folder
-        asked = engine_request(request)
+        generate = engine_request(request)
         id = f"{request.sampling_session_id}:{request.seq_id}"
         if self._promises.expect(id, body):
 
-            async def sampled() -> ResultBody:
-                return ResultBody.protobuf(await self._samplers.sample(folder, request, asked, id))
+            async def run() -> ResultBody:
+                return ResultBody.protobuf(await self._samplers.sample(folder, request, generate, id))
 
-            self._tasks[id] = self._promises.settle(id, sampled())
+            self._tasks[id] = self._promises.settle(id, run())
             self._tasks[id].add_done_callback(lambda _: self._tasks.pop(id, None))
         return promise(id, sequence_ids=[f"{id}:{number}" for number in range(request.num_samples)])
 
     async def cancel(self, http: Request) -> Response:
-        """Nobody waits for these samples any more."""
+        """Aborts a sampling request. An unknown id, or that of a request that has ended, is ignored."""
         if task := self._tasks.get(parse(await read(http), CancelRequest).request_id):
             task.cancel()
         return JSONResponse({})

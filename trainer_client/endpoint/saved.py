@@ -1,7 +1,7 @@
-"""What the endpoint keeps on disk: `<out>/<model>/<kind>/<name>`, which clients call `tinker://<model>/<kind>/<name>`.
+"""Saved weights on disk: `<out>/<model>/<kind>/<name>`. Clients use the path `tinker://<model>/<kind>/<name>`.
 
-A folder appears whole or not at all. `weights` hold what training goes on from; `sampler_weights` are a model's folder
-with its tokenizer, which any engine can load.
+A folder appears only when it is complete. The kind `weights` holds what training needs to continue; `sampler_weights`
+is a model folder with its tokenizer, which any engine can load.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ Kind = Literal["weights", "sampler_weights"]
 SCHEME, ABOUT = "tinker://", "tinker.json"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 EPHEMERAL = "ephemeral-"
-"""Before the names of snapshots that nobody named; the newest `KEPT` of a model stay, and none over a restart."""
+"""The prefix of snapshots that the client did not name. The service removes them all when it starts."""
+
 KEPT = 4
+"""The number of unnamed snapshots of a model that stay, the newest ones."""
 
 
 class About(msgspec.Struct, frozen=True):
-    """Beside saved weights: the model that they are of, and until when they are kept (seconds since the epoch)."""
+    """The description of saved weights, in the file `ABOUT` beside them.
+
+    `rank` 0 means that all weights are trained. `created` and `expires` are in seconds since the epoch.
+    """
 
     base_model: str
     rank: int
@@ -44,7 +49,7 @@ class About(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """A name of saved weights, whether or not they are there."""
+    """The name of saved weights. They need not exist."""
 
     model: str
     kind: Kind
@@ -56,7 +61,7 @@ class SavedWeights:
 
 
 def parse_path(path: str, kind: Kind) -> SavedWeights:
-    """`InvalidRequest` if `path` is no name of weights of this kind."""
+    """Parses a `tinker://` path. Raises `InvalidRequest` if it does not name weights of this kind."""
     parts = path.removeprefix(SCHEME).split("/")
     if not path.startswith(SCHEME) or len(parts) != 3 or parts[1] != kind:
         raise InvalidRequest(f"{path[:200]!r} is not {SCHEME}MODEL/{kind}/NAME")
@@ -66,7 +71,10 @@ def parse_path(path: str, kind: Kind) -> SavedWeights:
 
 
 def folder_of(root: Path, path: str) -> Path:
-    """Where a service that keeps its weights in `root` has those of a sampler at a `tinker://` path."""
+    """The folder of the sampler weights with the `tinker://` path `path`, for a service with `--out` `root`.
+
+    Raises `InvalidRequest` if it is not a path of sampler weights. The folder need not exist.
+    """
     return Library(root).folder(parse_path(path, "sampler_weights"))
 
 
@@ -77,7 +85,7 @@ class Library:
         self.root = root
 
     def tidy(self) -> None:
-        """At start: takes away what a killed process was writing, and snapshots whose sessions are gone."""
+        """Removes unfinished folders of a killed process, unnamed snapshots and expired weights. Called at start."""
         for folder in self.root.glob("*/*"):
             sweep(folder)
         for folder in self.root.glob(f"*/sampler_weights/{EPHEMERAL}*"):
@@ -85,7 +93,7 @@ class Library:
         self.expire()
 
     def expire(self) -> None:
-        """Takes away what is past its time."""
+        """Removes the weights whose expiry has passed."""
         for saved, about in list(self.all()):
             if about.expires is not None and about.expires < time.time():
                 remove_folder(self.folder(saved))
@@ -94,14 +102,17 @@ class Library:
         return self.root / saved.model / saved.kind / saved.name
 
     def about(self, saved: SavedWeights) -> About:
-        """`NotFound` if there are no such weights (any more)."""
+        """The description of saved weights. Raises `NotFound` if they do not exist."""
         try:
             return msgspec.json.decode((self.folder(saved) / ABOUT).read_bytes(), type=About)
         except (OSError, msgspec.DecodeError) as error:
             raise NotFound(f"{saved.path}: nothing is saved there, or no longer") from error
 
     def claim(self, saved: SavedWeights, *, overwrite: bool = False) -> Path:
-        """The folder to write. `InvalidRequest` if the name is taken."""
+        """The folder to save to; its parent exists afterwards. Also removes expired weights.
+
+        Raises `InvalidRequest` if the name is in use, unless `overwrite` is set.
+        """
         self.expire()
         folder = self.folder(saved)
         if folder.exists() and not overwrite:
@@ -110,24 +121,25 @@ class Library:
         return folder
 
     def remove(self, saved: SavedWeights) -> None:
+        """Removes saved weights. Raises `NotFound` if they do not exist."""
         self.about(saved)
         remove_folder(self.folder(saved))
 
     def forget_snapshots(self, model: str) -> None:
-        """The model's unnamed snapshots but the newest `KEPT`."""
+        """Removes the model's unnamed snapshots except the newest `KEPT`."""
         folders = (self.root / model / "sampler_weights").glob(f"{EPHEMERAL}*")
         for folder in sorted(folders, key=lambda path: int(path.name.removeprefix(EPHEMERAL)))[:-KEPT]:
             remove_folder(folder)
 
     def all(self, model: str = "*") -> Iterator[tuple[SavedWeights, About]]:
-        """Every model's weights, or one's."""
+        """All saved weights, or those of `model`, sorted by path within each kind. `model` is a glob pattern."""
         for kind in get_args(Kind):
             for file in sorted(self.root.glob(f"{model}/{kind}/*/{ABOUT}")):
                 saved = SavedWeights(file.parents[2].name, kind, file.parent.name)
                 yield saved, self.about(saved)
 
     def checkpoint(self, saved: SavedWeights, about: About) -> types.Checkpoint:
-        """As the SDK lists it."""
+        """The entry in the SDK's list of checkpoints."""
         return types.Checkpoint(
             checkpoint_id=f"{saved.kind}/{saved.name}",
             checkpoint_type="training" if saved.kind == "weights" else "sampler",

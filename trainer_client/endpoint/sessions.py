@@ -1,5 +1,8 @@
-"""Who is connected, what they train and what they sample from. Kept in memory: a client of a service that was started
-anew makes a new session, and goes on from what it saved."""
+"""The clients' sessions, with their models in training and their sampling sessions.
+
+They are in memory only. After a restart of the service, a client opens a new session and continues from its saved
+weights.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ from rolltap.trainer_client.endpoint.model import TrainedModel
 from rolltap.trainer_client.endpoint.saved import About
 
 SILENT_S = 300.0
-"""Seconds without a heartbeat (clients send one each 10 s) after which a session's models may go."""
+"""A session without a request for this many seconds may be ended. Clients send a heartbeat every 10 s."""
 
 
 @dataclass(slots=True)
 class SamplerSource:
-    """What a sampling session samples from: the base model (`path` None) or saved weights."""
+    """The weights of a sampling session: saved weights, or the base model if `path` is None."""
 
     folder: Path
     path: str | None = None
-    follows: str = ""  # the model whose newest published snapshot this is
+    follows: str = ""  # id of the model whose newest snapshot this is; "" if it never changes
 
 
 @dataclass(slots=True)
 class TrainingRun:
-    """A client's model: there once it has loaded."""
+    """A model of a client. `model` is None until it has loaded. `used` is the time of the last request to it."""
 
     id: str
     about: About
@@ -39,7 +42,7 @@ class TrainingRun:
 
 @dataclass(slots=True)
 class SdkSession:
-    """A client."""
+    """A client's session. `seen` is the time (monotonic) of its last request or heartbeat."""
 
     id: str
     seen: float = field(default_factory=time.monotonic)
@@ -47,7 +50,10 @@ class SdkSession:
     samplers: dict[str, SamplerSource] = field(default_factory=dict)
 
     def add_sampler(self, number: int, source: SamplerSource) -> str:
-        """The sampling session's id. Those that follow the same model go over to its weights."""
+        """Adds a sampling session and returns its id.
+
+        If `source` follows a model, all sampling sessions that follow this model switch to the weights of `source`.
+        """
         id = f"{self.id}:sample:{number}"
         self.samplers[id] = source
         for other in list(self.samplers.values()):
@@ -57,11 +63,12 @@ class SdkSession:
 
     @property
     def gone(self) -> bool:
+        """Whether the client is silent for so long that its session may be ended."""
         return time.monotonic() - self.seen > SILENT_S
 
 
 class Sessions:
-    """Every session, and at most `most` models in training."""
+    """All sessions. They have at most `most` models in training together."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -73,7 +80,7 @@ class Sessions:
         return session
 
     def find(self, id: str) -> SdkSession:
-        """The session, which is heard of by this. `NotFound` for one that is not known (any more)."""
+        """The session, with `seen` set to now. Raises `NotFound` if it is unknown or has ended."""
         session = self._by_id.get(id)
         if session is None:
             raise NotFound(f"session {id!r} has ended, or is of a service that was started anew: make a ServiceClient")
@@ -81,11 +88,11 @@ class Sessions:
         return session
 
     def of(self, id: str) -> SdkSession:
-        """The session of a model, or of a sampling session."""
+        """The session that a model's or sampling session's id belongs to. Raises `NotFound` as `find` does."""
         return self.find(id.partition(":")[0])
 
     def run(self, id: str) -> TrainingRun:
-        """A model in training."""
+        """The training run of a loaded model, with `used` set to now. Raises `NotFound` if there is none."""
         run = self.of(id).runs.get(id)
         if run is None or run.model is None:
             raise NotFound(f"model {id!r} is not in training here; create it, or go on from what you saved of it")
@@ -93,27 +100,31 @@ class Sessions:
         return run
 
     def known(self, id: str) -> TrainingRun | None:
-        """The same; None if it is not."""
+        """The training run, loaded or not; None if there is none. Changes neither `seen` nor `used`."""
         session = self._by_id.get(id.partition(":")[0])
         return None if session is None else session.runs.get(id)
 
     def sampler(self, id: str) -> SamplerSource:
+        """The weights of a sampling session. Raises `NotFound` if there is no such session."""
         samplers = self.of(id).samplers
         if id not in samplers:
             raise NotFound(f"no sampling session {id!r}")
         return samplers[id]
 
     def make_room(self) -> None:
-        """Before another model: those of clients that have gone are unloaded. `InvalidRequest` if too many are left."""
-        for session in [one for one in self._by_id.values() if one.gone]:
+        """Makes sure that one more model may be loaded. Ends the sessions of silent clients.
+
+        Raises `InvalidRequest` if the limit is still reached.
+        """
+        for session in [session for session in self._by_id.values() if session.gone]:
             self.end(session.id)
-        loaded = [id for session in self._by_id.values() for id in session.runs]
-        if len(loaded) >= self._most:
+        models = [id for session in self._by_id.values() for id in session.runs]
+        if len(models) >= self._most:
             raise InvalidRequest(
-                f"{len(loaded)} models are in training, as many as --models allows: {', '.join(loaded)}. Close a "
+                f"{len(models)} models are in training, as many as --models allows: {', '.join(models)}. Close a "
                 f"client of theirs; one that died is forgotten after {SILENT_S:.0f} s"
             )
 
     def end(self, id: str) -> None:
-        """Its models are unloaded. What it saved stays."""
+        """Ends a session and unloads its models. Its saved weights stay."""
         self._by_id.pop(id, None)

@@ -1,7 +1,8 @@
-"""Routes of models in training.
+"""Routes for models in training.
 
-Each request to a model has a number, and takes its turn also where it is refused: the ones behind it were sent already.
-So what is wrong with one is found when its turn has come.
+Each request to a model has a number, and the requests run in this order. A request that will be refused takes its place
+in the order, too: the client has already sent later ones, which wait for it. So most of a request is checked only when
+it runs.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from rolltap.trainer_client.endpoint.sessions import SamplerSource, Sessions, Tr
 
 MOST_RANK = 1024
 Work = Callable[[TrainingRun, TrainedModel, bytes], ResultBody]
-"""What is done in a request's turn, with its body."""
+"""The work of one request. Its last argument is the request's body."""
 
 
 class Numbered(BaseModel):
-    """A request to a model."""
+    """The fields that every request to a model has."""
 
     model_id: str
     seq_id: int
@@ -50,6 +51,7 @@ class TrainingRoutes:
         yield "POST", "/save_weights_for_sampler", partial(self._in_turn, self._save_for_sampler)
 
     async def create(self, http: Request) -> Response:
+        """Creates a model from the base model: with adapters, or without `lora_config` with all weights trained."""
         body = await read(http)
         request = parse(body, types.CreateModelRequest)
         self._base.check_name(request.base_model)
@@ -64,8 +66,8 @@ class TrainingRoutes:
         if not 0 <= about.rank <= MOST_RANK:
             raise InvalidRequest(f"lora_config: the rank is {about.rank}; 0 (all weights) to {MOST_RANK} are taken")
         self._base.settings_for(about)
-        make = partial(TrainedModel, self._base, about, seed)
-        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, about, make)
+        build = partial(TrainedModel, self._base, about, seed)
+        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, about, build)
 
     async def info(self, http: Request) -> Response:
         run = self._sessions.run(parse(await read(http), types.GetInfoRequest).model_id)
@@ -78,13 +80,13 @@ class TrainingRoutes:
         )
 
     async def load(self, http: Request) -> Response:
-        """Into a model in training, or as the first request of a new one."""
+        """Loads saved weights into a model in training or, if the request has a session, into a new model."""
         body = await read(http)
         request = parse(body, types.LoadWeightsRequest)
         if request.session_id is None:
             return self._queue(request.model_id or "", request.seq_id or 0, body, self._load_into)
-        about, make = self._loading(request)
-        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, about, make)
+        about, build = self._builder(request)
+        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, about, build)
 
     async def forward_backward(self, http: Request) -> Response:
         body = await read(http)
@@ -98,14 +100,14 @@ class TrainingRoutes:
 
     def _save(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
         request = parse(body, types.SaveWeightsRequest)
-        saved = _named(run, "weights", request.path or f"{request.seq_id}")
+        saved = _saved_weights(run, "weights", request.path or f"{request.seq_id}")
         model.save_state(self._library.claim(saved, overwrite=request.overwrite), _about(run, request))
         return ResultBody.of(types.SaveWeightsResponse(path=saved.path, type="save_weights"))
 
     def _save_for_sampler(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
-        """With a name, or for a sampling session that is made of it."""
+        """Saves sampler weights. Also opens a sampling session on them if the request has a number for one."""
         request = parse(body, types.SaveWeightsForSamplerRequest)
-        saved = _named(run, "sampler_weights", request.path or f"{EPHEMERAL}{request.seq_id}")
+        saved = _saved_weights(run, "sampler_weights", request.path or f"{EPHEMERAL}{request.seq_id}")
         folder = self._library.claim(saved)
         model.save_sampler(folder, _about(run, request))
         if request.sampling_session_seq_id is None:
@@ -116,15 +118,19 @@ class TrainingRoutes:
         return ResultBody.of(types.SaveWeightsForSamplerResponseInternal(sampling_session_id=id))
 
     def _load_into(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
+        """Replaces the run's model by one with the saved weights. Raises `InvalidRequest` if the ranks differ."""
         request = parse(body, types.LoadWeightsRequest)
-        about, make = self._loading(request)
+        about, build = self._builder(request)
         if model.about.rank != about.rank:
             raise InvalidRequest(f"{request.path}: of rank {about.rank}; this model's is {model.about.rank}")
-        run.model = make()
+        run.model = build()
         return ResultBody.of(types.LoadWeightsResponse(path=request.path, model_id=run.id))
 
-    def _loading(self, request: types.LoadWeightsRequest) -> tuple[About, Callable[[], TrainedModel]]:
-        """What is saved, and how to make a model of it."""
+    def _builder(self, request: types.LoadWeightsRequest) -> tuple[About, Callable[[], TrainedModel]]:
+        """The description of the saved weights, and a function that builds a model from them.
+
+        Raises `InvalidRequest` or `NotFound` if they can't be loaded here.
+        """
         if request.weights_access_token:
             raise InvalidRequest("weights_access_token: there is one account here", param="weights_access_token")
         if request.optimizer_config is not None:
@@ -135,8 +141,11 @@ class TrainingRoutes:
         folder = self._library.folder(saved)
         return about, partial(TrainedModel, self._base, about, None, folder, optimiser=request.optimizer)
 
-    def _begin(self, id: str, body: bytes, about: About, make: Callable[[], TrainedModel]) -> Response:
-        """A new model, whose first request this is."""
+    def _begin(self, id: str, body: bytes, about: About, build: Callable[[], TrainedModel]) -> Response:
+        """Registers a new model with this id, and queues `build`. A repeat of the request only gets the promise again.
+
+        Raises `InvalidRequest` if too many models are in training.
+        """
         session = self._sessions.of(id)
         if id not in session.runs:
             self._sessions.make_room()
@@ -145,7 +154,7 @@ class TrainingRoutes:
 
             def work() -> ResultBody:
                 try:
-                    run.model = make()
+                    run.model = build()
                 except Exception:
                     session.runs.pop(id, None)
                     raise
@@ -155,26 +164,29 @@ class TrainingRoutes:
         return promise(f"{id}:new", id)
 
     async def _in_turn(self, work: Work, http: Request) -> Response:
+        """Queues a request with a JSON body; `work` parses it."""
         body = await read(http)
-        numbered = parse(body, Numbered)
-        return self._queue(numbered.model_id, numbered.seq_id, body, work)
+        request = parse(body, Numbered)
+        return self._queue(request.model_id, request.seq_id, body, work)
 
     def _queue(self, model_id: str, number: int, body: bytes, work: Work) -> Response:
+        """Adds request `number` to the model's lane, and answers with a promise. A repeat is not added again."""
         run = self._sessions.run(model_id)
         if number < 1:
             raise InvalidRequest(f"seq_id is {number}; requests to a model are numbered from 1", param="seq_id")
         id = f"{run.id}:{number}"
 
-        def turn() -> ResultBody:
+        def run_work() -> ResultBody:
             assert run.model is not None
             return work(run, run.model, body)
 
         if self._promises.expect(id, body):
-            run.lane.add(number, partial(self._promises.compute, id, turn))
+            run.lane.add(number, partial(self._promises.compute, id, run_work))
         return promise(id, run.id)
 
 
 def _optim_step(run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
+    """Makes a step. Drops the gradient also if the request can't be parsed: it must not leak into the next step."""
     try:
         params = parse(body, types.OptimStepRequest).optim_params
     except InvalidRequest as error:
@@ -183,15 +195,18 @@ def _optim_step(run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBod
     return ResultBody.of(types.OptimStepResponse(metrics=model.optim_step(params)))
 
 
-def _named(run: TrainingRun, kind: Kind, name: str) -> SavedWeights:
+def _saved_weights(run: TrainingRun, kind: Kind, name: str) -> SavedWeights:
+    """The name of the run's weights. Raises `InvalidRequest` if `name` has characters that are not allowed."""
     return parse_path(SavedWeights(run.id, kind, name).path, kind)
 
 
 def _about(run: TrainingRun, request: types.SaveWeightsRequest | types.SaveWeightsForSamplerRequest) -> About:
+    """The run's description with the request's expiry and metadata."""
     expires = None if request.ttl_seconds is None else time.time() + request.ttl_seconds
     return msgspec.structs.replace(run.about, expires=expires, user_metadata=request.user_metadata)
 
 
 def _check_optimiser(config: types.OptimizerConfig) -> None:
+    """Raises `InvalidRequest` for any optimiser except AdamW."""
     if config.type != "adamw":
         raise InvalidRequest(f"optimizer_config: {config.type!r} is not done here, adamw is", param="optimizer_config")
