@@ -16,6 +16,8 @@ from pydantic import TypeAdapter
 
 from rolltap.contract.admin import NewTask, SubmitTasks
 from rolltap.contract.annotations import AnnotateLease, CallAnnotation
+from rolltap.contract.base import MAX_ENTRIES
+from rolltap.contract.trainer import Rewind
 from rolltap.proxy.planes import _app
 from rolltap.proxy.routes import cutting, slices
 from rolltap.proxy.routes.cutting import cut
@@ -37,6 +39,10 @@ def app_of(route_class: Any) -> FastAPI:
     @routes.post("/annotations")
     async def annotate(body: AnnotateLease) -> dict[str, Any]:
         return {"calls": [[type(call).__name__, call.tokens] for call in body.calls]}
+
+    @routes.post("/rewind")
+    async def rewind(body: Rewind) -> dict[str, Any]:
+        return body.versions
 
     app.include_router(routes, dependencies=[Depends(check_values)])
     return app
@@ -153,9 +159,8 @@ HELD_S = 0.25
 """Processor time, so that a busy machine is no reason. In one piece the first of these took 0.9 s on a quiet core."""
 
 
-@pytest.mark.parametrize("name", TINY)
-async def test_the_smallest_items_hold_nobody(name: str) -> None:
-    """4 MB of them: what they are cut into, decoded and refused in short steps, or not at all."""
+async def held_by(route_class: Any, body: bytes, path: str = "/tasks") -> float:
+    """The longest time that a refused body holds other tasks of the loop, in seconds."""
     longest, last = 0.0, time.thread_time()
 
     async def other() -> None:
@@ -166,10 +171,40 @@ async def test_the_smallest_items_hold_nobody(name: str) -> None:
             longest, last = max(longest, now - last), now
 
     running = asyncio.create_task(other())
-    status, _ = await posted(sliced({"tasks": NewTask}), TINY[name])
+    status, _ = await posted(route_class, body, path)
+    longest = max(longest, time.thread_time() - last)  # the answer comes in the same turn as the last look at the body
     running.cancel()
     assert status in (400, 413)
-    assert longest < HELD_S
+    return longest
+
+
+@pytest.mark.parametrize("name", TINY)
+async def test_the_smallest_items_hold_nobody(name: str) -> None:
+    """4 MB of them: what they are cut into, decoded and refused in short steps, or not at all."""
+    assert await held_by(sliced({"tasks": NewTask}), TINY[name]) < HELD_S
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("/annotations", b'{"token": 1, "version": 1, "calls": [{"call_id": "c", "logprobs": [%s]}]}'),
+        ("/annotations", b'{"token": 1, "version": 1, "calls": [%s]}'),
+        ("/tasks", b'{"policy": "p", "n": 1, "tasks": [%s]}'),
+    ],
+)
+async def test_values_that_are_all_refused_end_with_the_first(path: str, refused: bytes) -> None:
+    """As many as a piece may have. An error for each of them takes seconds."""
+    values = b",".join([b'""'] * (slices.PIECE_VALUES - 100))
+    assert await held_by(sliced({}), refused % values, path) < HELD_S
+
+
+async def test_a_table_has_a_most_of_entries() -> None:
+    table = {str(number): "" for number in range(MAX_ENTRIES + 1)}
+    status, answer = await posted(
+        sliced({}), json.dumps({"step": 0, "run": "r", "versions": table}).encode(), "/rewind"
+    )
+    assert (status, answer["error"]["param"]) == (400, "versions")
+    assert "10,001 entries are more than 10,000" in answer["error"]["message"]
 
 
 SOUND = [
