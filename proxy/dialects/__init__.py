@@ -1,4 +1,4 @@
-"""The wire protocols that rolltap speaks, by name. A dialect is one line here."""
+"""Registry of the wire protocols (dialects) by name. A dialect is one line here."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ ENTRY_POINTS = "rolltap.dialects"
 
 @cache
 def known_dialects() -> Mapping[str, Dialect]:
-    """Every dialect by name: ours, then those that installed packages register. A registered object is an instance."""
+    """Returns all dialects by name: ours, then those that installed packages register as instances."""
     names = [*DIALECTS, *(name for name in known_names(DIALECTS, ENTRY_POINTS) if name not in DIALECTS)]
     return {name: lookup("dialect", name, DIALECTS, ENTRY_POINTS, ConfigError) for name in names}

@@ -1,15 +1,15 @@
 """Anthropic Messages: `POST /v1/messages` and `/v1/messages/count_tokens`.
 
-What a client echoes are `tool_use` ids and thinking signatures, so that is where handles travel. A user message's tool
-results become tool messages, in the order of its blocks.
+Clients echo `tool_use` ids and thinking signatures, so these carry the handles. A user message's tool results become
+tool messages, in the order of its blocks.
 
-* The first system block of Claude Code, `x-anthropic-billing-header: ...`, is a header: it never reaches the model.
-* LiteLLM cannot send an empty text: its `EMPTY_TEXT` in an assistant's turn is read as none.
-* Tools of the vendor's own servers that clients declare by default (`DROPPED_TOOLS`) are left out of the prompt; other
-  tools that only the vendor defines are refused.
-* A tool with `defer_loading` is left out of the prompt's tools until a `tool_reference` in a tool result names it: its
-  definition then stands there, as text, so that the prompt before it stays the same. Where the vendor's tool search is
-  declared (which rolltap does not run), nothing is deferred.
+* The first system block of Claude Code, `x-anthropic-billing-header: ...`, is a header: it is removed from the prompt.
+* LiteLLM cannot send an empty text: its `EMPTY_TEXT` in an assistant message is read as no text.
+* Vendor-hosted tools that clients declare by default (`DROPPED_TOOLS`) are left out of the prompt. Other tools that
+  only the vendor defines are refused.
+* A tool with `defer_loading` is left out of the prompt's tools. When a `tool_reference` in a tool result names it, its
+  definition is inserted there as text, so that the prompt before it does not change. If the request declares the
+  vendor's tool search (which rolltap does not run), no tool is deferred.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TOOL_SEARCH = "tool_search_tool_"
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """The prompt's tools, and those that wait for a `tool_reference`."""
+    """The prompt's tools, and the deferred tools, which wait for a `tool_reference`."""
 
     tools: tuple[Tool, ...] = ()
     deferred: Mapping[str, Tool] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Anthropic(Dialect):
 
 
 def parse_tools(raw: bytes) -> ToolSet:
-    """The whole of `tools`."""
+    """Parses the `tools` field."""
     entries = decode(raw, list[wire.WireTool], "tools")
     if len(entries) > MAX_TOOLS:
         raise invalid("tools", f"at most {MAX_TOOLS} tools")
@@ -157,22 +157,22 @@ def _tool(entry: wire.WireTool, where: str) -> Tool:
 
 
 def tool_choice(choice: wire.WireChoice | None, tools: ToolSet) -> ToolChoice:
-    """`tool_choice`; a tool that is named must be declared."""
+    """Parses `tool_choice`. Raises `InvalidRequest` if a named tool is not declared."""
     if choice is None:
         return ToolChoice()
-    together = not choice.disable_parallel_tool_use
+    parallel = not choice.disable_parallel_tool_use
     if choice.type == "tool":
         if choice.name not in tools.names:
             raise unknown_tool(choice.name or "", tools.names, "tool_choice.name")
-        return ToolChoice("named", (choice.name,), together)
+        return ToolChoice("named", (choice.name,), parallel)
     if choice.type == "any" and not tools.tools:
         raise invalid("tool_choice", "any, but no tools are declared")
     mode: Any = "required" if choice.type == "any" else choice.type
-    return ToolChoice(mode, parallel=together)
+    return ToolChoice(mode, parallel=parallel)
 
 
 def sampling(head: wire.Head) -> Sampling:
-    """The sampling parameters of a request."""
+    """Returns the sampling parameters of a request."""
     config = head.output_config or wire.OutputConfig()
     form = config.format or head.output_format
     if form is not None:

@@ -1,4 +1,4 @@
-"""Anthropic Messages: `system` and entries of `messages` as canonical messages."""
+"""Anthropic Messages: parses `system` and entries of `messages` into canonical messages."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ EMPTY_TEXT = "[System: Empty message content sanitised to satisfy protocol]"
 
 @dataclass(frozen=True, slots=True)
 class MessageEntry:
-    """An entry of `messages` as canonical messages. With `references`, it must be read with the deferred tools."""
+    """An entry of `messages`, parsed. With `references`, it must be parsed again with the deferred tools."""
 
     messages: tuple[Message, ...]
     references: bool = False
 
 
 def parse_system(raw: bytes) -> Message | None:
-    """The whole of `system`, without the billing header; None where nothing is left."""
+    """Parses `system` without the billing header. Returns None if nothing is left."""
     content = decode(raw, str | list[wire.TextBlock], "system")  # type: ignore[arg-type]
     texts = [content] if isinstance(content, str) else [block.text for block in content]
     parts = tuple(Text(text) for text in texts if text and not text.startswith(BILLING_HEADER))
@@ -40,7 +40,7 @@ def parse_system(raw: bytes) -> Message | None:
 
 
 def parse_entry(raw: bytes, deferred: Mapping[str, Tool]) -> MessageEntry:
-    """An entry of `messages`; references to `deferred` tools become their definitions."""
+    """Parses an entry of `messages`. References to `deferred` tools become their definitions."""
     entry = decode(raw, wire.WireMessage)
     blocks = [wire.TextBlock(entry.content)] if isinstance(entry.content, str) else entry.content
     if entry.role == "assistant":
@@ -54,7 +54,7 @@ def parse_entry(raw: bytes, deferred: Mapping[str, Tool]) -> MessageEntry:
             if parts:
                 messages.append(Message("user", tuple(parts)))
                 parts = []
-            references = references or _refers(block)
+            references = references or _has_tool_reference(block)
             messages.append(_tool_result(block, where, deferred))
         else:
             parts += _user_part(block, where, entry.role)
@@ -109,13 +109,13 @@ def _tool_result(block: wire.ToolResultBlock, where: str, deferred: Mapping[str,
     return Message("tool", tuple(parts), tool_call_id=block.tool_use_id, is_error=bool(block.is_error))
 
 
-def _refers(block: wire.ToolResultBlock) -> bool:
+def _has_tool_reference(block: wire.ToolResultBlock) -> bool:
     content = block.content
     return isinstance(content, list) and any(isinstance(part, wire.ToolReferenceBlock) for part in content)
 
 
 def _definition(name: str, deferred: Mapping[str, Tool]) -> str:
-    """A deferred tool as the model reads it; of one that is not deferred, its name."""
+    """Returns a deferred tool's definition as the model reads it; for a tool that is not deferred, its name."""
     tool = deferred.get(name)
     if tool is None:
         return name

@@ -1,4 +1,4 @@
-"""Anthropic Messages, read from the vendor's side."""
+"""Reads Anthropic Messages replies from the vendor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rolltap.proxy.dialects.anthropic_messages import parse_entry
 from rolltap.proxy.dialects.reply_reader import make_choice
 
 READ = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
-"""Blocks of an assistant's turn that the dialect knows; those of the vendor's own tools are left out."""
+"""Blocks of an assistant message that the dialect knows. Blocks of the vendor's own tools are skipped."""
 
 FINISHES = {"max_tokens": "length", "model_context_window_exceeded": "length", "tool_use": "tool_calls"}
 
@@ -52,7 +52,7 @@ class _Event(msgspec.Struct):
 
 
 class MessagesReader:
-    """One message."""
+    """Reads one message."""
 
     def __init__(self) -> None:
         self.closing = self.ended = False
@@ -102,15 +102,15 @@ class MessagesReader:
         self._inputs[index] = self._inputs.get(index, "") + delta.partial_json
 
     def _block(self, index: int) -> dict[str, Any]:
-        """A block with the input that came in pieces."""
-        written = self._inputs.get(index)
-        return {**self._blocks[index], "input": msgspec.Raw(written.encode())} if written else self._blocks[index]
+        """Returns a block with its input, joined from the deltas."""
+        input_json = self._inputs.get(index)
+        return {**self._blocks[index], "input": msgspec.Raw(input_json.encode())} if input_json else self._blocks[index]
 
     def _count(self, usage: _Usage | None) -> None:
-        """Later counts take the place of earlier ones. The vendor counts cached tokens apart from the others."""
+        """Replaces earlier counts by later ones. The vendor's `input_tokens` excludes cached tokens."""
         if usage is None:
             return
-        before = self.usage or Usage()
+        previous = self.usage or Usage()
         cached = usage.cache_read_input_tokens or 0
         prompt = (usage.input_tokens or 0) + cached + (usage.cache_creation_input_tokens or 0)
-        self.usage = Usage(prompt or before.prompt, usage.output_tokens or before.output, cached or before.cached)
+        self.usage = Usage(prompt or previous.prompt, usage.output_tokens or previous.output, cached or previous.cached)

@@ -1,7 +1,7 @@
-"""Anthropic Messages, the reply: whole, or as events from `message_start` to `message_stop`; and the errors.
+"""Writes Anthropic Messages replies: as one body, or as events from `message_start` to `message_stop`; also errors.
 
-Blocks come in the order in which they were sampled: thinking, text, tool uses. Thinking is always sent whole, also
-with `display: omitted`: a client that has it can send it back.
+Blocks are in the order of sampling: thinking, text, tool uses. Thinking is always sent in full, even with
+`display: omitted`: a client that has it can send it back.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ BlockOut = TextOut | ThinkingOut | ToolUseOut
 
 
 class UsageOut(Struct):
-    """Anthropic counts cached tokens apart from `input_tokens`."""
+    """Anthropic's `input_tokens` excludes cached tokens."""
 
     input_tokens: int
     output_tokens: int
@@ -85,7 +85,7 @@ class MessageOut(Struct, tag_field="type", tag="message"):
 
 
 def message_body(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
-    """The body of a reply that is not streamed."""
+    """Returns the body of a reply that is not streamed."""
     choice = ended.choices[0]
     message = choice.message
     blocks: list[BlockOut] = []
@@ -99,22 +99,22 @@ def message_body(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded)
 
 
 def _input(arguments: str) -> msgspec.Raw | UnparsedWrapper:
-    """The arguments' object. Of one that was cut off, what a client has that adds up the deltas."""
-    whole = object_of(arguments)
-    if isinstance(whole, UnparsedWrapper) and (members := whole_members(arguments)) is not None:
+    """Returns the arguments as an object. If they were cut off: the members that a client gets from the deltas."""
+    value = object_of(arguments)
+    if isinstance(value, UnparsedWrapper) and (members := whole_members(arguments)) is not None:
         return msgspec.Raw(encode(members))
-    return whole
+    return value
 
 
 def stop_reason(choice: Choice) -> tuple[str, str | None]:
-    """`stop_reason` and `stop_sequence`."""
+    """Returns `stop_reason` and `stop_sequence`."""
     if choice.stop is not None:
         return "stop_sequence", choice.stop
     return {"length": "max_tokens", "tool_calls": "tool_use"}.get(choice.finish, "end_turn"), None
 
 
 def usage_out(usage: Usage) -> UsageOut:
-    """Token counts in Anthropic's form: their sum is the whole prompt."""
+    """Returns token counts in Anthropic's form: the three input counts add up to the whole prompt."""
     return UsageOut(usage.prompt - usage.cached, usage.output, usage.cached)
 
 
@@ -123,7 +123,7 @@ def _message_id(started: ReplyStarted) -> str:
 
 
 class MessagesWriter:
-    """Writes the events; at most one block is open at a time."""
+    """Writes the events. At most one block is open at a time."""
 
     content_type = EVENT_STREAM
 
@@ -138,8 +138,8 @@ class MessagesWriter:
             case TextDelta(text):
                 return self._ensure("text", TextOut("")) + self._delta({"type": "text_delta", "text": text})
             case ReasoningDelta(text):
-                opened = self._ensure("thinking", ThinkingOut("", ""))
-                return opened + self._delta({"type": "thinking_delta", "thinking": text})
+                frames = self._ensure("thinking", ThinkingOut("", ""))
+                return frames + self._delta({"type": "thinking_delta", "thinking": text})
             case ToolCallDelta():
                 return self._delta({"type": "input_json_delta", "partial_json": event.arguments})
             case ReplyStarted():
@@ -177,11 +177,11 @@ class MessagesWriter:
     def _close(self) -> bytes:
         if self._open is None:
             return b""
-        signed = b""
+        signature = b""
         if self._open == "thinking":
-            signed = self._delta({"type": "signature_delta", "signature": self._signature})
+            signature = self._delta({"type": "signature_delta", "signature": self._signature})
         self._open = None
-        return signed + event_frame("content_block_stop", {"type": "content_block_stop", "index": self._index})
+        return signature + event_frame("content_block_stop", {"type": "content_block_stop", "index": self._index})
 
     def _ended(self, event: ReplyEnded) -> bytes:
         reason, sequence = stop_reason(event.choices[0])
@@ -194,13 +194,13 @@ class MessagesWriter:
 
 
 def _overflow(error: ContextOverflow) -> str:
-    """In Anthropic's words; Claude Code reads the two numbers."""
+    """Anthropic's wording. Claude Code parses the two numbers."""
     has_counts = error.tokens is not None and error.limit is not None
     return f"prompt is too long: {f'{error.tokens} tokens > {error.limit} maximum' if has_counts else error.message}"
 
 
 def anthropic_error(error: RolltapError) -> WireReply:
-    """`{"type": "error", "error": {...}}`. Claude Code compacts when it reads "prompt is too long"."""
+    """`{"type": "error", "error": {...}}`. Claude Code compacts its history if the message has "prompt is too long"."""
     kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message = _overflow(error) if isinstance(error, ContextOverflow) else error.message
     return error_reply(error, {"type": "error", "error": {"type": kind, "message": message}})

@@ -1,7 +1,7 @@
-"""Anthropic Messages, the request as typed JSON. Reference: `anthropic.types.message_create_params` and its beta twin.
+"""Anthropic Messages request types. Reference: `anthropic.types.message_create_params` and its beta twin.
 
-A field of the body that is not here is refused by name. Unknown fields of messages and blocks (`cache_control`,
-`citations`, a system message's `output_config`) change nothing and are let be.
+Unknown fields of the body are refused by name. Unknown fields of messages and blocks (`cache_control`, `citations`, a
+system message's `output_config`) have no effect and are ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ImageBlock(Struct, tag_field="type", tag="image"):
 
 
 class DocumentBlock(Struct, tag_field="type", tag="document"):
-    """A document of plain text; others (PDF) have no form that an engine reads."""
+    """A plain-text document. Other types (PDF) are refused: engines cannot read them."""
 
     source: TextSource
 
@@ -59,7 +59,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
 
 class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
-    """In a tool search's result: stands for the whole definition of a deferred tool."""
+    """In a tool search's result: stands for the full definition of a deferred tool."""
 
     tool_name: str
 
@@ -93,13 +93,13 @@ class UnparsedInput(Struct):
 
 
 class UnparsedWrapper(Struct, forbid_unknown_fields=True):
-    """How Claude Code sends back arguments that were not a JSON object, and how we write them."""
+    """Claude Code's form for arguments that are not a JSON object. Rolltap writes the same form."""
 
     input: UnparsedInput = msgspec.field(name="__unparsedToolInput")
 
 
 class WireTool(Struct):
-    """A tool; `type` is absent or "custom" for the client's own."""
+    """A tool. `type` is absent or "custom" for the client's own tools."""
 
     name: Name | None = None
     type: str | None = None
@@ -135,7 +135,7 @@ class Metadata(Struct):
 
 
 class Edit(Struct):
-    """An edit of the history on the vendor's side. Thinking is the policy's to keep or drop."""
+    """A vendor-side edit of the history. It has no effect: the policy decides which thinking stays."""
 
     type: Literal["clear_thinking_20251015"]
 
@@ -159,7 +159,7 @@ class Head(Struct, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     metadata: Metadata | None = None
-    # allowed only in the form that asks for nothing
+    # accepted only with a value that requests nothing
     context_management: ContextManagement | None = None
     mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
     # no effect

@@ -1,7 +1,7 @@
-"""Tool arguments between dialects that carry them as text and those that carry them as a JSON object.
+"""Converts tool arguments between dialects that carry them as text and dialects that carry a JSON object.
 
-The canonical form is the text as the model wrote it. Where a protocol wants an object and the text is none, it is
-wrapped as Claude Code does it, and unwrapped when it comes back, so that nothing is lost on the way.
+The canonical form is the text that the model wrote. If a protocol needs an object and the text is not one, it is
+wrapped as Claude Code does it, and unwrapped when the client sends it back. Nothing is lost on the way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WRAPPER = b'"__unparsedToolInput"'
 
 
 def check_arguments(text: str, where: str) -> str:
-    """`text`, if no JSON in it is nested deeper than `MAX_DEPTH`."""
+    """Returns `text`. Raises `InvalidRequest` if JSON in it is nested deeper than `MAX_DEPTH`."""
     if text.count("[") + text.count("{") > MAX_DEPTH:
         depth = deepest = 0
         for character in _STRING.sub("", text):
@@ -33,7 +33,7 @@ def check_arguments(text: str, where: str) -> str:
 
 
 def text_of(raw: msgspec.Raw, where: str) -> str:
-    """The arguments' text from the object that a client sent: as it wrote it, or what the wrapper holds."""
+    """Returns the arguments' text from a client's JSON object: the object as written, or the wrapper's content."""
     data = bytes(raw)
     if not data.startswith(b"{"):
         raise invalid(where, "want an object")
@@ -45,7 +45,7 @@ def text_of(raw: msgspec.Raw, where: str) -> str:
 
 
 def _unwrap(data: bytes) -> str | None:
-    """What the wrapper holds; None if the object is not just the wrapper."""
+    """Returns the wrapper's content; None if the object is not exactly the wrapper."""
     try:
         return msgspec.json.decode(data, type=UnparsedWrapper).input.raw
     except msgspec.MsgspecError:
@@ -53,7 +53,7 @@ def _unwrap(data: bytes) -> str | None:
 
 
 def object_of(text: str) -> msgspec.Raw | UnparsedWrapper:
-    """The object to send for the arguments `text`: on one line, because a server-sent event ends with its line."""
+    """Returns the JSON object for the arguments `text`, on one line, as a server-sent event ends with its line."""
     if not text.strip():
         return msgspec.Raw(b"{}")
     if not is_object(text):
@@ -62,7 +62,7 @@ def object_of(text: str) -> msgspec.Raw | UnparsedWrapper:
 
 
 def is_object(text: str) -> bool:
-    """Whether `text` is a whole JSON object."""
+    """True if `text` is a complete JSON object."""
     try:
         msgspec.json.decode(text.encode(), type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The dialect seam: a wire format becomes typed in one place and knows nothing of engines.
+"""The dialect Protocol: a wire format becomes typed in one place, which knows nothing of engines.
 
 A dialect is one file (with the helper files that it imports) and one line in `rolltap.proxy.dialects.DIALECTS`. Another
 package adds one by an entry point in the group `rolltap.dialects`. A dialect owns its routes, its parsing, its event
@@ -28,7 +28,7 @@ Action = Literal["generate", "count_tokens", "models", "model", "retrieve"]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path of the dialect, as a Starlette pattern, and what a request to it asks for."""
+    """A path of the dialect, as a Starlette pattern, and the action that it requests."""
 
     method: str
     path: str
@@ -37,9 +37,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """A request as it came: the route's path parameters, the query, lower-case header names, the whole body.
+    """An HTTP request before it is parsed: path parameters, query, headers (lower-case names) and the whole body.
 
-    `route` is the pattern of the route that took it.
+    `route` is the pattern of the route that matched.
     """
 
     path: str
@@ -53,7 +53,7 @@ class WireRequest:
 
 @dataclass(frozen=True, slots=True)
 class WireReply:
-    """A whole answer."""
+    """A complete HTTP reply."""
 
     status: int
     body: bytes
@@ -61,38 +61,38 @@ class WireReply:
 
 
 class ReplyWriter(Protocol):
-    """Writes one streamed reply as bytes. Made once per call; holds the stream's own counters.
+    """Writes one streamed reply as bytes. There is one writer per call; it holds the stream's counters.
 
-    The gateway calls `write` for each event in order. What `write` returns for `ReplyEnded` is the stream's end and
-    is sent only when the call is durable.
+    The gateway calls `write` for each event in order. The bytes for `ReplyEnded` end the stream. They are sent only
+    after the call is durable.
     """
 
     content_type: str
 
     def write(self, event: ReplyEvent) -> bytes:
-        """The event's frames, possibly none."""
+        """Returns the event's frames; may be empty."""
         ...
 
     def keep_alive(self) -> bytes:
-        """Frames that keep this dialect's clients waiting without changing the reply; may be empty."""
+        """Returns frames that keep the client from timing out and do not change the reply; may be empty."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call on record: its request, parsed again, and its reply."""
+    """A recorded call: its request, parsed again, and its reply."""
 
     request: ChatRequest
     reply: Message
 
 
 FindCall = Callable[[str], Awaitable[RecordedCall | None]]
-"""Finds the call that a handle names; None if this session did not make it."""
+"""Returns the call that a handle names; None if this session has no such call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientEnvironment:
-    """The environment variables by which the dialect's usual clients find a server: base URL (plus `path`) and key."""
+    """Environment variables that the dialect's usual clients read: the base URL (plus `path`) and the API key."""
 
     base_url: str
     path: str
@@ -100,12 +100,13 @@ class ClientEnvironment:
 
 
 class Dialect(Protocol):
-    """One wire protocol. A subclass sets the attributes without a value and defines the methods without a body.
+    """One wire protocol. Subclasses set the attributes that have no value here and define the methods that have no
+    body.
 
-    `items_field`: the field of a body whose entries are `ChatRequest.items`. `stream_url`: path and query of a streamed
-    model call, with `{model}` where the protocol has the model's name in its URL. `field_names`: from a field's name in
-    `openai_chat` to its name here, where they differ; refusals name the field as the client knows it. `reply_reader`
-    makes a reader of the vendor's replies; None: calls of this dialect are never passed through to a vendor.
+    `items_field`: the body's field whose entries are `ChatRequest.items`. `stream_url`: path and query of a streamed
+    model call, with `{model}` where the protocol has the model's name in its URL. `field_names`: maps a field's name in
+    `openai_chat` to its name here, where they differ; error messages use the client's name. `reply_reader` creates a
+    reader for the vendor's replies; None: calls of this dialect are never passed through to a vendor.
     """
 
     name: str
@@ -117,41 +118,41 @@ class Dialect(Protocol):
     reply_reader: Callable[[], ReplyReader] | None = None
 
     def key(self, request: WireRequest) -> str | None:
-        """The API key, from where this protocol puts it."""
+        """Returns the API key from the place where this protocol has it."""
         ...
 
     def parse(self, request: WireRequest) -> ChatRequest:
-        """The request, typed; `InvalidRequest` names the field that is wrong or unsupported.
+        """Parses the request. Raises `InvalidRequest`, which names the wrong or unsupported field.
 
-        Long bodies are parsed in a thread of their own, beside others in the event loop: a dialect that keeps anything
-        from one request for the next guards it (`cache_space` does).
+        May run concurrently: long bodies are parsed in a thread, short ones on the event loop. A dialect that keeps
+        state between requests must guard it (`cache_space` does).
         """
         ...
 
     def parse_recorded(self, head: bytes, items: Sequence[bytes], fixed: Mapping[str, bytes]) -> ChatRequest:
-        """A request out of what the call log keeps of it (`ChatRequest.head`, `items`, `fixed`)."""
+        """Parses a request from its parts in the call log (`ChatRequest.head`, `items`, `fixed`)."""
         return self.parse(WireRequest("", {}, {}, {}, rebuild(self.items_field, head, items, fixed)))
 
     async def recall(self, request: ChatRequest, find: FindCall) -> ChatRequest:
-        """The request with every recorded reply that it only names in place; `InvalidRequest` for an unknown one."""
+        """Inserts the recorded replies that the request only names. Raises `InvalidRequest` for an unknown one."""
         return request
 
     def writer(self, request: ChatRequest) -> ReplyWriter:
-        """A writer for a streamed reply to `request`."""
+        """Returns a writer for a streamed reply to `request`."""
         ...
 
     def reply(self, request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
-        """The body of a reply that is not streamed."""
+        """Returns the body of a reply that is not streamed."""
         ...
 
     def token_count(self, tokens: int) -> bytes:
-        """The body of an answer to `count_tokens`, for a dialect that has a route with that action."""
+        """Returns the body of a `count_tokens` reply. Raises `NotFound` if the dialect has no such route."""
         raise NotFound(f"{self.name} has no route that counts tokens")
 
     def models(self, names: Sequence[str], only: str | None) -> bytes:
-        """The list of models, or the one called `only`, in this dialect's form; `NotFound` for an unknown one."""
+        """Returns the list of models, or the model `only`, in this dialect's form. Raises `NotFound`."""
         return model_list(names, only)
 
     def error(self, error: RolltapError) -> WireReply:
-        """The error in this dialect's own shape, with the status that makes its clients do the right thing."""
+        """Renders the error in this dialect's shape, with the status that its clients handle correctly."""
         ...

@@ -1,9 +1,9 @@
 """Gemini: `generateContent`, `streamGenerateContent?alt=sse` and `countTokens`, under `/v1beta` and `/v1`.
 
-What a client echoes are `thoughtSignature`s and function-call ids, so that is where handles travel. Some clients drop
-the ids: calls without one are numbered in their order, and a response without one answers the first open call of its
-name. The Gemini CLI repeats function responses when it resumes; a repetition to the letter is dropped. The `chats` of
-Google's own SDK keep every chunk of a stream as a content: a model's contents that follow each other are one turn.
+Clients echo `thoughtSignature`s and function-call ids, so these carry the handles. Some clients drop the ids: calls
+without an id are numbered in order, and a response without an id answers the first open call of its name. The Gemini
+CLI repeats function responses when it resumes; exact repetitions are dropped. The `chats` of Google's own SDK keep
+every chunk of a stream as a content: consecutive contents of the model are one turn.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Gemini(Dialect):
         if "systemInstruction" in body.fields:
             messages.append(self._system.get(body.fields["systemInstruction"])[1])
             places.append("systemInstruction")
-        for index, entry in enumerate(self._whole_turns(contents)):
+        for index, entry in enumerate(self._join_model_turns(contents)):
             messages += entry
             places += [f"contents[{index}]"] * len(entry)
         if messages[-1].role == "assistant":
@@ -121,16 +121,16 @@ class Gemini(Dialect):
             wire={"thoughts": thoughts},
         )
 
-    def _whole_turns(self, contents: Sequence[tuple[Message, ...]]) -> list[tuple[Message, ...]]:
-        """The contents with each run of a model's as one; the places of those that joined another are empty."""
-        whole: list[tuple[Message, ...]] = []
+    def _join_model_turns(self, contents: Sequence[tuple[Message, ...]]) -> list[tuple[Message, ...]]:
+        """Joins consecutive contents of the model into the first one. The others become empty: indices stay."""
+        turns: list[tuple[Message, ...]] = []
         for is_model, run in groupby(contents, key=lambda entry: entry[0].role == "assistant"):
             entries = list(run)
             if is_model and len(entries) > 1:
                 turn = self._turns.get(tuple(entry[0] for entry in entries), join_contents)
                 entries = [(turn,), *[()] * (len(entries) - 1)]
-            whole += entries
-        return whole
+            turns += entries
+        return turns
 
     def writer(self, request: ChatRequest) -> GeminiWriter:
         return GeminiWriter(request)
@@ -149,7 +149,7 @@ class Gemini(Dialect):
 
 
 def _body(request: WireRequest) -> BodyParts:
-    """The body with the model of the URL in it, and top-level keys in camelCase."""
+    """Returns the body with the URL's model as a field and its top-level keys in camelCase."""
     fields = _top_level(request.body, "")
     if request.path.endswith(f":{COUNT}") and "generateContentRequest" in fields:
         fields = _top_level(fields["generateContentRequest"], "generateContentRequest")
@@ -162,14 +162,14 @@ def _body(request: WireRequest) -> BodyParts:
 
 
 def _top_level(body: bytes | msgspec.Raw, where: str) -> dict[str, msgspec.Raw]:
-    """The fields of a body; those that are known in camelCase have their name in it."""
+    """Returns the fields of a body. Known fields get their camelCase name."""
     fields = decode(body, dict[str, msgspec.Raw], where)
     camel = {name: wire.camel_key(name) for name in fields}
     return {camel[name] if camel[name] in KNOWN else name: raw for name, raw in fields.items()}
 
 
 def parse_tools(raw: bytes) -> tuple[Tool, ...]:
-    """The whole of `tools`; the vendor's own searches are left out."""
+    """Parses the `tools` field. The vendor's own search tools are left out."""
     tools: dict[str, Tool] = {}
     for index, entry in enumerate(wire.decode_either(raw, list[wire.WireTool], "tools")):
         for inner, declared in enumerate(entry.function_declarations or ()):
@@ -191,7 +191,7 @@ def _tool(declared: wire.FunctionDeclaration, where: str) -> Tool:
 
 
 def tool_choice(config: wire.ToolConfig | None, tools: Sequence[Tool]) -> ToolChoice:
-    """`toolConfig.functionCallingConfig`; every function allowed must be declared."""
+    """Parses `toolConfig.functionCallingConfig`. Raises `InvalidRequest` if an allowed function is not declared."""
     calling = config.function_calling_config if config else None
     if calling is None:
         return ToolChoice()
@@ -213,7 +213,7 @@ def tool_choice(config: wire.ToolConfig | None, tools: Sequence[Tool]) -> ToolCh
 
 
 def sampling(config: wire.GenerationConfig) -> Sampling:
-    """The sampling parameters of a request."""
+    """Returns the sampling parameters of a request."""
     thinking = config.thinking_config or wire.ThinkingConfig()
     level = thinking.thinking_level.lower() if thinking.thinking_level else None
     if config.logprobs and not config.response_logprobs:
@@ -234,7 +234,7 @@ def sampling(config: wire.GenerationConfig) -> Sampling:
         effort=level,
         thinking_budget=thinking.thinking_budget
         if (thinking.thinking_budget or 0) > 0
-        else None,  # -1: the model's own
+        else None,  # -1: the model decides
         json_schema=_schema(config),
     )
 

@@ -1,4 +1,4 @@
-"""Gemini: `systemInstruction` and entries of `contents` as canonical messages."""
+"""Gemini: parses `systemInstruction` and entries of `contents` into canonical messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANSWER_KEYS = ("output", "result", "content", "error")
 
 
 def parse_system(raw: bytes) -> Message:
-    """The whole of `systemInstruction`."""
+    """Parses `systemInstruction`."""
     content = wire.decode_either(raw, wire.Content, "systemInstruction")
     parts = [_text_part(part, f"systemInstruction.parts[{index}]") for index, part in enumerate(content.parts)]
     return Message("system", tuple(part for part in parts if part.text))
@@ -36,7 +36,7 @@ def _text_part(part: wire.WirePart, where: str) -> Text:
 
 
 def parse_content(raw: bytes) -> tuple[Message, ...]:
-    """An entry of `contents`. Calls and responses that came without an id have an empty one."""
+    """Parses an entry of `contents`. A call or response that has no id gets an empty one."""
     content = wire.decode_either(raw, wire.Content)
     if content.role == "model":
         return (_model_turn(content),)
@@ -66,29 +66,29 @@ def _model_turn(content: wire.Content) -> Message:
     handle: str | None = None
     for index, part in enumerate(content.parts):
         where = f"parts[{index}]"
-        signed = _signature(part.thought_signature)
-        handle = handle or signed
+        signature = _signature(part.thought_signature)
+        handle = handle or signature
         if part.function_call is not None:
             call = part.function_call
             calls.append(ToolCall(call.id or "", call.name, text_of(call.args, f"{where}.functionCall.args")))
         elif part.function_response is not None or part.inline_data is not None:
             raise invalid(where, "a model's content takes text, thoughts and function calls")
         elif part.thought:
-            parts.append(Reasoning(part.text or "", signed))
+            parts.append(Reasoning(part.text or "", signature))
         elif part.text:
             parts.append(Text(part.text))
     return Message("assistant", tuple(parts), tuple(calls), handle=handle)
 
 
 def join_contents(turn: tuple[Message, ...]) -> Message:
-    """A model's turn that came as several contents."""
+    """Joins the contents of one turn of the model."""
     parts = tuple(part for message in turn for part in message.parts)
     calls = tuple(call for message in turn for call in message.tool_calls)
     return Message("assistant", parts, calls, handle=next((m.handle for m in turn if m.handle), None))
 
 
 def _signature(text: str | None) -> str | None:
-    """What a signature encodes; clients that keep it as bytes may send it in the other base64 alphabet."""
+    """Decodes a signature. Clients that keep it as bytes may send it in the other base64 alphabet."""
     if not text:
         return None
     try:
@@ -109,7 +109,8 @@ def _response(response: wire.FunctionResponse, where: str) -> Message:
 
 
 def _answer(raw: msgspec.Raw, where: str) -> tuple[str, bool]:
-    """A response as text: the one string in it, where there is only that under a usual key; else its JSON."""
+    """Returns a response as text, and whether it is an error. The text is the only string if its key is a usual one,
+    else JSON."""
     value = decode(raw, dict[str, msgspec.Raw], where)
     if len(value) == 1:
         key, inner = next(iter(value.items()))

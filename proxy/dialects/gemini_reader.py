@@ -1,4 +1,4 @@
-"""Gemini, read from the vendor's side. Only the first candidate is read."""
+"""Reads Gemini replies from the vendor. Only the first candidate is read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Body(msgspec.Struct, rename="camel"):
 
 
 class GeminiReader:
-    """One answer."""
+    """Reads one reply."""
 
     def __init__(self) -> None:
         self.closing = self.ended = False
@@ -49,9 +49,9 @@ class GeminiReader:
         self._take(msgspec.json.decode(data, type=_Body))
 
     def whole(self, body: bytes) -> None:
-        """A body is one answer, or the list of chunks of a stream that was not asked for as events."""
-        for answer in msgspec.json.decode(body, type=list[msgspec.Raw]) if body.lstrip()[:1] == b"[" else (body,):
-            self._take(msgspec.json.decode(answer, type=_Body))
+        """Reads one reply, or the JSON list of chunks of a stream that was not requested as events."""
+        for chunk in msgspec.json.decode(body, type=list[msgspec.Raw]) if body.lstrip()[:1] == b"[" else (body,):
+            self._take(msgspec.json.decode(chunk, type=_Body))
         self.ended = True
 
     def choice(self) -> Choice:

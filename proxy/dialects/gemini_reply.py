@@ -1,8 +1,8 @@
-"""Gemini, the reply: whole, or as server-sent chunks of the same object; and the errors.
+"""Writes Gemini replies: as one body, or as server-sent chunks of the same object; also errors.
 
-Thoughts are sent only with `includeThoughts`. The signature stands on the first function call, or on an empty text part
-at the end. A call's part is held until something follows it, so that the last one comes with the finish reason, as
-Google sends it. No comments: the Gemini CLI dies on them.
+Thoughts are sent only with `includeThoughts`. The signature is on the first function call; without one, on the last
+text part, which is empty in a stream. A call's part is delayed until something follows it, so that the last one has the
+finish reason, as Google sends it. The stream has no comments: the Gemini CLI crashes on them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ResponseOut(Struct, rename="camel"):
 
 
 def response_body(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
-    """The body of a reply that is not streamed."""
+    """Returns the body of a reply that is not streamed."""
     signature = _signature(started)
     candidates = []
     for choice in ended.choices:
@@ -99,10 +99,10 @@ def response_body(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded
             parts.append(PartOut(choice.message.text))
         calls = [_call_part(call) for call in choice.message.tool_calls]
         parts += calls
-        signed = calls[0] if calls else parts[-1] if parts and not parts[-1].thought else None
-        if signed is None:
-            parts.append(signed := PartOut(""))
-        signed.thought_signature = signature
+        signed_part = calls[0] if calls else parts[-1] if parts and not parts[-1].thought else None
+        if signed_part is None:
+            parts.append(signed_part := PartOut(""))
+        signed_part.thought_signature = signature
         candidates.append(_candidate(choice, parts))
     return encode(ResponseOut(candidates, usage_out(ended.usage), request.model, started.handle or started.call_id))
 
@@ -111,17 +111,17 @@ def _candidate(choice: Choice, parts: list[PartOut]) -> CandidateOut:
     reason = "MAX_TOKENS" if choice.finish == "length" else "STOP"
     candidate = CandidateOut(ContentOut(parts), reason, choice.index)
     if choice.logprobs is not None:
-        sampled_tokens = [_chosen(entry.token, entry.logprob) for entry in choice.logprobs]
+        sampled_tokens = [_token_logprob(entry.token, entry.logprob) for entry in choice.logprobs]
         candidate.avg_logprobs = sum(entry.logprob for entry in choice.logprobs) / max(len(sampled_tokens), 1)
         candidate.logprobs_result = {"chosenCandidates": sampled_tokens, "topCandidates": _top(choice.logprobs)}
     return candidate
 
 
 def _top(logprobs: tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:
-    return [{"candidates": [_chosen(token, value) for token, value in entry.top]} for entry in logprobs]
+    return [{"candidates": [_token_logprob(token, value) for token, value in entry.top]} for entry in logprobs]
 
 
-def _chosen(token: str, logprob: float) -> dict[str, Any]:
+def _token_logprob(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logProbability": logprob}
 
 
@@ -130,12 +130,12 @@ def _call_part(call: ToolCall) -> PartOut:
 
 
 def _signature(started: ReplyStarted) -> str:
-    """The handle, in the base64 that a signature must be."""
+    """Returns the handle in base64, which a signature must be."""
     return base64.b64encode((started.handle or started.call_id).encode()).decode()
 
 
 def usage_out(usage: Usage) -> UsageOut:
-    """Token counts in Google's form: thoughts are counted apart from the candidates."""
+    """Returns token counts in Google's form: the candidates' count excludes thoughts."""
     return UsageOut(
         prompt_token_count=usage.prompt,
         candidates_token_count=usage.output - usage.reasoning,
@@ -146,7 +146,7 @@ def usage_out(usage: Usage) -> UsageOut:
 
 
 class GeminiWriter:
-    """Writes the chunks. Each choice has its own held call and its own signature."""
+    """Writes the chunks. Each choice has its own delayed call and its own signature."""
 
     content_type = EVENT_STREAM
 
@@ -157,8 +157,8 @@ class GeminiWriter:
         self._id = ""
         self._usage = UsageOut(0)
         self._calls: dict[tuple[int, int], tuple[ToolCallStarted, list[str]]] = {}
-        self._held: dict[int, PartOut] = {}
-        self._signed: set[int] = set()
+        self._delayed_calls: dict[int, PartOut] = {}
+        self._signed_choices: set[int] = set()
 
     def write(self, event: ReplyEvent) -> bytes:
         match event:
@@ -187,28 +187,28 @@ class GeminiWriter:
     def _call(self, event: ToolCallEnded) -> bytes:
         started, texts = self._calls.pop((event.index, event.position))
         part = _call_part(ToolCall(started.id, started.name, "".join(texts)))
-        if event.index not in self._signed:
+        if event.index not in self._signed_choices:
             part.thought_signature = self._signature
-            self._signed.add(event.index)
+            self._signed_choices.add(event.index)
         frames = self._flush(event.index)
-        self._held[event.index] = part
+        self._delayed_calls[event.index] = part
         return frames
 
     def _part(self, index: int, part: PartOut) -> bytes:
         return self._flush(index) + self._frame([CandidateOut(ContentOut([part]), index=index)])
 
     def _flush(self, index: int) -> bytes:
-        part = self._held.pop(index, None)
+        part = self._delayed_calls.pop(index, None)
         return b"" if part is None else self._frame([CandidateOut(ContentOut([part]), index=index)])
 
     def _ended(self, event: ReplyEnded) -> bytes:
         self._usage = usage_out(event.usage)
         candidates = []
         for choice in event.choices:
-            part = self._held.pop(choice.index, None)
+            part = self._delayed_calls.pop(choice.index, None)
             if part is None:
-                signed = choice.index in self._signed
-                part = PartOut("", thought_signature=None if signed else self._signature)
+                is_signed = choice.index in self._signed_choices
+                part = PartOut("", thought_signature=None if is_signed else self._signature)
             candidates.append(_candidate(choice, [part]))
         return self._frame(candidates)
 

@@ -1,4 +1,4 @@
-"""Google's `Schema` (an OpenAPI 3.0 subset with upper-case types) as JSON Schema."""
+"""Converts Google's `Schema` (an OpenAPI 3.0 subset with upper-case types) to JSON Schema."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _OWN = frozenset({"propertyOrdering", "example", "nullable"})
 
 
 def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema that means the same. Its depth has been checked."""
-    out: dict[str, Any] = {}
+    """Returns the equivalent JSON Schema. The caller has checked the depth."""
+    converted: dict[str, Any] = {}
     for name, value in schema.items():
         key = camel_key(name)
         if key == "type" and isinstance(value, str):
-            out[key] = value.lower()
+            converted[key] = value.lower()
         elif key == "properties" and isinstance(value, dict):
-            out[key] = {field: _inner(item) for field, item in value.items()}
+            converted[key] = {field: _convert_value(item) for field, item in value.items()}
         elif key in _LISTS and isinstance(value, list):
-            out[key] = [_inner(item) for item in value]
+            converted[key] = [_convert_value(item) for item in value]
         elif key in ("items", "additionalProperties"):
-            out[key] = _inner(value)
+            converted[key] = _convert_value(value)
         elif key not in _OWN:
-            out[key] = value
-    if schema.get("nullable") is True and isinstance(out.get("type"), str):
-        out["type"] = [out["type"], "null"]
-    return out
+            converted[key] = value
+    if schema.get("nullable") is True and isinstance(converted.get("type"), str):
+        converted["type"] = [converted["type"], "null"]
+    return converted
 
 
-def _inner(value: Any) -> Any:
+def _convert_value(value: Any) -> Any:
     return json_schema(value) if isinstance(value, dict) else value

@@ -1,7 +1,7 @@
-"""Gemini `generateContent`, the request as typed JSON. Reference: `google.genai.types` and the REST reference (v1beta).
+"""Gemini `generateContent` request types. Reference: `google.genai.types` and the REST reference (v1beta).
 
-JSON names are camelCase. Google's servers also take snake_case, and its own examples use it: `decode_either` does too.
-Fields that are not here are refused by name, at every level but inside schemas and arguments.
+JSON names are camelCase. Google's servers also accept snake_case, and its own examples use it; so does `decode_either`.
+Unknown fields are refused by name at every level, except inside schemas and arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPAQUE = frozenset({"args", "response", "parameters", "parametersJsonSchema", "
 
 
 class Wire(Struct, rename="camel", forbid_unknown_fields=True):
-    """A JSON object of Google's: camelCase, nothing unknown."""
+    """A JSON object of Google's: camelCase names, unknown fields refused."""
 
 
 class Blob(Wire):
@@ -52,7 +52,7 @@ class FunctionResponse(Wire):
 
 
 class WirePart(Wire):
-    """One kind of data a part."""
+    """A part holds one kind of data."""
 
     text: str | None = None
     thought: bool | None = None
@@ -82,7 +82,7 @@ class FunctionDeclaration(Wire):
 
 
 class WireTool(Wire):
-    """Functions, or tools of the vendor's own. Searching is left out of the prompt; the others are refused."""
+    """Functions, or tools of the vendor's own. Search tools are left out of the prompt; others are refused."""
 
     function_declarations: list[FunctionDeclaration] | None = None
     google_search: Any = None
@@ -124,7 +124,7 @@ class GenerationConfig(Wire):
     response_schema: dict[str, Any] | None = None
     response_json_schema: dict[str, Any] | None = None
     thinking_config: ThinkingConfig | None = None
-    # allowed only in the form that asks for nothing
+    # accepted only with a value that requests nothing
     response_modalities: list[Literal["TEXT"]] | None = None
     # no effect
     media_resolution: str | None = None
@@ -145,22 +145,22 @@ class Head(Wire):
 
 
 def decode_either(data: bytes, kind: type[T], where: str = "") -> T:
-    """`decode`, with a second look at keys in snake_case. A field refused both times is named as it came."""
+    """Like `decode`, but retries with snake_case keys converted. If both fail, the error names the field as sent."""
     try:
         return decode(data, kind, where)
     except InvalidRequest as error:
-        as_it_came = error
+        first_error = error
     value = decode(data, object, where)
     try:
         check_depth(value, where)
         return decode(msgspec.json.encode(camel_keys(value)), kind, where)
     except InvalidRequest as error:
-        same = error.param in (where or None, camel_key(as_it_came.param or ""))
-        raise as_it_came if same else error from None
+        is_same_field = error.param in (where or None, camel_key(first_error.param or ""))
+        raise first_error if is_same_field else error from None
 
 
 def camel_keys(value: Any) -> Any:
-    """The value with its keys in camelCase; schemas and arguments are the client's own and stay as they are."""
+    """Converts keys to camelCase. Schemas and arguments are the client's own and stay unchanged."""
     if isinstance(value, dict):
         out = {}
         for key, item in value.items():
@@ -173,6 +173,6 @@ def camel_keys(value: Any) -> Any:
 
 
 def camel_key(key: str) -> str:
-    """`system_instruction` as `systemInstruction`."""
+    """Converts `system_instruction` to `systemInstruction`."""
     head, *rest = key.split("_")
     return head + "".join(word[:1].upper() + word[1:] for word in rest) if rest else key

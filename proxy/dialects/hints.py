@@ -1,4 +1,4 @@
-"""What harnesses say about a call in their headers and metadata: hints for lineage and kind, never identity.
+"""Reads hints from a harness's headers and metadata: they suggest a call's lineage and kind, never its identity.
 
 | harness | conversation | agent | parent |
 |---|---|---|---|
@@ -71,7 +71,7 @@ class _ClaudeUser(msgspec.Struct):
 
 
 def read_hints(headers: Mapping[str, str], *, cache_key: str | None = None, user_id: str | None = None) -> Hints:
-    """The hints of one request. `cache_key` is `prompt_cache_key`, `user_id` Anthropic's `metadata.user_id`."""
+    """Returns the hints of one request. `cache_key` is `prompt_cache_key`, `user_id` Anthropic's `metadata.user_id`."""
     raw = {name: headers[name][:_MAX_VALUE] for name in _KEPT if headers.get(name)}
     if not raw and not cache_key and not user_id:
         return NO_HINTS
@@ -79,23 +79,23 @@ def read_hints(headers: Mapping[str, str], *, cache_key: str | None = None, user
         raw["prompt_cache_key"] = cache_key[:_MAX_VALUE]
     if user_id:
         raw["metadata.user_id"] = user_id[:_MAX_VALUE]
-    conversation = _first(raw, _CONVERSATION) or _claude_session(user_id) or raw.get("prompt_cache_key")
-    parent = _first(raw, _PARENT)
+    conversation = _first_present(raw, _CONVERSATION) or _claude_session(user_id) or raw.get("prompt_cache_key")
+    parent = _first_present(raw, _PARENT)
     return Hints(
         conversation=conversation,
         agent=_agent(raw, parent, conversation),
         kind=_kind(headers),
-        retry=_count(raw.get("x-stainless-retry-count")),
+        retry=_retry_count(raw.get("x-stainless-retry-count")),
         raw=raw,
     )
 
 
-def _first(raw: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+def _first_present(raw: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((raw[name] for name in names if name in raw), None)
 
 
 def _agent(raw: Mapping[str, str], parent: str | None, conversation: str | None) -> str | None:
-    """The subagent's own name, None for the main one."""
+    """Returns the subagent's name; None for the main agent."""
     if agent := raw.get("x-claude-code-agent-id"):
         return agent
     thread = raw.get("thread-id")
@@ -109,27 +109,27 @@ def _agent(raw: Mapping[str, str], parent: str | None, conversation: str | None)
 
 def _kind(headers: Mapping[str, str]) -> str | None:
     metadata = headers.get("x-codex-turn-metadata")
-    stated = [headers.get("x-interaction-type"), headers.get("x-openai-subagent")]
+    kinds = [headers.get("x-interaction-type"), headers.get("x-openai-subagent")]
     if metadata is not None:
-        stated.append(_quietly(metadata, _TurnMetadata()).request_kind)
-    if any(kind in _SUMMARY_KINDS for kind in stated):
+        kinds.append(_decode_or_default(metadata, _TurnMetadata()).request_kind)
+    if any(kind in _SUMMARY_KINDS for kind in kinds):
         return "summary"
-    if any(kind in _AUXILIARY_KINDS for kind in stated):
+    if any(kind in _AUXILIARY_KINDS for kind in kinds):
         return "auxiliary"
     return None
 
 
 def _claude_session(user_id: str | None) -> str | None:
-    return _quietly(user_id, _ClaudeUser()).session_id if user_id and user_id.startswith("{") else None
+    return _decode_or_default(user_id, _ClaudeUser()).session_id if user_id and user_id.startswith("{") else None
 
 
-def _quietly(text: str, default: S) -> S:
-    """A header's JSON, or the default: a hint that can't be read is no hint."""
+def _decode_or_default(text: str, default: S) -> S:
+    """Decodes a header's JSON. Returns the default if it is unreadable: a hint is optional."""
     try:
         return decode(text.encode("utf-8", "replace"), type(default))
     except InvalidRequest:
         return default
 
 
-def _count(text: str | None) -> int:
+def _retry_count(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 5 else 0

@@ -1,7 +1,7 @@
-"""What a history must hold together: every tool result answers a call that stands before it.
+"""Checks a history: every tool result must answer an earlier call.
 
-The check is the same in every dialect. It also gives each tool message the name of the tool that it answers, which
-only Gemini's wire has and some chat templates need.
+The check is the same in every dialect. It also sets the tool's name on each tool message: only Gemini's wire format has
+the name, and some chat templates need it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rolltap.proxy.conversation.chat import Message
 from rolltap.proxy.dialects.json_request import invalid
 
 HISTORIES = 16
-"""Linked histories that are remembered, of those that are long."""
+"""Maximum number of long histories that are remembered."""
 
 LONG = 64
-"""Messages from which on a history is worth remembering."""
+"""Minimum number of messages of a history that is remembered."""
 
 
 @dataclass(slots=True, eq=False)
 class LinkedHistory:
     """A checked history: the `messages` with their tools' names, the tool of each call id, and the answered calls.
 
-    `source` are the messages as they were before linking. `size` is about how many bytes the history holds.
+    `source`: the messages before linking. `size`: approximate bytes of the history.
     """
 
     source: tuple[Message, ...] = ()
@@ -43,10 +43,10 @@ class LinkedHistory:
 
 
 class Linker:
-    """Links tool results to their calls. One per dialect: it hands out one object per message and name.
+    """Links tool results to their calls. One per dialect: it returns one object per message and name.
 
-    `link` checks a whole history; one that begins with one of the last, object by object, is linked from there on.
-    `extend` is for a dialect that knows itself which history a request extends.
+    `link` checks a whole history. If the history begins with a remembered one (the same objects), only the rest is
+    linked. `extend` is for a dialect that knows which history a request extends.
     """
 
     def __init__(self, space: CacheSpace = SHARED) -> None:
@@ -57,16 +57,16 @@ class Linker:
     def link(
         self, messages: Sequence[Message], place: Callable[[int], str], *, whole: bool = True
     ) -> tuple[Message, ...]:
-        """The messages with their tools' names; `place(i)` is where message i came from, for refusals.
+        """Returns the messages with their tools' names. `place(i)` is the path of message i, for error messages.
 
-        A call id may come again in a later turn (some clients count from zero), but not twice in one turn, and a
-        call is answered once. Without the `whole` history, results may answer calls that only the record holds.
+        A call id may repeat in a later turn (some clients count from zero), but not within one turn, and a call is
+        answered once. Without the `whole` history, results may answer calls that are only on record.
         """
         if not whole:
             linked = LinkedHistory()
             self._append(linked, messages, place, whole=False)
             return tuple(linked.messages)
-        number, former = self._longest(messages)
+        number, former = self._longest_prefix(messages)
         linked = self.extend(former, messages[len(former.source) if former else 0 :], place)
         linked.source = tuple(messages)
         self._last.pop(number)
@@ -79,13 +79,13 @@ class Linker:
     def extend(
         self, former: LinkedHistory | None, added: Sequence[Message], place: Callable[[int], str]
     ) -> LinkedHistory:
-        """The history `former` and the messages `added` to it; `former` stays as it is."""
+        """Returns the history `former` extended by the messages `added`. `former` is not changed."""
         linked = former.copy() if former is not None else LinkedHistory()
         self._append(linked, added, place, whole=True)
         return linked
 
-    def _longest(self, messages: Sequence[Message]) -> tuple[int, LinkedHistory | None]:
-        """The longest of the last histories that this one begins with, and its number."""
+    def _longest_prefix(self, messages: Sequence[Message]) -> tuple[int, LinkedHistory | None]:
+        """Returns the longest remembered history that this one begins with, and its number; -1 and None without one."""
         prefixes = [
             (number, linked)
             for number, linked in self._last.items()
@@ -129,5 +129,5 @@ def _tools_by_call(message: Message, place: str) -> dict[str, str]:
 
 
 def unknown_tool(name: str, known: Sequence[str], param: str) -> InvalidRequest:
-    """A forced tool that was not declared."""
+    """Returns the error for a forced tool that is not declared."""
     return invalid(param, f"no tool {name!r} in tools; declared: {', '.join(known) or 'none'}")

@@ -1,10 +1,10 @@
-"""Parsed history items by their bytes.
+"""Caches parsed history items by their bytes.
 
-A harness resends its whole history with every call. `ItemCache` gives the same object for the same bytes, so a
-repeated item costs one look-up, its bytes are held once, and what stands behind the dialects can recognise a message
-by identity. A long history that begins with the very bytes of one of the last costs a comparison of bytes and no
-look-ups. The parsed values are immutable and carry nothing of who sent them, so sessions may share them. What is kept
-is bounded in bytes with all other caches (`rolltap.proxy.cache_space`), whatever clients send.
+A harness resends its whole history with every call. `ItemCache` returns the same object for the same bytes: a repeated
+item costs one look-up, its bytes are held once, and later stages can recognise a message by identity. A long history
+that begins with the bytes of a remembered one costs a comparison of bytes and no look-ups. Parsed values are immutable
+and hold nothing of their sender, so sessions may share them. All caches share one limit in bytes
+(`rolltap.proxy.cache_space`), whatever clients send.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ V = TypeVar("V")
 
 LISTS = 64
 LONG = 64
-"""Items from which on a list is worth remembering."""
+"""Minimum number of items of a list that is remembered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadList(Generic[V]):
-    """A list that was read: its JSON up to its last item (without the closing bracket), and what was in it.
+    """A parsed list: its JSON up to the last item (without the closing bracket), and its items.
 
-    `size` is about how many bytes it holds.
+    `size`: approximate bytes.
     """
 
     json: bytes
@@ -38,7 +38,7 @@ class ReadList(Generic[V]):
     size: int
 
     def rest_of(self, array: bytes) -> bytes | None:
-        """The list of what follows these items in `array`; None if it does not begin with them."""
+        """Returns the items of `array` that follow these, as a JSON list; None if `array` does not begin with these."""
         size = len(self.json)
         if array[size - 64 : size] != self.json[-64:] or not array.startswith(self.json):
             return None
@@ -49,7 +49,7 @@ class ReadList(Generic[V]):
 
 
 class ItemCache(Generic[V]):
-    """Parsed items. `parse` is pure."""
+    """Caches parsed items. `parse` must be pure."""
 
     def __init__(self, parse: Callable[[bytes], V], space: CacheSpace = SHARED) -> None:
         self._kept: Kept[bytes, tuple[bytes, V]] = Kept(lambda entry: json_bytes(entry[0]), space)
@@ -61,11 +61,11 @@ class ItemCache(Generic[V]):
         return len(self._kept)
 
     def get(self, raw: bytes) -> tuple[bytes, V]:
-        """The one copy of these bytes, and what they parse to."""
+        """Returns the one copy of these bytes, and their parsed value."""
         return self._kept.get(raw, self._make)
 
     def all(self, array: bytes, where: str) -> tuple[tuple[bytes, ...], tuple[V, ...]]:
-        """The items of a list, their bytes and values; a refusal names the item within the list `where`."""
+        """Returns a list's items as bytes and as values. Raises `InvalidRequest` with the item's place in `where`."""
         for number, known in self._lists.items():
             if (rest := known.rest_of(array)) is not None:
                 items, values = self.each(entries(rest, where, before=len(known.items)), where, len(known.items))
@@ -83,12 +83,12 @@ class ItemCache(Generic[V]):
         return items, values
 
     def each(self, keys: Sequence[bytes], where: str, before: int) -> tuple[tuple[bytes, ...], tuple[V, ...]]:
-        """The items by themselves; `before` others of the list `where` have been read."""
+        """Like `all`, for separate items. `before`: how many items of the list `where` precede them."""
         items = self._kept.known(keys)
         for index in [index for index, entry in enumerate(items) if entry is None]:
             try:
                 items[index] = self.get(keys[index])
             except InvalidRequest as error:
                 raise within(error, f"{where}[{before + index}]") from None
-        whole = [entry for entry in items if entry is not None]
-        return tuple([item for item, _ in whole]), tuple([value for _, value in whole])
+        pairs = [entry for entry in items if entry is not None]
+        return tuple([item for item, _ in pairs]), tuple([value for _, value in pairs])

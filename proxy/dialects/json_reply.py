@@ -1,4 +1,4 @@
-"""How dialects write: JSON bodies, server-sent events, and the headers of errors."""
+"""Writes JSON bodies, server-sent events and the headers of errors, for all dialects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def event_frame(name: str, payload: Any) -> bytes:
 
 
 def error_reply(error: RolltapError, payload: Any, headers: Mapping[str, str] | None = None) -> WireReply:
-    """An error's whole answer. Those that pass say when to try again: Codex gives up at a 429 that does not."""
+    """Returns an error's complete reply. Temporary errors have `retry-after`: Codex gives up at a 429 without it."""
     out = {"content-type": JSON_TYPE, **(headers or {})}
     if isinstance(error, RateLimited | EngineUnavailable | StoreUnavailable) or error.retry_after is not None:
         out["retry-after"] = str(math.ceil(error.retry_after or DEFAULT_RETRY_S))

@@ -1,7 +1,8 @@
-"""How every dialect reads a body: JSON becomes typed here, and whatever does not fit is an `InvalidRequest`.
+"""Reads request bodies for all dialects: JSON becomes typed here, and anything that does not fit is an
+`InvalidRequest`.
 
-The body is cut once into its fields as raw JSON (`cut`), so that a history item reaches the call log as the bytes
-that came. Nothing in this module raises anything but `InvalidRequest`, whose `param` is the path of the field, as in
+`cut` splits the body once into its fields as raw JSON, so that a history item reaches the call log with its original
+bytes. This module raises only `InvalidRequest`. Its `param` is the path of the field, such as
 `messages[3].content[0].type`.
 """
 
@@ -20,7 +21,7 @@ from rolltap.errors import InvalidRequest
 T = TypeVar("T")
 
 MAX_DEPTH = 64
-"""How deep client-given JSON (tool schemas, arguments) may be nested; what reads it later recurses."""
+"""Maximum nesting of client-given JSON (tool schemas, arguments): later readers recurse."""
 
 MAX_TOOLS = 1024
 MAX_ITEMS = 100_000
@@ -32,7 +33,7 @@ _IMAGE = re.compile(r"^data:image/(?:png|jpeg|jpg|gif|webp)(?:;[\w-]+=[^;,]*)*;b
 
 
 def join(*path: str) -> str:
-    """Path steps as one path: `join("messages[1]", "content")` is `messages[1].content`."""
+    """Joins path steps: `join("messages[1]", "content")` is `messages[1].content`."""
     out = ""
     for step in path:
         out += step if not out or not step or step.startswith("[") else f".{step}"
@@ -40,22 +41,22 @@ def join(*path: str) -> str:
 
 
 def within(error: InvalidRequest, *path: str) -> InvalidRequest:
-    """The same refusal, of a field that lies inside `path`."""
+    """Returns the same error for a field that is inside `path`."""
     inner = error.param or ""
     return invalid(join(*path, inner), error.message.removeprefix(f"{inner}: "))
 
 
 def invalid(param: str, message: str) -> InvalidRequest:
-    """A refusal whose message begins with the field that it is about."""
+    """Returns an error whose message begins with the field's path."""
     return InvalidRequest(f"{param}: {message}" if param else message, param=param or None)
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
-    """`data` as `kind`; the refusal names the field, `where` being the path of the whole."""
+    """Decodes `data` as `kind`. Raises `InvalidRequest`, which names the field; `where` is the path of `data`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _named(str(error), where) from None
+        raise _field_error(str(error), where) from None
     except msgspec.DecodeError as error:
         raise invalid(where, f"not valid JSON: {error}") from None
     except UnicodeDecodeError as error:
@@ -64,35 +65,35 @@ def decode(data: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
         raise invalid(where, "the JSON is nested too deep") from None
 
 
-def _named(text: str, where: str) -> InvalidRequest:
+def _field_error(text: str, where: str) -> InvalidRequest:
     match = _AT.match(text)
     assert match is not None
-    what, path = match["what"], match["path"] or ""
-    if unknown := _UNKNOWN.match(what):
+    reason, path = match["what"], match["path"] or ""
+    if unknown := _UNKNOWN.match(reason):
         return invalid(join(where, path, unknown["field"]), "this field is not supported; leave it out")
-    if missing := _MISSING.match(what):
+    if missing := _MISSING.match(reason):
         return invalid(join(where, path, missing["field"]), "this field is required")
-    return invalid(join(where, path), what[0].lower() + what[1:])
+    return invalid(join(where, path), reason[0].lower() + reason[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class BodyParts:
-    """A body in its parts: the fields of `head` as one JSON object, the others as they came."""
+    """A body in parts: the fields of `head` as one JSON object, the others as raw JSON."""
 
     head: bytes
     fields: Mapping[str, bytes]
 
     def array(self, name: str) -> bytes:
-        """The field `name`, which is to be a list; an empty one if it is not there."""
+        """Returns the field `name`, which must be a list; an empty list if it is absent."""
         return self.fields.get(name, b"[]")
 
     def fixed(self, *names: str) -> dict[str, bytes]:
-        """Those of the fields that are there."""
+        """Returns those of the fields that are present."""
         return {name: self.fields[name] for name in names if name in self.fields}
 
 
 def entries(array: bytes, where: str, *, before: int = 0) -> list[bytes]:
-    """The entries of a list, as they came; `before` others have been read of it."""
+    """Returns the entries of a list as raw JSON. `before`: how many entries of the list were read earlier."""
     items = decode(array, list[msgspec.Raw], where)
     if before + len(items) > MAX_ITEMS:
         raise invalid(where, f"at most {MAX_ITEMS} entries")
@@ -100,8 +101,10 @@ def entries(array: bytes, where: str, *, before: int = 0) -> list[bytes]:
 
 
 def check_utf8(data: bytes) -> None:
-    """Refuses what is no UTF-8 in a place that no type reads, as the name of an unknown field: the record's readers
-    would fail there."""
+    """Raises `InvalidRequest` if `data` is not valid UTF-8.
+
+    Types do not check every place, such as the name of an unknown field; readers of the record would fail there.
+    """
     if not data.isascii():
         try:
             data.decode()
@@ -110,7 +113,7 @@ def check_utf8(data: bytes) -> None:
 
 
 def cut(body: bytes, apart: Collection[str]) -> BodyParts:
-    """A body as its `apart` fields and the rest. A field that is null counts as absent."""
+    """Splits a body into its `apart` fields and the rest. A null field counts as absent."""
     check_utf8(body)
     fields = decode(body, dict[str, msgspec.Raw])
     present = {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}
@@ -119,14 +122,14 @@ def cut(body: bytes, apart: Collection[str]) -> BodyParts:
 
 
 def rebuild(items_field: str, head: bytes, items: Sequence[bytes], fixed: Mapping[str, bytes]) -> bytes:
-    """A body out of what the call log keeps of a request (`ChatRequest.head`, `items`, `fixed`): it parses the same."""
+    """Builds a body that parses the same from its parts in the call log (`ChatRequest.head`, `items`, `fixed`)."""
     fields = msgspec.json.decode(head, type=dict[str, msgspec.Raw])
     apart = {name: msgspec.Raw(raw) for name, raw in fixed.items()}
     return msgspec.json.encode({**fields, **apart, items_field: [msgspec.Raw(item) for item in items]})
 
 
 def check_depth(value: Any, where: str) -> None:
-    """Refuses JSON nested deeper than `MAX_DEPTH`."""
+    """Raises `InvalidRequest` if the JSON is nested deeper than `MAX_DEPTH`."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH):
         level = [
@@ -141,7 +144,11 @@ def check_depth(value: Any, where: str) -> None:
 
 
 def check_image(url: str, where: str) -> str:
-    """`url` if it is a data URL of an image with sound base64, or an http(s) URL (which the policy may refuse)."""
+    """Returns `url`.
+
+    Raises `InvalidRequest` if it is neither a data URL of an image with valid base64 nor an http(s) URL (which the
+    policy may refuse).
+    """
     if url.startswith(("https://", "http://")):
         return url
     prefix = _IMAGE.match(url)
@@ -152,7 +159,7 @@ def check_image(url: str, where: str) -> str:
 
 
 def check_base64(data: str, where: str) -> bytes:
-    """The bytes that `data` encodes."""
+    """Returns the decoded bytes. Raises `InvalidRequest` if `data` is empty or not valid base64."""
     try:
         decoded = binascii.a2b_base64(data.encode("ascii"), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError):

@@ -1,4 +1,4 @@
-"""The list of models. `GET /v1/models` is one path in three protocols: its answer holds the fields of all of them."""
+"""The list of models. `GET /v1/models` is one path in three protocols: the reply has the fields of all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rolltap.errors import NotFound
 
 
 def model_list(names: Sequence[str], only: str | None) -> bytes:
-    """`GET /v1/models`, or the one model called `only`."""
+    """Returns the body of `GET /v1/models`, or the model `only`. Raises `NotFound` for an unknown one."""
     if only is not None and only not in names:
         raise NotFound(f"the model {only!r} is not served here; served: {', '.join(names)}", param="model")
     if only is not None:

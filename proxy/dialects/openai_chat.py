@@ -1,7 +1,7 @@
 """OpenAI Chat Completions: `POST /v1/chat/completions` and `GET /v1/models`.
 
-What a client echoes is a tool call's id, so that is where handles travel. `reasoning_content` (or `reasoning`) is read
-from assistant messages and written in replies, as DeepSeek, vLLM and SGLang do.
+Clients echo tool-call ids, so these carry the handles. `reasoning_content` (or `reasoning`) is read from assistant
+messages and written in replies, as DeepSeek, vLLM and SGLang do.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class OpenAIChat(Dialect):
         return entry.chat
 
     def _parse_whole(self, request: WireRequest) -> KnownRequest:
-        """A request of which nothing is known."""
+        """Parses a request that extends no known one."""
         body = cut(request.body, ("messages", "tools"))
         head = decode(body.head, wire.Head)
         array = body.array("messages")
@@ -96,7 +96,7 @@ class OpenAIChat(Dialect):
         return KnownRequest(chat, linked, request.body, array)
 
     def _extend(self, former: KnownRequest, added: Sequence[bytes], request: WireRequest) -> KnownRequest:
-        """A request that differs from `former` by the messages `added` to its history, and perhaps by its headers."""
+        """Parses a request that adds the messages `added` to the history of `former`. Its headers may differ, too."""
         chat = former.chat
         items, messages = self._messages.each(added, "messages", len(chat.items))
         linked = self._linker.extend(former.linked, messages, "messages[{}]".format)
@@ -119,7 +119,7 @@ class OpenAIChat(Dialect):
 
 
 def parse_tools(raw: bytes) -> tuple[Tool, ...]:
-    """The whole of `tools`."""
+    """Parses the `tools` field."""
     entries = decode(raw, list[wire.WireTool], "tools")
     if len(entries) > MAX_TOOLS:
         raise invalid("tools", f"at most {MAX_TOOLS} tools")
@@ -146,33 +146,35 @@ def _tool(entry: wire.WireTool, where: str) -> Tool:
 
 
 def tool_choice(choice: str | wire.WireChoice | None, parallel: bool | None, tools: Sequence[Tool]) -> ToolChoice:
-    """`tool_choice` and `parallel_tool_calls`; every tool named must be declared."""
-    together = parallel is not False
+    """Parses `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequest` if a named tool is not declared."""
+    allow_parallel = parallel is not False
     if choice is None or isinstance(choice, str):
         mode: Any = choice or "auto"
         if mode == "required" and not tools:
             raise invalid("tool_choice", "required, but no tools are declared")
-        return ToolChoice(mode, parallel=together)
+        return ToolChoice(mode, parallel=allow_parallel)
     if choice.type == "allowed_tools":
         if choice.allowed_tools is None:
             raise invalid("tool_choice.allowed_tools", "this field is required")
-        names = tuple(_chosen(entry, tools, "tool_choice.allowed_tools.tools") for entry in choice.allowed_tools.tools)
-        return ToolChoice(choice.allowed_tools.mode if names else "none", names, together)
-    return ToolChoice("named", (_chosen(choice, tools, "tool_choice"),), together)
+        names = tuple(
+            _declared_name(entry, tools, "tool_choice.allowed_tools.tools") for entry in choice.allowed_tools.tools
+        )
+        return ToolChoice(choice.allowed_tools.mode if names else "none", names, allow_parallel)
+    return ToolChoice("named", (_declared_name(choice, tools, "tool_choice"),), allow_parallel)
 
 
-def _chosen(choice: wire.WireChoice, tools: Sequence[Tool], where: str) -> str:
-    named = choice.custom if choice.type == "custom" else choice.function
-    if named is None:
+def _declared_name(choice: wire.WireChoice, tools: Sequence[Tool], where: str) -> str:
+    tool = choice.custom if choice.type == "custom" else choice.function
+    if tool is None:
         raise invalid(f"{where}.{choice.type}", "this field is required")
     known = [tool.name for tool in tools]
-    if named.name not in known:
-        raise unknown_tool(named.name, known, f"{where}.{choice.type}.name")
-    return named.name
+    if tool.name not in known:
+        raise unknown_tool(tool.name, known, f"{where}.{choice.type}.name")
+    return tool.name
 
 
 def sampling(head: wire.Head) -> Sampling:
-    """The sampling parameters of a request."""
+    """Returns the sampling parameters of a request."""
     if head.top_logprobs and not head.logprobs:
         raise invalid("top_logprobs", "needs logprobs: true")
     stop = (head.stop,) if isinstance(head.stop, str) else tuple(head.stop or ())
@@ -198,8 +200,8 @@ def sampling(head: wire.Head) -> Sampling:
 
 def _thinking(head: wire.Head) -> bool | None:
     template = head.chat_template_kwargs
-    stated = (template.enable_thinking, template.thinking) if template else ()
-    for flag in (head.enable_thinking, *stated):
+    template_flags = (template.enable_thinking, template.thinking) if template else ()
+    for flag in (head.enable_thinking, *template_flags):
         if flag is not None:
             return flag
     return None if head.reasoning_effort is None else head.reasoning_effort != "none"

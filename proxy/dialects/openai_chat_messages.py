@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions: entries of `messages` as canonical messages."""
+"""OpenAI Chat Completions: parses entries of `messages` into canonical messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rolltap.proxy.dialects.json_request import check_image, decode, invalid
 
 
 def parse_message(raw: bytes) -> Message:
-    """An entry of `messages`."""
+    """Parses an entry of `messages`."""
     entry = decode(raw, wire.WireMessage)
     for field in ("function_call", "audio"):
         if getattr(entry, field) is not None:

@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions and the legacy Completions, read from the vendor's side. Only the first choice is read."""
+"""Reads OpenAI Chat Completions and legacy Completions replies from the vendor. Only the first choice is read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Body(msgspec.Struct):
 
 
 class ChatReader:
-    """One completion."""
+    """Reads one completion."""
 
     def __init__(self) -> None:
         self.closing = self.ended = False
@@ -97,8 +97,8 @@ class ChatReader:
         for name in TEXTS:
             if piece := getattr(message, name):
                 self._message[name] = self._message.get(name, "") + piece
-        for place, call in enumerate(message.tool_calls or ()):
-            self._call(call.index if choice.delta is not None else place, call)
+        for position, call in enumerate(message.tool_calls or ()):
+            self._call(call.index if choice.delta is not None else position, call)
         if choice.finish_reason is not None:
             self._finish = choice.finish_reason
             self.closing = True

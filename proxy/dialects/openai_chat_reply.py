@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions, the reply: whole, or as `chat.completion.chunk` events ending in `[DONE]`."""
+"""Writes OpenAI Chat Completions replies: as one body, or as `chat.completion.chunk` events that end with `[DONE]`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def completion(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
-    """The body of a reply that is not streamed."""
+    """Returns the body of a reply that is not streamed."""
     return encode(
         wire.Completion(
             id=f"chatcmpl-{started.call_id}",
@@ -63,7 +63,7 @@ def _tool_call(call: ToolCall) -> wire.ToolCallOut:
 
 
 def usage_out(usage: Usage) -> wire.UsageOut:
-    """Token counts in OpenAI's form; cached tokens are part of the prompt's."""
+    """Returns token counts in OpenAI's form: the prompt's count includes cached tokens."""
     return wire.UsageOut(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.output,
@@ -74,7 +74,7 @@ def usage_out(usage: Usage) -> wire.UsageOut:
 
 
 def logprobs_out(logprobs: Sequence[TokenLogprob] | None) -> wire.LogprobsOut | None:
-    """Log-probs of the sampled tokens, where they were asked for."""
+    """Returns the log-probs of the sampled tokens; None if they were not requested."""
     if logprobs is None:
         return None
     return wire.LogprobsOut(
@@ -95,9 +95,9 @@ def _bytes(token: str) -> list[int]:
 
 
 class ChatWriter:
-    """Chunks: the role first, then deltas, the finish of each choice, usage if asked for, `[DONE]`.
+    """Writes chunks: the role first, then deltas, the finish of each choice, usage if requested, `[DONE]`.
 
-    Log-probs come with the chunk that ends their choice.
+    Log-probs are in the chunk that ends their choice.
     """
 
     content_type = EVENT_STREAM
@@ -161,6 +161,8 @@ class ChatWriter:
         return self._frame([wire.ChunkChoice(index, delta)])
 
     def _frame(self, choices: list[wire.ChunkChoice], usage: wire.UsageOut | None = None) -> bytes:
-        """A chunk. Where usage was asked for, every chunk has the field, null but in the last."""
-        stated = usage if self._usage else msgspec.UNSET
-        return data_frame(wire.Chunk(self._id, "chat.completion.chunk", self._created, self._model, choices, stated))
+        """Returns a chunk. If usage was requested, every chunk has the field; it is null in all but the last."""
+        usage_field = usage if self._usage else msgspec.UNSET
+        return data_frame(
+            wire.Chunk(self._id, "chat.completion.chunk", self._created, self._model, choices, usage_field)
+        )

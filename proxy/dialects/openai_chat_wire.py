@@ -1,6 +1,6 @@
-"""OpenAI Chat Completions, the request as typed JSON. Reference: `openai.types.chat.completion_create_params`.
+"""OpenAI Chat Completions request types. Reference: `openai.types.chat.completion_create_params`.
 
-A field that is not here is refused by name. Fields under "no effect" are accepted and recorded, and change nothing.
+Unknown fields are refused by name. Fields under "no effect" are accepted and recorded, and change nothing.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ class WireToolCall(Struct):
 
 
 class WireMessage(Struct):
-    """An entry of `messages`. Unknown fields are echoes of somebody's reply (`provider_specific_fields`)."""
+    """An entry of `messages`. Unknown fields are echoes of another server's reply (`provider_specific_fields`)."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart | ImagePart | RefusalPart] | None = None
     name: str | None = None
     tool_calls: list[WireToolCall] | None = None
     tool_call_id: str | None = None
-    id: str | None = None  # qwen-agent's place for the tool call's id
+    id: str | None = None  # qwen-agent puts the tool call's id here
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
     function_call: Any = None
     audio: Any = None
-    prefix: bool | None = None  # some vendors': the reply goes on within this message
+    prefix: bool | None = None  # some vendors: the reply continues this message
     partial: bool | None = None
 
 
@@ -156,7 +156,7 @@ class Head(Struct, forbid_unknown_fields=True):
     chat_template_kwargs: TemplateArguments | None = None
     enable_thinking: bool | None = None
     prompt_cache_key: str | None = None
-    # allowed only in the form that asks for nothing
+    # accepted only with a value that requests nothing
     modalities: list[Literal["text"]] | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
     # no effect

@@ -1,4 +1,4 @@
-"""What OpenAI's protocols share: where the API key is, and the shape of errors."""
+"""Shared by OpenAI's protocols: the place of the API key, and the shape of errors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _TYPES = {
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
-    """The token of `Authorization: Bearer`."""
+    """Returns the token of `Authorization: Bearer`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
 def openai_key(headers: Mapping[str, str]) -> str | None:
-    """The API key, from any of the headers that clients of the shared model list use."""
-    named = (headers.get(name) for name in ("api-key", "x-api-key", "x-goog-api-key"))
-    return bearer(headers) or next((key for key in named if key), None)
+    """Returns the API key from any of the headers that clients of the shared model list use."""
+    keys = (headers.get(name) for name in ("api-key", "x-api-key", "x-goog-api-key"))
+    return bearer(headers) or next((key for key in keys if key), None)
 
 
 def _overflow(error: ContextOverflow) -> str:
-    """In the words of OpenAI and vLLM, which clients search for."""
+    """OpenAI's and vLLM's wording, which clients search for."""
     if error.tokens is None or error.limit is None:
         return f"This model's maximum context length is exceeded: {error.message}"
     return (
@@ -39,7 +39,7 @@ def _overflow(error: ContextOverflow) -> str:
 
 
 def openai_error(error: RolltapError) -> WireReply:
-    """`{"error": {...}}`. A prompt that is too long says so in the words that clients look for."""
+    """`{"error": {...}}`. For a prompt that is too long, the message has the wording that clients search for."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     message, param, code = error.message, error.param, error.code
     if isinstance(error, ContextOverflow):

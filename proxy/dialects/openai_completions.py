@@ -1,7 +1,8 @@
 """OpenAI's legacy Completions: `POST /v1/completions`.
 
-The prompt is one user message: policies are chat models, and a raw prompt would bypass the template that the record
-rests on. Prompts of token ids are refused for the same reason. Thinking has no place in this protocol and is left out.
+The prompt is one user message: policies are chat models, and a raw prompt would bypass the chat template, on which the
+record depends. Prompts of token ids are refused for the same reason. The protocol has no field for thinking, so replies
+omit it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from rolltap.proxy.dialects.openai_chat_wire import (
 from rolltap.proxy.dialects.openai_common import openai_error, openai_key
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for requests that name none."""
+"""OpenAI's default for requests without `max_tokens`."""
 
 
 class Head(Struct, forbid_unknown_fields=True):
@@ -61,7 +62,7 @@ class Head(Struct, forbid_unknown_fields=True):
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    # allowed only in the form that asks for nothing
+    # accepted only with a value that requests nothing
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
@@ -94,7 +95,7 @@ class Completion(Struct):
 
 
 class OpenAICompletions(Dialect):
-    """The dialect of old scripts."""
+    """The dialect of legacy scripts."""
 
     name = "openai_completions"
     items_field = "prompt"
@@ -183,7 +184,7 @@ def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> LogprobsOut | None:
 
 
 class CompletionsWriter:
-    """Chunks of text, the finish of each choice, usage if asked for, `[DONE]`."""
+    """Writes chunks of text, the finish of each choice, usage if requested, `[DONE]`."""
 
     content_type = EVENT_STREAM
 

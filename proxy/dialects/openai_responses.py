@@ -1,12 +1,12 @@
-"""OpenAI Responses: `POST /v1/responses`, and `GET /v1/responses/{id}`, which reads a reply again.
+"""OpenAI Responses: `POST /v1/responses`, and `GET /v1/responses/{id}`, which returns a recorded reply.
 
-An assistant turn comes as several items (reasoning, message, calls); consecutive ones are one canonical message. What
-a client echoes are item ids, `encrypted_content` and `call_id`s, so that is where handles travel.
+An assistant turn is several items (reasoning, message, calls); consecutive ones become one canonical message. Clients
+echo item ids, `encrypted_content` and `call_id`s, so these carry the handles.
 
-Tools. `function` and `custom` tools are the client's own. A `namespace` holds such tools: the model sees them as
-`namespace.name` (`functions`, the vendor's default namespace, as the bare name), and calls are split again on their
-way out. Tools may also come inside `input` (`additional_tools`). Tools of the vendor's own servers that harnesses
-declare by default (`DROPPED_TOOLS`) are left out of the prompt; all others are refused.
+Tools. `function` and `custom` tools are the client's own. A `namespace` contains such tools: the model sees them as
+`namespace.name` (for `functions`, the vendor's default namespace, as the bare name), and replies split the names again.
+Tools may also be inside `input` (`additional_tools`). Vendor-hosted tools that harnesses declare by default
+(`DROPPED_TOOLS`) are left out of the prompt; all others are refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ APART = ("input", "instructions", "tools")
 
 
 class OpenAIResponses(Dialect):
-    """The dialect of Codex, of the Agents SDK, and of others where they are told so."""
+    """The dialect of Codex, of the Agents SDK, and of other clients that are configured for it."""
 
     name = "openai_responses"
     items_field = "input"
@@ -104,7 +104,7 @@ class OpenAIResponses(Dialect):
     def _messages(
         self, parsed: Sequence[ParsedItem], tools: ResponsesToolSet
     ) -> tuple[list[Message], list[str], ResponsesToolSet]:
-        """The items as messages, the place of each, and all the tools."""
+        """Returns the items as messages, the path of each message, and all tools."""
         messages: list[Message] = []
         places: list[str] = []
         turn: list[ContentPiece] = []
@@ -147,13 +147,13 @@ class OpenAIResponses(Dialect):
 
 
 def _input(body: BodyParts) -> bytes:
-    """The list of `input`; a string is one user message."""
+    """Returns the list of `input`. A string becomes one user message."""
     raw = body.array("input")
     return b'[{"role":"user","content":' + raw + b"}]" if raw.startswith(b'"') else raw
 
 
 def sampling(head: wire.Head) -> Sampling:
-    """The sampling parameters of a request."""
+    """Returns the sampling parameters of a request."""
     effort = head.reasoning.effort if head.reasoning else None
     return Sampling(
         temperature=head.temperature,

@@ -1,7 +1,7 @@
-"""OpenAI Responses: `instructions` and entries of `input` as canonical messages.
+"""OpenAI Responses: parses `instructions` and entries of `input` into canonical messages.
 
-An assistant turn comes as several items (reasoning, message, calls), each parsed to a `ContentPiece`; `join_pieces`
-makes one message of them.
+An assistant turn is several items (reasoning, message, calls). Each is parsed to a `ContentPiece`; `join_pieces` makes
+one message of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REASONING, TEXT, CALL = range(3)
 
 
 class ContentPiece(msgspec.Struct, frozen=True):
-    """An item of an assistant turn, which comes as reasoning, text and calls; text may follow a call."""
+    """An item of an assistant turn. The order is reasoning, text, calls; text may also follow a call."""
 
     rank: int
     parts: tuple[Part, ...] = ()
@@ -37,7 +37,7 @@ class ContentPiece(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is a message without text, which some clients put between the others: no message at all."""
+        """True for a message without text. Some clients put these between other items; they are skipped."""
         return self.rank == TEXT and not self.parts and not self.recall
 
 
@@ -49,7 +49,7 @@ def parse_instructions(raw: bytes) -> Message:
 
 
 def parse_item(raw: bytes) -> ParsedItem:
-    """An entry of `input`."""
+    """Parses an entry of `input`."""
     kind: Any = wire.Item if decode(raw, wire.ItemKind).type is not None else wire.MessageItem
     match decode(raw, kind):
         case wire.MessageItem() as item if item.role == "assistant":
@@ -96,12 +96,12 @@ def _parts(content: str | list[wire.ContentPart], where: str, *, images: bool = 
 
 
 def follows(before: ContentPiece, piece: ContentPiece) -> bool:
-    """Whether `piece` continues the turn of `before`: reasoning begins one, text may stand after a call."""
+    """True if `piece` continues the turn of `before`. Reasoning begins a turn; text may follow a call."""
     return piece.rank > before.rank or (before.rank == CALL and piece.rank != REASONING)
 
 
 def join_pieces(turn: tuple[ContentPiece, ...]) -> Message:
-    """An assistant turn out of its items."""
+    """Joins the items of an assistant turn into one message."""
     handle = next((piece.handle for piece in turn if piece.handle), None)
     if any(piece.recall for piece in turn):
         return Message("assistant", handle=handle, recall=True)

@@ -1,4 +1,4 @@
-"""OpenAI Responses, read from the vendor's side."""
+"""Reads OpenAI Responses replies from the vendor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rolltap.proxy.dialects.openai_responses_items import ContentPiece, join_pie
 from rolltap.proxy.dialects.reply_reader import make_choice
 
 READ = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})
-"""Items of an assistant's turn that the dialect knows; those of the vendor's own tools are left out."""
+"""Items of an assistant turn that the dialect knows. Items of the vendor's own tools are skipped."""
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
@@ -51,20 +51,20 @@ class _Response(msgspec.Struct):
 class _Event(msgspec.Struct):
     type: str
     response: _Response | None = None
-    item: msgspec.Raw = NOTHING  # "Raw or null" would take null only
+    item: msgspec.Raw = NOTHING  # with the type `Raw | None`, msgspec accepts only null
     delta: msgspec.Raw = NOTHING
     message: str | None = None
 
 
 class ResponsesReader:
-    """One response."""
+    """Reads one response."""
 
     def __init__(self) -> None:
         self.closing = self.ended = False
         self.error = ""
         self.usage: Usage | None = None
         self._items: list[msgspec.Raw] = []
-        self._open = ""  # the text of a message that is not whole
+        self._open_text = ""  # the text of a message that has not ended
         self._status = ""
 
     def event(self, data: bytes) -> None:
@@ -77,9 +77,9 @@ class ResponsesReader:
             self.error = event.message or "error"
         elif event.type == "response.output_item.done" and event.item is not NOTHING:
             self._items.append(event.item.copy())
-            self._open = ""
+            self._open_text = ""
         elif event.type == "response.output_text.delta" and event.delta is not NOTHING:
-            self._open += msgspec.json.decode(event.delta, type=str)
+            self._open_text += msgspec.json.decode(event.delta, type=str)
 
     def whole(self, body: bytes) -> None:
         self._take(msgspec.json.decode(body, type=_Response))
@@ -92,12 +92,12 @@ class ResponsesReader:
                 piece = parse_item(bytes(item))
                 assert isinstance(piece, ContentPiece)
                 pieces.append(piece)
-        if self._open:
-            pieces.append(ContentPiece(TEXT_RANK, (Text(self._open),)))
+        if self._open_text:
+            pieces.append(ContentPiece(TEXT_RANK, (Text(self._open_text),)))
         return make_choice(join_pieces(tuple(pieces)), "length" if self._status == "incomplete" else "stop")
 
     def _take(self, response: _Response) -> None:
-        self._status, self._open = response.status, ""
+        self._status, self._open_text = response.status, ""
         if response.output or not self._items:
             self._items = [item.copy() for item in response.output]
         if response.error is not None:

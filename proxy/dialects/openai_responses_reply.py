@@ -1,7 +1,7 @@
-"""OpenAI Responses, the reply: whole, or as numbered events from `response.created` to `response.completed`.
+"""Writes OpenAI Responses replies: as one body, or as numbered events from `response.created` to `response.completed`.
 
-Items come in the order in which they were sampled: reasoning (as one summary text), message, calls. `tools` and
-`instructions`, which can be large, are not echoed in the response object.
+Items are in the order of sampling: reasoning (as one summary text), message, calls. `tools` and `instructions` can be
+large and are not echoed in the response object.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ResponseOut(Struct):
 
 
 def response_out(request: ChatRequest, started: ReplyStarted) -> ResponseOut:
-    """The response object of a reply that has begun."""
+    """Returns the response object at the start of a reply."""
     head: wire.Head = request.wire["head"]
     return ResponseOut(
         id=f"resp_{started.handle or started.call_id}",
@@ -149,7 +149,7 @@ def response_out(request: ChatRequest, started: ReplyStarted) -> ResponseOut:
 
 
 def end_response(response: ResponseOut, choice: Choice, usage: Usage, output: list[OutputItem]) -> None:
-    """Completes the response object; one that hit the token limit is `incomplete`."""
+    """Completes the response object. It is `incomplete` if the reply hit the token limit."""
     response.output = output
     response.usage = UsageOut(
         input_tokens=usage.prompt,
@@ -164,7 +164,7 @@ def end_response(response: ResponseOut, choice: Choice, usage: Usage, output: li
 
 
 def response_body(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
-    """The body of a reply that is not streamed."""
+    """Returns the body of a reply that is not streamed."""
     writer = ResponsesWriter(request)
     writer.write(started)
     choice = ended.choices[0]
@@ -181,7 +181,7 @@ def response_body(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded
 
 
 class ResponsesWriter:
-    """Writes the events; at most one item is open at a time. `response` is the object that the last event holds."""
+    """Writes the events. At most one item is open at a time. `response` is the object in the last event."""
 
     content_type = EVENT_STREAM
     response: ResponseOut
@@ -215,7 +215,7 @@ class ResponsesWriter:
                 return self._ended(event)
 
     def keep_alive(self) -> bytes:
-        """A real event: comments don't reset Codex's idle timer."""
+        """Returns a real event: comments don't reset Codex's idle timer."""
         return self._lifecycle("response.in_progress") if self._sequence else b""
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -230,7 +230,7 @@ class ResponsesWriter:
         return self._event(kind, item_id=item.id, output_index=len(self._done), **fields)
 
     def _item_id(self, prefix: str) -> str:
-        """An item's id: its kind, a count where a reply has several of that kind, and the reply's handle."""
+        """Returns an item's id: its kind, a count if the reply has several of that kind, and the reply's handle."""
         count = sum(item.id.startswith(prefix) for item in self._done)
         return f"{prefix}{count or ''}_{self._handle}"
 
@@ -283,14 +283,14 @@ class ResponsesWriter:
         raise ValueError("a tool call's arguments came outside of a tool call")
 
     def _close(self, status: Status, logprobs: list[TokenLogprobOut] | None = None) -> bytes:
-        """The events that end the open item, if there is one."""
+        """Returns the events that end the open item; empty if none is open."""
         item, text = self._open, "".join(self._texts)
         frames = b""
         match item:
             case None:
                 return b""
             case ReasoningOut():
-                item.encrypted_content = self._handle  # also unasked: some clients send back only what has it
+                item.encrypted_content = self._handle  # even unrequested: some clients echo only items that have it
                 part = item.summary[0]
                 part.text = text
                 frames += self._item_event(

@@ -1,4 +1,4 @@
-"""The tools of a Responses request, with their namespaces."""
+"""Parses the tools of a Responses request, with their namespaces."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ DEFAULT_NAMESPACE = "functions"
 DROPPED_TOOLS = frozenset(
     {"web_search", "web_search_preview", "web_search_2025_08_26", "tool_search", "image_generation", "local_shell"}
 )
-"""Tools that harnesses declare by default and do without: the model is not told of them. Forcing one is refused."""
+"""Tools that harnesses declare by default and do not depend on: the model does not see them. Forcing one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesToolSet:
-    """Tools as the model sees them; `namespaces` has the wire's (namespace, name) of those that came in one."""
+    """Tools as the model sees them. `namespaces`: the wire's (namespace, name) of each tool that is in a namespace."""
 
     tools: tuple[Tool, ...] = ()
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def with_more(self, more: ResponsesToolSet) -> ResponsesToolSet:
-        """These tools and more; one of the same name takes the former's place."""
+        """Returns these tools and more. A later tool of the same name replaces the earlier one."""
         merged = {tool.name: tool for tool in (*self.tools, *more.tools)}
         return ResponsesToolSet(tuple(merged.values()), {**self.namespaces, **more.namespaces})
 
 
 def tool_name(namespace: str | None, name: str) -> str:
-    """A tool's name as the model sees it."""
+    """Returns a tool's name as the model sees it."""
     return name if namespace in (None, "", DEFAULT_NAMESPACE) else f"{namespace}.{name}"
 
 
 def parse_tools(entries: Sequence[wire.WireTool], where: str) -> ResponsesToolSet:
-    """A list of tools; refuses a name that comes twice and a tool that nobody here can run."""
+    """Parses a list of tools. Raises `InvalidRequest` for a repeated name, and for a tool that nobody here can run."""
     tools: dict[str, Tool] = {}
     namespaces: dict[str, tuple[str, str]] = {}
 
-    def take(entry: wire.WireTool, place: str, namespace: wire.WireTool | None) -> None:
+    def add(entry: wire.WireTool, place: str, namespace: wire.WireTool | None) -> None:
         tool = _tool(entry, place, namespace)
         if tool.name in tools:
             raise invalid(f"{place}.name", f"a second tool named {tool.name!r}")
@@ -59,9 +59,9 @@ def parse_tools(entries: Sequence[wire.WireTool], where: str) -> ResponsesToolSe
             if not entry.name:
                 raise invalid(f"{place}.name", "this field is required")
             for inner, member in enumerate(entry.tools or ()):
-                take(member, f"{place}.tools[{inner}]", entry)
+                add(member, f"{place}.tools[{inner}]", entry)
         else:
-            take(entry, place, None)
+            add(entry, place, None)
     return ResponsesToolSet(tuple(tools.values()), namespaces)
 
 
@@ -81,27 +81,27 @@ def _tool(entry: wire.WireTool, place: str, namespace: wire.WireTool | None) -> 
 
 
 def tool_choice(choice: str | wire.WireChoice | None, parallel: bool | None, tools: ResponsesToolSet) -> ToolChoice:
-    """`tool_choice` and `parallel_tool_calls`; every tool named must be declared."""
-    together = parallel is not False
+    """Parses `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequest` if a named tool is not declared."""
+    allow_parallel = parallel is not False
     match choice:
         case None | "auto":
-            return ToolChoice("auto", parallel=together)
+            return ToolChoice("auto", parallel=allow_parallel)
         case "none":
-            return ToolChoice("none", parallel=together)
+            return ToolChoice("none", parallel=allow_parallel)
         case "required":
             if not tools.tools:
                 raise invalid("tool_choice", "required, but no tools are declared")
-            return ToolChoice("required", parallel=together)
+            return ToolChoice("required", parallel=allow_parallel)
         case wire.WireChoice(type="allowed_tools"):
             allowed = [entry for entry in choice.tools or () if entry.type not in DROPPED_TOOLS]
-            names = tuple(_chosen(entry, tools, "tool_choice.tools") for entry in allowed)
-            return ToolChoice((choice.mode or "auto") if names else "none", names, together)
+            names = tuple(_declared_name(entry, tools, "tool_choice.tools") for entry in allowed)
+            return ToolChoice((choice.mode or "auto") if names else "none", names, allow_parallel)
         case wire.WireChoice():
-            return ToolChoice("named", (_chosen(choice, tools, "tool_choice"),), together)
+            return ToolChoice("named", (_declared_name(choice, tools, "tool_choice"),), allow_parallel)
     raise invalid("tool_choice", "want none, auto, required or an object")
 
 
-def _chosen(choice: wire.WireChoice, tools: ResponsesToolSet, where: str) -> str:
+def _declared_name(choice: wire.WireChoice, tools: ResponsesToolSet, where: str) -> str:
     if choice.type not in ("function", "custom"):
         raise invalid(f"{where}.type", f"a tool of type {choice.type!r} can't be forced here; use function or custom")
     name = tool_name(choice.namespace, choice.name or "")

@@ -1,7 +1,7 @@
-"""OpenAI Responses, the request as typed JSON. Reference: `openai.types.responses.response_create_params`.
+"""OpenAI Responses request types. Reference: `openai.types.responses.response_create_params`.
 
-A field of the body that is not here is refused by name. Unknown fields of items are echoes (`status`, `phase`,
-`internal_chat_message_metadata_passthrough`) and are let be.
+Unknown fields of the body are refused by name. Unknown fields of items are echoes (`status`, `phase`,
+`internal_chat_message_metadata_passthrough`) and are ignored.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class AdditionalToolsItem(Struct, tag_field="type", tag="additional_tools"):
 
 
 class AgentMessageItem(Struct, tag_field="type", tag="agent_message"):
-    """What one of Codex's agents says to another: user input for the model that reads it."""
+    """A message from one of Codex's agents to another: user input for the model that reads it."""
 
     content: str | list[ContentPart]
 
@@ -113,13 +113,13 @@ Item = (
 
 
 class ItemKind(Struct):
-    """Reads only an item's type: a message may leave it out."""
+    """Only an item's type, which a message may omit."""
 
     type: str | None = None
 
 
 class WireTool(Struct):
-    """A tool of any type. `function` and `custom` are the client's own; `namespace` holds such tools."""
+    """A tool of any type. `function` and `custom` are the client's own; `namespace` contains such tools."""
 
     type: str
     name: Name | None = None
@@ -189,7 +189,7 @@ class Head(Struct, forbid_unknown_fields=True):
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
     prompt_cache_key: str | None = None
-    # allowed only in the form that asks for nothing
+    # accepted only with a value that requests nothing
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     context_management: Annotated[list[Any], Meta(max_length=0)] | None = None

@@ -1,13 +1,14 @@
-"""What harnesses ask before their first model call, and the static answers.
+"""Static replies to the requests that harnesses send before their first model call.
 
 None of these needs a key or touches a session. They are served at the root and under a session's prefix.
 
 * Claude Code: `HEAD /api/hello` and `HEAD /`.
-* Codex, with its built-in provider: a WebSocket upgrade of `GET /v1/responses`. 426 makes it fall back to HTTP at
-  once; 404, 405 and 501 cost it seconds, 400 ends the run. The server must hand upgrades over as plain requests
-  (uvicorn: `ws="none"`).
-* OpenAI's SDK can delete, cancel and list the input of a response. The record is append-only: 405 says so.
-* Hermes: Ollama's `POST /api/show`, `GET /api/tags`, `GET /api/v1/models`: there is no Ollama here.
+* Codex, with its built-in provider: a WebSocket upgrade of `GET /v1/responses`. 426 makes it fall back to HTTP at once;
+  404, 405 and 501 cost it seconds; 400 ends the run. The server must pass upgrades on as plain requests (uvicorn:
+  `ws="none"`).
+* OpenAI's SDK can delete and cancel a response and list its input. The record is append-only, so the reply is 405.
+* Hermes: Ollama's `POST /api/show`, `GET /api/tags`, `GET /api/v1/models`. There is no Ollama here, so the reply is
+  404.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rolltap.proxy.dialects.json_reply import encode
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A path and what is always answered there."""
+    """A path and its constant reply."""
 
     methods: Sequence[str]
     path: str

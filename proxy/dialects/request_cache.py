@@ -1,9 +1,9 @@
-"""The last requests of each API key, so that the next one costs its new items and not its history.
+"""Caches the last requests of each API key: parsing the next request then costs its new items, not its history.
 
-A harness resends its whole history with every call, and the rest of the body seldom changes. A body that equals a known
-one up to the last item of its history, and from the end of that list on, says the same but for the items in between.
-Only those are decoded; the rest costs a comparison of bytes. A known request is used only for a body that repeats all
-of it, so it makes no difference whose it was.
+A harness resends its whole history with every call, and the rest of the body seldom changes. If a body equals a known
+one up to the last item of the known history, and again from the end of that list on, it differs only by the items in
+between. Only those are decoded; the rest costs a comparison of bytes. A known request is used only for a body that
+repeats all of it, so it does not matter who sent it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rolltap.proxy.dialects.history import LinkedHistory
 from rolltap.proxy.dialects.json_request import check_utf8, entries
 
 PER_KEY = 4
-"""Requests that are kept of one key: subagents share the key of the main agent, and take turns with it."""
+"""Requests kept per key: subagents share the key of the main agent, and their calls alternate with its calls."""
 
 PROBE = 32
-"""Bytes before the end of a history that are compared first: where they differ, nothing else is looked at."""
+"""Bytes at the end of a history that are compared first: if they differ, nothing else is compared."""
 
 
 @dataclass(slots=True, eq=False)
 class KnownRequest:
-    """A parsed request, whose history is the JSON list `array` in `body`.
+    """A parsed request. Its history is the JSON list `array` in `body`.
 
-    The body is split when it is first compared in full: the first request of many sessions is their only one. Two
-    threads may do so at once: what is split is set in one step.
+    The body is split at the first full comparison, as many sessions make only one request. Two threads may do so at
+    once: the halves are set in one step.
     """
 
     chat: ChatRequest
@@ -39,13 +39,13 @@ class KnownRequest:
     body: bytes = b""
     array: bytes = b""
     halves: tuple[bytes, bytes] | None = None  # the body up to the end of the last item, and from the list's end on
-    size: int = 0  # about how many bytes it holds: its body, the items of it and what is parsed of them
+    size: int = 0  # approximate bytes: its body, the body's items and their parsed values
 
     def __post_init__(self) -> None:
         self.size = self.size or 2 * json_bytes(self.body)
 
     def extended(self, chat: ChatRequest, linked: LinkedHistory, body: bytes) -> KnownRequest:
-        """The request `chat`, whose `body` extends this one's."""
+        """Returns the request `chat`, whose `body` extends this one's."""
         assert self.halves is not None  # `added_items` has split it
         before, after = self.halves
         end = len(body) - len(after)
@@ -53,7 +53,7 @@ class KnownRequest:
         return KnownRequest(chat, linked, halves=(body[:end].rstrip(), after), size=size)
 
     def added_items(self, body: bytes, field: str) -> list[bytes] | None:
-        """The items that `body` adds to the history; None if it differs in anything else."""
+        """Returns the items that `body` adds to the history; None if it differs in anything else."""
         halves = self.halves or self._split(body, field)
         if halves is None:
             return None
@@ -71,17 +71,17 @@ class KnownRequest:
             check_utf8(added)
             return entries(b"[" + added[1:] + b"]", field, before=len(self.chat.items))
         except InvalidRequest:
-            return None  # the whole body is parsed, and refused in terms of it
+            return None  # the caller parses the whole body, so that the error names the item's place in it
 
     def _split(self, other: bytes, field: str) -> tuple[bytes, bytes] | None:
-        """Cuts the body around the end of its history, if `other` may extend it; None where that is not proven."""
+        """Splits the body at the end of its history if `other` may extend it. Returns None if that is not certain."""
         body, array = self.body, self.array
         probe = body.rfind(array[-PROBE:])
         if other[probe : probe + PROBE - 1] != array[-PROBE:-1]:
             return None
         start = body.find(array)
         end = start + len(array)
-        # The same bytes may also stand elsewhere. This is the place if the field is empty without them.
+        # The same bytes may also occur elsewhere. This is the history if the field is empty without them.
         try:
             rest = msgspec.json.decode(body[:start] + b"[]" + body[end:], type=dict[str, msgspec.Raw])
         except msgspec.MsgspecError:
@@ -94,16 +94,16 @@ class KnownRequest:
 
 
 class RequestCache:
-    """The last requests by API key. `field` is the field of the history."""
+    """The last requests by API key. `field` is the history's field."""
 
     def __init__(self, field: str, space: CacheSpace = SHARED) -> None:
         self._field = field
         self._space = space
-        # By the key's hash: a vendor's key is not held longer than its request.
+        # By the key's hash: a vendor's key must not be held longer than its request.
         self._by_key: Kept[int, list[KnownRequest]] = Kept(_size, space)
 
     def extended(self, key: str | None, body: bytes) -> tuple[KnownRequest, list[bytes]] | None:
-        """The longest known request that `body` extends, and the items that it adds."""
+        """Returns the longest known request that `body` extends, and the items that it adds; None without one."""
         longest: tuple[KnownRequest, list[bytes]] | None = None
         for known in self._by_key.peek(hash(key)) or ():
             if longest is None or len(known.chat.items) > len(longest[0].chat.items):
@@ -113,7 +113,7 @@ class RequestCache:
         return longest
 
     def keep(self, key: str | None, known: KnownRequest, former: KnownRequest | None) -> None:
-        """Keeps a request, in the place of the one that it extends."""
+        """Stores a request in place of the one that it extends."""
         others = [other for other in self._by_key.peek(hash(key)) or () if other is not former]
         requests = [known, *others[: PER_KEY - 1]]
         while len(requests) > 1 and _size(requests) > self._space.limit // LARGEST - ENTRY_BYTES:
