@@ -1,8 +1,8 @@
-"""What this process has done since it started, for Prometheus.
+"""Counters of what this process has done since it started, for Prometheus.
 
-Counted as calls pass, never read from the store. The children of labelled metrics are looked up once and kept: on the
-path of a call a count is a dictionary look-up and an addition under a lock. Durations are counted without one
-(`durations.py`). Several processes are summed by whoever scrapes them.
+They are updated as calls pass, never read from the store. The children of labelled metrics are looked up once and
+cached: a count on a call's path is a dictionary look-up and an addition under a lock. Durations need no lock
+(`durations.py`). The scraper sums the counters of several processes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rolltap.calllog.annotations import AnnotationLine
 from rolltap.proxy.metrics.durations import Durations
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper bounds of the buckets that calls' durations fall into."""
+"""Upper bounds of the buckets of calls' durations, in seconds."""
 
 QUICK_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, 120.0, 600.0)
-"""Those for the stages of a call, of which most take milliseconds."""
+"""The same for the stages of a call, most of which take milliseconds."""
 
 disable_created_metrics()
 
@@ -30,7 +30,7 @@ CountedSend = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 
 
 class LabelledCounter:
-    """A counter whose children are kept by their labels."""
+    """A counter that caches its children by their labels."""
 
     def __init__(self, metric: Counter) -> None:
         self._metric = metric
@@ -45,7 +45,10 @@ class LabelledCounter:
 
 @dataclass(frozen=True, slots=True)
 class CallCounts:
-    """When a call began, and its tokens: of the prompt, of it those that continue a recorded context, and sampled."""
+    """When a call began (seconds since the epoch), and its token counts.
+
+    `cached`: those tokens of the prompt that continue a recorded context. `output`: sampled tokens.
+    """
 
     started_at: float
     prompt: int
@@ -102,13 +105,13 @@ class Metrics:
         return Durations(self.registry, name, what, label, bounds)
 
     def began(self, policy: str, break_reason: str | None) -> None:
-        """A call's intent was written."""
+        """Counts a call whose intent was written."""
         self._in_flight.inc()
         if break_reason is not None:
             self._breaks[policy, break_reason].inc()
 
     def ended(self, policy: str, outcome: str, flaw: str | None, counts: CallCounts) -> None:
-        """A call that had begun was completed."""
+        """Counts a call that was completed."""
         self._in_flight.dec()
         self._calls[policy, outcome].inc()
         if flaw is not None:
@@ -119,11 +122,11 @@ class Metrics:
         self._seconds.observe(time.time() - counts.started_at)
 
     def scored(self, policy: str, tokens: int) -> None:
-        """Given ids were read for their log-probs; they are in no call."""
+        """Counts given ids that were scored for their log-probs. They belong to no call."""
         self._scored[(policy,)].inc(tokens)
 
     def annotated(self, policy: str, added: Sequence[AnnotationLine]) -> None:
-        """A trainer's annotations came on record."""
+        """Counts a trainer's annotations that were recorded."""
         for line in added:
             self._fresh[policy, line.harness].inc(line.fresh)
             self._mismatch[policy, line.harness].inc(line.fresh_sum)
@@ -133,7 +136,7 @@ class Metrics:
         self._undelivered.inc(calls)
 
     def stage(self, name: str, since: float) -> None:
-        """A stage that began at `since` (`time.perf_counter`) is over."""
+        """Records the duration of a stage that began at `since` (`time.perf_counter`) and ends now."""
         self._stages.observe(time.perf_counter() - since, name)
 
     def first_token(self, policy: str, seconds: float) -> None:
@@ -155,5 +158,5 @@ class Metrics:
 
 
 def uncounted(send: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Stands for `Metrics.counted` where nobody counts."""
+    """Replaces `Metrics.counted` where no metrics are kept."""
     return send

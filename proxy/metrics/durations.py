@@ -1,8 +1,8 @@
 """Histograms of durations, by one label.
 
 prometheus-client's own `Histogram` searches its buckets one by one and takes two locks. A call observes seven
-durations: 18 microseconds of CPU there, 3 here (docs/adr/0007). `observe` must run on the event loop's thread, so it
-needs no lock; a scrape in the middle of an observation may miss that one.
+durations: that costs 18 microseconds of CPU there, 3 here (docs/adr/0007). `observe` must run on the event loop's
+thread, so it needs no lock; a scrape during an observation may miss that one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Durations(Collector):
-    """One histogram, collected by `registry`. `label` is "" for one without labels; `bounds` are seconds, ascending."""
+    """One histogram, collected by `registry`. `label` is "" for none; `bounds` are in seconds, ascending."""
 
     def __init__(self, registry: CollectorRegistry, name: str, what: str, label: str, bounds: Sequence[float]) -> None:
         self._name = name

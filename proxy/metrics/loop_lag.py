@@ -1,4 +1,4 @@
-"""How late the event loop is: what holds it up holds up every call."""
+"""Measures the event loop's lag: whatever blocks the loop delays every call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVERY_S = 0.5
 
 
 async def watch_loop(lag: Durations) -> None:
-    """Observes for ever by how much each timer is late."""
+    """Observes the delay of each timer, forever."""
     while True:
         due = time.perf_counter() + EVERY_S
         await asyncio.sleep(EVERY_S)

@@ -1,8 +1,8 @@
 """OpenTelemetry spans of calls, named by the semantic conventions for generative AI. Needs `rolltap[otel]`.
 
-A call is one span, from its intent to its completion. Where the client sends `traceparent`, it is a child of the
-client's span. Spans leave in batches from a thread of their own; what a collector does not take is dropped, since the
-record has every call.
+A call is one span, from its intent to its completion. If the client sends `traceparent`, it is a child of the client's
+span. A separate thread sends spans in batches. Spans that a collector does not accept are dropped: the record has every
+call.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 REQUESTED = ("temperature", "top_p", "top_k", "max_tokens", "seed")
-"""Sampling parameters, which are recorded under the names that the conventions have for them."""
+"""Sampling parameters that are recorded under the conventions' names."""
 
 
 class CallSpans:
-    """Makes a span of every call that ends. `exporter` is where they go."""
+    """Creates a span for every call that ends. `exporter` sends the spans."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         modules = ("resources", "trace", "trace.export")
@@ -35,14 +35,14 @@ class CallSpans:
         self._provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": "rolltap"}))
         self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("rolltap", __version__)
-        self._begun: dict[str, CallIntent] = {}
+        self._open_intents: dict[str, CallIntent] = {}
 
     def begin(self, intent: CallIntent) -> None:
-        self._begun[intent.id] = intent
+        self._open_intents[intent.id] = intent
 
     def end(self, completion: CallCompletion, outcome: str) -> None:
-        """`outcome` is the completion's, or "unrecorded" where the store did not take it."""
-        intent = self._begun.pop(completion.call_id, None)
+        """`outcome` is the completion's, or "unrecorded" if the store did not accept it."""
+        intent = self._open_intents.pop(completion.call_id, None)
         if intent is None:
             return
         model = str(intent.sampling_sent.get("model") or intent.policy)
@@ -58,12 +58,12 @@ class CallSpans:
         span.end(int(completion.finished_at * 1e9))
 
     def close(self) -> None:
-        """Sends what is left; waits some seconds for the collector."""
+        """Sends the remaining spans. Waits some seconds for the collector."""
         self._provider.shutdown()
 
 
 def attributes(intent: CallIntent, completion: CallCompletion, outcome: str) -> Iterator[tuple[str, Any]]:
-    """What a span says of a call; the conventions' names where there are some."""
+    """Yields the attributes of a call's span, under the conventions' names where these exist."""
     yield "gen_ai.operation.name", "chat"
     yield "gen_ai.provider.name", completion.engine or "rolltap"
     yield "gen_ai.conversation.id", intent.session_id
@@ -95,9 +95,10 @@ def _requested(sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def otlp(url: str) -> CallSpans:
-    """Spans for the collector at `url` (OTLP over HTTP); `ConfigError` if OpenTelemetry is not installed.
+    """Returns spans for the collector at `url` (OTLP over HTTP). Raises `ConfigError` if OpenTelemetry is not
+    installed.
 
-    Headers and time limits are the exporter's own variables, `OTEL_EXPORTER_OTLP_HEADERS` and the like.
+    Headers and time limits come from the exporter's own variables, `OTEL_EXPORTER_OTLP_HEADERS` and the like.
     """
     try:
         exporters = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")

@@ -1,7 +1,7 @@
-"""What is so at the moment of a scrape: the store, the queue, groups, leases, nodes and engines, for Prometheus.
+"""The state at a scrape: the store, the queue, groups, leases, nodes and engines, for Prometheus.
 
-The ledger is asked at most every `KEPT_S` seconds, however many scrape; while it does not answer, its series are
-absent.
+The ledger is read at most every `KEPT_S` seconds, however often Prometheus scrapes. While it does not answer, its
+series are absent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Family = GaugeMetricFamily | CounterMetricFamily
 
 @dataclass(frozen=True, slots=True)
 class FromLedger:
-    """The ledger's counts by policy, and what belongs to none."""
+    """The ledger's counts: by policy, and those that belong to no policy."""
 
     policies: Mapping[str, PolicyStats]
     standing: LedgerStanding
@@ -40,7 +40,7 @@ class FromLedger:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing(Collector):
-    """A scrape's answers. `ledger` is None while it is away."""
+    """The result of a scrape. `ledger` is None while the ledger does not answer."""
 
     condition: Condition
     waiting: int
@@ -57,10 +57,10 @@ class Standing(Collector):
         forged = CounterMetricFamily("rolltap_forged_handles_total", "Handles that another secret signed.")
         forged.add_metric([], self.forged)
         yield forged
-        yield _by("rolltap_policy_version", "Weights that are sampled from.", "policy", self.versions)
-        yield _by("rolltap_engine_up", "1 where the engine or replica serves.", "engine", self.engines)
+        yield _gauge_by("rolltap_policy_version", "Weights that are sampled from.", "policy", self.versions)
+        yield _gauge_by("rolltap_engine_up", "1 where the engine or replica serves.", "engine", self.engines)
         if self.ledger is not None:
-            yield from _of_ledger(self.ledger)
+            yield from _ledger_families(self.ledger)
 
 
 def registry_of(standing: Standing) -> CollectorRegistry:
@@ -70,21 +70,21 @@ def registry_of(standing: Standing) -> CollectorRegistry:
 
 
 class StandingWatch:
-    """Asks the parts of a server how things stand."""
+    """Collects the current state of a server's parts."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._asking = asyncio.Lock()
-        self._kept: tuple[float, FromLedger | None] = (float("-inf"), None)
+        self._ledger_lock = asyncio.Lock()
+        self._ledger_cache: tuple[float, FromLedger | None] = (float("-inf"), None)
 
     async def look(self) -> Standing:
         services = self._services
         policies = services.policies.all
-        async with self._asking:
-            asked_at, ledger = self._kept
-            if time.monotonic() > asked_at + KEPT_S:
-                ledger = await self._ask_ledger(policies)
-                self._kept = (time.monotonic(), ledger)
+        async with self._ledger_lock:
+            read_at, ledger = self._ledger_cache
+            if time.monotonic() > read_at + KEPT_S:
+                ledger = await self._read_ledger(policies)
+                self._ledger_cache = (time.monotonic(), ledger)
         return Standing(
             condition=await services.call_log.condition(),
             waiting=getattr(services.call_log, "waiting", 0),
@@ -94,12 +94,12 @@ class StandingWatch:
             ledger=ledger,
         )
 
-    async def _ask_ledger(self, policies: Sequence[Policy]) -> FromLedger | None:
+    async def _read_ledger(self, policies: Sequence[Policy]) -> FromLedger | None:
         ledger = self._services.ledger
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
                 counts: dict[str, PolicyStats] = {}
-                for policy in policies:  # a former tenant's rows of the same name are not this policy's
+                for policy in policies:  # excludes a former tenant's rows under the same policy name
                     with acting_for(policy.settings.tenant):
                         counts[policy.name] = await ledger.policies.stats(policy.name)
                 with acting_for(EVERY_TENANT):
@@ -109,16 +109,16 @@ class StandingWatch:
 
 
 def engines_up(policy: Policy) -> list[tuple[str, bool]]:
-    """The engine, or each replica of a pool, and whether it serves as far as is known."""
+    """Returns the engine, or each replica of a pool, and whether it serves as far as is known."""
     if isinstance(policy.engine, EnginePool):
         return [(replica.engine.name, policy.up and not replica.ejected) for replica in policy.engine.replicas]
     return [(policy.engine.name, policy.up)]
 
 
-def _of_ledger(ledger_state: FromLedger) -> Iterator[Family]:
+def _ledger_families(ledger_state: FromLedger) -> Iterator[Family]:
     yield _gauge("rolltap_tasks_queued", "Submitted tasks that wait for a node.", ledger_state.standing.queued)
     yield _gauge("rolltap_nodes", "Nodes that asked for work within the last minute.", ledger_state.standing.nodes)
-    yield _by("rolltap_leases_open", "Leases that trainers hold.", "policy", ledger_state.standing.leases)
+    yield _gauge_by("rolltap_leases_open", "Leases that trainers hold.", "policy", ledger_state.standing.leases)
     groups = GaugeMetricFamily("rolltap_groups", "Groups by status.", labels=["policy", "status"])
     rollouts = GaugeMetricFamily("rolltap_rollouts", "Rollouts by status.", labels=["policy", "status"])
     ready = GaugeMetricFamily(
@@ -133,16 +133,16 @@ def _of_ledger(ledger_state: FromLedger) -> Iterator[Family]:
             ready.add_metric([name, str(staleness)], count)
     yield from (groups, rollouts, ready)
     rooms = {name: counts.room for name, counts in ledger_state.policies.items() if counts.room is not None}
-    yield _by("rolltap_group_room", "Groups that may still be opened before trainers catch up.", "policy", rooms)
-    equal = {name: counts.zero_variance for name, counts in ledger_state.policies.items()}
-    yield _by("rolltap_zero_variance_groups", "Groups whose rewards are all equal.", "policy", equal)
+    yield _gauge_by("rolltap_group_room", "Groups that may still be opened before trainers catch up.", "policy", rooms)
+    zero_variance = {name: counts.zero_variance for name, counts in ledger_state.policies.items()}
+    yield _gauge_by("rolltap_zero_variance_groups", "Groups whose rewards are all equal.", "policy", zero_variance)
 
 
 def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, what, value=float(value))
 
 
-def _by(name: str, what: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+def _gauge_by(name: str, what: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, what, labels=[label])
     for key, value in values.items():
         family.add_metric([key], float(value))

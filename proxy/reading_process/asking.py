@@ -1,8 +1,8 @@
-"""Questions about the record, wherever they are answered: here, or in the process beside the server.
+"""Questions about the record, answered in this process or in the reading process.
 
-A question is a method of one of the objects that answer (`RecordReader`, `Pages`, `SessionViews`, `LocalRebuilder`) and
-its arguments, which are plain values. An answer is bytes: a page as HTML, a folder as a zip, arrays in the wire form,
-all else as JSON.
+A question is a method of one of the objects that answer (`RecordReader`, `Pages`, `SessionViews`, `LocalRebuilder`)
+with its arguments, which are plain values. An answer is bytes: a page as HTML, a folder as a zip, arrays in the wire
+form, all else as JSON.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ P = ParamSpec("P")
 Question = Callable[Concatenate[Any, P], Awaitable[Any]]
 
 TENANT_HEADER = "rolltap-tenant"
-"""Of a question to another process: for whom it is."""
+"""Header of a question to another process: the tenant that asks."""
 
 JSON, HTML, ZIP = "application/json", "text/html; charset=utf-8", "application/zip"
 
 
 class Answer:
-    """An answer's bytes, as they come; to be read once."""
+    """An answer's bytes, as they arrive. Can be read once."""
 
     def __init__(self, media_type: str, length: int, parts: AsyncIterator[bytes]) -> None:
         self.media_type = media_type
@@ -39,13 +39,13 @@ class Answer:
         return b"".join([part async for part in self._parts])
 
     def response(self) -> StreamingResponse:
-        """The answer to a client that asked the same."""
+        """Returns the answer as the response to a client that asked the same."""
         headers = {"content-length": str(self._length)}
         return StreamingResponse(self._parts, media_type=self.media_type, headers=headers)
 
 
 class AskRecord(Protocol):
-    """Answers questions. Raises what the method raises."""
+    """Answers questions. Raises what the question's method raises."""
 
     async def __call__(self, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> Answer: ...
 
@@ -53,27 +53,27 @@ class AskRecord(Protocol):
 class AskHere:
     """Answers in this process."""
 
-    def __init__(self, *answering: Any) -> None:
-        self._answering = {type(each): each for each in answering}
+    def __init__(self, *responders: Any) -> None:
+        self._responders = {type(each): each for each in responders}
 
     async def __call__(self, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> Answer:
-        answering = next(each for kind, each in self._answering.items() if name_of(question) in names_of(kind))
-        media_type, body = await asyncio.to_thread(encode, await question(answering, *args, **kwargs))
+        responder = next(each for kind, each in self._responders.items() if name_of(question) in names_of(kind))
+        media_type, body = await asyncio.to_thread(encode, await question(responder, *args, **kwargs))
         return Answer(media_type, len(body), _once(body))
 
 
 def name_of(question: Callable[..., Any]) -> str:
-    """`Class.method`."""
+    """Returns `Class.method`."""
     return question.__qualname__
 
 
 def names_of(kind: type) -> dict[str, Callable[..., Any]]:
-    """The questions that a class answers."""
+    """Returns the questions that a class answers, by name."""
     return {name_of(method): method for name, method in vars(kind).items() if not name.startswith("_")}
 
 
 def encode(value: Any) -> tuple[str, bytes]:
-    """An answer's media type and bytes."""
+    """Returns an answer's media type and bytes."""
     if isinstance(value, bytes):
         return ZIP, value
     if isinstance(value, str):

@@ -3,7 +3,7 @@
     python -m rolltap.proxy.reading_process.child SOCKET_FD
 
 Standard input holds the settings as one line of JSON, without keys, and ends with the parent. Requests are
-`POST /CLASS.METHOD` with a JSON list of arguments, and say for which tenant. Only the parent reaches the socket.
+`POST /CLASS.METHOD` with a JSON list of arguments; a header names the tenant. Only the parent reaches the socket.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from rolltap.tenants import acting_for
 from rolltap.types import Session, Trajectory
 
 NICENESS = 5
-"""Agents' calls, in the parent, come first where processors are short."""
+"""Agents' calls, in the parent, have priority where processors are short."""
 
 
 ERROR_STATUS = 400
-"""Of a reply that is a `WireError`."""
+"""Status of a reply that is a `WireError`."""
 
 
 class WireError(msgspec.Struct):
-    """A `RolltapError` on its way to the parent, by the name of its class."""
+    """A `RolltapError` as sent to the parent, with the name of its class."""
 
     name: str
     message: str
@@ -62,10 +62,10 @@ def error_response(error: RolltapError) -> Response:
 class Answering:
     """The ASGI application: calls the method that a path names."""
 
-    def __init__(self, *answering: Any) -> None:
+    def __init__(self, *responders: Any) -> None:
         self._methods: dict[str, Callable[..., Awaitable[Any]]] = {}
         self._arguments: dict[str, Any] = {}
-        for each in answering:
+        for each in responders:
             for name, function in names_of(type(each)).items():
                 if inspect.iscoroutinefunction(function):
                     self._methods[name] = function.__get__(each)
@@ -92,7 +92,7 @@ class Answering:
 
 
 class OfTenants:
-    """The questions of each tenant go to objects of its own: nothing that they keep in memory is shown to another."""
+    """Sends each tenant's questions to its own objects: nothing that they keep in memory is shown to another tenant."""
 
     def __init__(self, make: Callable[[], Answering]) -> None:
         self._make = make
@@ -107,14 +107,14 @@ class OfTenants:
 
 
 class _Server(uvicorn.Server):
-    """Ends with its parent, not by a signal to the whole group."""
+    """Ends with its parent, not by a signal to the whole process group."""
 
     def capture_signals(self) -> Any:
         return nullcontext()
 
 
 def rules_of(settings: Settings) -> Callable[[Session], Rules]:
-    """Which calls of a session carry loss: those of its policy, as that policy's settings say."""
+    """Returns the rules by session: the calls of its policy carry loss, as that policy's settings say."""
 
     def rules(session: Session) -> Rules:
         policy = settings.policies.get(session.policy)
@@ -124,22 +124,22 @@ def rules_of(settings: Settings) -> Callable[[Session], Rules]:
 
 
 class Refusing:
-    """The ASGI application where the record can't be opened: tells who asks why, and sets `over`."""
+    """The ASGI application if the record can't be opened: answers the question with the error, then sets `stop`."""
 
-    def __init__(self, error: RolltapError, over: asyncio.Event) -> None:
+    def __init__(self, error: RolltapError, stop: asyncio.Event) -> None:
         self._error = error
-        self._over = over
+        self._stop = stop
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await Request(scope, receive).body()
         await error_response(self._error)(scope, receive, send)
-        self._over.set()
+        self._stop.set()
 
 
 async def answer_questions(settings: Settings, socket_fd: int) -> None:
-    """Serves until standard input ends; where the record can't be opened, until the first question."""
-    over = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), over.set)
+    """Serves until standard input ends; if the record can't be opened, until the first question."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
     folders = {name: policy.tokenizer for name, policy in settings.policies.items()}
     rules = rules_of(settings)
     vocabulary = Vocabularies(folders).of_policy
@@ -147,8 +147,8 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
         try:
             opened = opened_readers(settings.store_url, rules=rules, vocabulary=vocabulary)
             readers = await stack.enter_async_context(opened)
-        except RolltapError as error:  # a store that is away: the next question starts another process
-            await _serve(Refusing(error, over), socket_fd, over)
+        except RolltapError as error:  # the store is unavailable: the next question starts a new process
+            await _serve(Refusing(error, stop), socket_fd, stop)
             return
 
         async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
@@ -162,20 +162,20 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
 
             return await asyncio.to_thread(lambda: [rebuild(session_id) for session_id in session_ids])
 
-        def answering() -> Answering:
+        def make_answering() -> Answering:
             reader, database = readers.own(), readers.log.database
             views, rebuilder = SessionViews(readers.log, trajectories), LocalRebuilder(database, trajectories)
             pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
             return Answering(reader, pages, saved, selections, views, rebuilder)
 
-        await _serve(OfTenants(answering), socket_fd, over)
+        await _serve(OfTenants(make_answering), socket_fd, stop)
 
 
-async def _serve(application: Any, socket_fd: int, over: asyncio.Event) -> None:
+async def _serve(application: Any, socket_fd: int, stop: asyncio.Event) -> None:
     config = uvicorn.Config(application, fd=socket_fd, log_level="warning", access_log=False, lifespan="off", ws="none")
     server = _Server(config)
     serving = asyncio.create_task(server.serve())
-    await over.wait()
+    await stop.wait()
     asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
     server.should_exit = server.force_exit = True
     await serving
@@ -184,10 +184,10 @@ async def _serve(application: Any, socket_fd: int, over: asyncio.Event) -> None:
 def main() -> None:
     import uvloop
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the parent decides
     os.nice(NICENESS)
-    if told := sys.stdin.buffer.readline():  # nothing: the parent was killed before it could say what to read
-        uvloop.run(answer_questions(Settings.model_validate_json(told), int(sys.argv[1])))
+    if settings_line := sys.stdin.buffer.readline():  # empty: the parent was killed before it sent the settings
+        uvloop.run(answer_questions(Settings.model_validate_json(settings_line), int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Where the reading process's socket lies: a folder of this user's, which nobody else enters.
+"""The folder of the reading process's socket. It is this user's, and nobody else can enter it.
 
-Its maker holds a lock on it, which the system lets go however the maker ends. So the next one to make such a folder can
-tell those that were left behind by `kill -9` from those in use, also where processes don't see one another.
+Its owner holds a lock on it, which the system releases however the owner ends. So the next process that makes such a
+folder can tell folders that `kill -9` left behind from those in use, even if the processes do not see one another.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ PREFIX = "rolltap-reading-"
 
 @dataclass(frozen=True, slots=True)
 class SocketFolder:
-    """`lock` is the folder itself, open and locked."""
+    """`lock` is the file descriptor of the folder, open and locked."""
 
     path: Path
     lock: int
 
     @classmethod
     def make(cls) -> Self:
-        """A new folder, when those without an owner are gone."""
-        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-            if (lock := _locked(left)) is not None:
-                cls(left, lock).remove()
+        """Makes a new folder, after it has removed those without an owner."""
+        for old_folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            if (lock := _try_lock(old_folder)) is not None:
+                cls(old_folder, lock).remove()
         while True:
             path = Path(tempfile.mkdtemp(prefix=PREFIX))
-            if (lock := _locked(path)) is not None:  # else another one has just taken it for left behind
+            if (lock := _try_lock(path)) is not None:  # else another process has just taken it for abandoned
                 return cls(path, lock)
 
     def remove(self) -> None:
@@ -40,8 +40,11 @@ class SocketFolder:
         os.close(self.lock)
 
 
-def _locked(path: Path) -> int | None:
-    """This folder's lock; None if it is another's: another process's, another user's, or no folder any more."""
+def _try_lock(path: Path) -> int | None:
+    """Locks the folder and returns its file descriptor.
+
+    Returns None if it belongs to another process or user, or is no folder any more.
+    """
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,10 +1,10 @@
-"""Asks the reading process, which it starts with the first question and starts anew where it died.
+"""Sends questions to the reading process. Starts it with the first question, and again if it died.
 
-The process that serves agents does no work on the record but writing it: reading, rebuilding, packing and rendering
-take processor time that its event loop, and Python's lock, would take from agents' calls.
+The process that serves agents only writes the record. Reading, rebuilding, packing and rendering take processor time,
+which its event loop and Python's lock would take from agents' calls.
 
-One that says nothing for `limits.read_s` is ended. Who asked is told so; other questions that it had are asked again of
-the one that is started anew. It only reads, so nothing is lost.
+A reading process that sends nothing for `limits.read_s` seconds is killed. The caller gets an error; other questions
+that the process had are sent again to the new one. It only reads, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PART_BYTES = 256 << 10
 
 ENDS_WITHIN_S = 5.0
 END_NOTICED_WITHIN_S = 1.0
-"""A killed process's socket closes before its end is known here."""
+"""The socket of a killed process closes before this process notices its end."""
 
 
 class ReadingProcess:
@@ -55,13 +55,13 @@ class ReadingProcess:
         try:
             reply = await self._reply(name_of(question), body)
         except aiohttp.ClientError as error:
-            raise (self._stuck() if isinstance(error, TimeoutError) else _ended(error)) from error
+            raise (self._kill_stuck() if isinstance(error, TimeoutError) else _process_ended(error)) from error
         if reply.status != 200:
-            raise _error(reply.status, b"".join([part async for part in self._parts(reply)]))
+            raise _decode_error(reply.status, b"".join([part async for part in self._parts(reply)]))
         return Answer(reply.headers["content-type"], int(reply.headers["content-length"]), self._parts(reply))
 
     async def _reply(self, name: str, body: bytes) -> aiohttp.ClientResponse:
-        """Asks up to three times: the process died, perhaps long ago, perhaps just now, or refused and is ending."""
+        """Asks up to three times: the process may have died, long ago or just now, or has refused and is ending."""
         for end_within_s in (END_NOTICED_WITHIN_S, ENDS_WITHIN_S):
             http = await self._started()
             child = self._child
@@ -71,7 +71,7 @@ class ReadingProcess:
             except aiohttp.ClientError as error:
                 if isinstance(error, TimeoutError):
                     raise
-            with suppress(TimeoutError):  # the first time it may live, and have let an idle connection go
+            with suppress(TimeoutError):  # the first time it may be alive and have closed an idle connection
                 async with asyncio.timeout(end_within_s):
                     await child.wait()
         if child.returncode is None:
@@ -88,10 +88,10 @@ class ReadingProcess:
                 async for part in reply.content.iter_chunked(PART_BYTES):
                     yield part
         except aiohttp.ClientError as error:
-            raise (self._stuck() if isinstance(error, TimeoutError) else _ended(error)) from error
+            raise (self._kill_stuck() if isinstance(error, TimeoutError) else _process_ended(error)) from error
 
-    def _stuck(self) -> StoreUnavailable:
-        """Ends the process, which the next question starts anew."""
+    def _kill_stuck(self) -> StoreUnavailable:
+        """Kills the process. The next question starts a new one."""
         if self._child is not None and self._child.returncode is None:
             log.warning(
                 "the process that reads the record said nothing for %g s and is ended", self._settings.limits.read_s
@@ -115,7 +115,7 @@ class ReadingProcess:
     async def _start(self) -> aiohttp.ClientSession:
         self._folder = await asyncio.to_thread(SocketFolder.make)
         path = str(self._folder.path / "socket")
-        with socket.socket(socket.AF_UNIX) as listener:  # the child's alone from here on: it ends with the child
+        with socket.socket(socket.AF_UNIX) as listener:  # the child's alone from here on: it closes with the child
             listener.bind(path)
             listener.listen(128)
             self._child = await asyncio.create_subprocess_exec(
@@ -148,13 +148,13 @@ class ReadingProcess:
             self._folder = None
 
 
-def _ended(error: aiohttp.ClientError) -> StoreUnavailable:
+def _process_ended(error: aiohttp.ClientError) -> StoreUnavailable:
     return StoreUnavailable(f"the process that reads the record ended: {error}", retry_after=1.0)
 
 
-def _error(status: int, body: bytes) -> RolltapError:
+def _decode_error(status: int, body: bytes) -> RolltapError:
     if status != ERROR_STATUS:
         return RolltapError("the process that reads the record failed; the server's log has it")
-    sent = msgspec.json.decode(body, type=WireError)
-    kind: type[RolltapError] = getattr(errors, sent.name)
-    return kind(sent.message, param=sent.param, retry_after=sent.retry_after)
+    wire_error = msgspec.json.decode(body, type=WireError)
+    kind: type[RolltapError] = getattr(errors, wire_error.name)
+    return kind(wire_error.message, param=wire_error.param, retry_after=wire_error.retry_after)

@@ -1,4 +1,4 @@
-"""The ledger's `Rebuilder` where the reading process does the work."""
+"""The ledger's `Rebuilder`, with the work done in the reading process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RemoteRebuilder:
         return lease if isinstance(lease, BrokenGroups) else wire.unpack(await lease.read(), Lease)
 
     async def packed_lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Answer | BrokenGroups:
-        """The lease as `rolltap.wire` packs it: this process only passes it on."""
+        """Returns the lease as `rolltap.wire` packs it: this process only passes it on."""
         answer = await self._ask(LocalRebuilder.lease, request, opened, opened_at)
         if answer.media_type == wire.CONTENT_TYPE:
             return answer

@@ -1,4 +1,4 @@
-"""The tokenizers of the served policies, for showing recorded tokens as text."""
+"""The tokenizers of the served policies, to show recorded tokens as text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rolltap.reading import Vocabulary, folder_vocabulary
 
 
 class Vocabularies:
-    """One a policy, read from its folder when it is first asked for."""
+    """One tokenizer per policy, read from its folder at first use."""
 
     def __init__(self, folders: Mapping[str, str]) -> None:
         self._folders = folders
         self._known: dict[str, Vocabulary] = {}
 
     def of_policy(self, policy: str) -> Vocabulary | None:
-        """None for a policy that has no folder: its tokenizer is its upstream's own."""
+        """Returns the policy's tokenizer; None if it has no folder: then only its upstream has one."""
         folder = self._folders.get(policy)
         if folder and folder not in self._known:
             self._known[folder] = folder_vocabulary(Path(folder))

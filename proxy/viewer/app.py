@@ -1,8 +1,8 @@
-"""The viewer as an application, mounted at `/view` of the admin plane or served by itself over a store.
+"""The viewer as an application: mounted at `/view` of the admin plane, or served alone over a store.
 
-Every page needs a cookie of `Access` or a key of the plane; only a key makes links. Nothing on these pages writes but
-notes (scores, labels, comments, tags), for which `Access` asks more. Answers carry a content policy that lets no
-recorded text run: scripts and styles come from this server's files only.
+Every page needs a cookie of `Access` or a key of the plane; only a key makes links. The pages write only notes (scores,
+labels, comments, tags), for which `Access` requires more. Replies have a content security policy that lets no recorded
+text run: scripts and styles come only from this server's files.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
 def viewer_app(
     ask: AskRecord, access: Access, viewers: Viewers, append: AppendNote, engines: EnginesOf = lambda policy: ()
 ) -> FastAPI:
-    """The pages, for cookies of `access` and for the keys of `viewers`. `engines` are a policy's, as the server knows
-    them; `append` takes the notes."""
+    """Returns the pages, for cookies of `access` and keys of `viewers`. `engines` returns a policy's engines, as the
+    server knows them. `append` stores a note."""
     app = FastAPI(title="rolltap viewer", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(RolltapError, _failed)
+    app.add_exception_handler(RolltapError, _error_page)
     app.middleware("http")(_guard(access, viewers))
     _add_entrance(app, access)
     _add_notes(app, access, viewers, append)
@@ -66,7 +66,7 @@ def viewer_app(
 
 
 def mount(plane: FastAPI, viewer: FastAPI) -> FastAPI:
-    """Puts the pages at `/view` of a plane, and leads there from its root."""
+    """Mounts the pages at `/view` of a plane, and redirects the plane's root there."""
 
     @plane.get("/", include_in_schema=False)
     async def root() -> Response:
@@ -77,7 +77,7 @@ def mount(plane: FastAPI, viewer: FastAPI) -> FastAPI:
 
 
 def alone(ask: AskRecord, access: Access, append: AppendNote) -> FastAPI:
-    """The pages without a plane."""
+    """Returns the pages without a plane."""
     return mount(FastAPI(docs_url=None, redoc_url=None, openapi_url=None), viewer_app(ask, access, Viewers(), append))
 
 
@@ -85,15 +85,15 @@ def _guard(
     access: Access, viewers: Viewers
 ) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if current_tenant() == NOBODY:  # on a plane: other tenants' keys are not admitted
+        if current_tenant() == NOBODY:  # on a plane: keys of other tenants are refused
             act_for(DEFAULT_TENANT)
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         try:
-            allowed = path.startswith(OPEN_PATHS) or await _admitted(request, access, viewers)
+            allowed = path.startswith(OPEN_PATHS) or await _is_admitted(request, access, viewers)
         except RolltapError as error:
-            response = await _failed(request, error)
+            response = await _error_page(request, error)
         else:
-            response = await call_next(request) if allowed else _shut()
+            response = await call_next(request) if allowed else _link_required()
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         response.headers.setdefault("cache-control", "no-store")
@@ -102,16 +102,17 @@ def _guard(
     return guard
 
 
-def _shut() -> Response:
+def _link_required() -> Response:
     text = "A one-time link lets a browser in. On the server's machine, this makes one:"
     page = render("message.html", heading="This page needs a link", text=text, command="rolltap view")
     return HTMLResponse(page, 401)
 
 
-async def _admitted(request: Request, access: Access, viewers: Viewers) -> bool:
-    """Whether the request has a key, whose id is kept for the route, or a cookie whose key goes on.
+async def _is_admitted(request: Request, access: Access, viewers: Viewers) -> bool:
+    """True if the request has a valid key, whose id is kept for the route, or a cookie whose key still works.
 
-    With a cookie it reads; to add a note it needs the cookie's form token, and a link that may.
+    A cookie may read. To add a note, the request also needs the cookie's form token. Raises `Forbidden` if the cookie's
+    link only reads.
     """
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and (key_id := await viewers.key_id(key.strip())) is not None:
@@ -131,7 +132,7 @@ async def _admitted(request: Request, access: Access, viewers: Viewers) -> bool:
     return False
 
 
-async def _failed(_: Request, error: Exception) -> Response:
+async def _error_page(_: Request, error: Exception) -> Response:
     assert isinstance(error, RolltapError)
     page = render("message.html", heading="This can't be shown", text=error.message, command="")
     return HTMLResponse(page, error.status)
@@ -145,14 +146,14 @@ def _add_entrance(app: FastAPI, access: Access) -> None:
             text = "It was used before, or is older than 15 minutes. This makes a new one:"
             page = render("message.html", heading="This link is over", text=text, command="rolltap view")
             return HTMLResponse(page, 403)
-        # A page that goes on by itself, not a redirect: a link followed from elsewhere would not carry a strict cookie.
+        # A page that continues by itself, not a redirect: a link followed from another site carries no strict cookie.
         response = HTMLResponse(render("opened.html"))
         response.set_cookie(access.cookie, cookie, max_age=COOKIE_S, path="/view", httponly=True, samesite="strict")
         return response
 
     @app.post("/links")
     async def new_link(request: Request) -> dict[str, str]:
-        """A one-time link, by its path."""
+        """Returns a one-time link, as its path."""
         return {"path": f"/view/open?token={access.new_link(request.state.key_id)}"}
 
     @app.get("/assets/{version}/{name}")
@@ -167,16 +168,16 @@ def _add_entrance(app: FastAPI, access: Access) -> None:
 def _add_notes(app: FastAPI, access: Access, viewers: Viewers, append: AppendNote) -> None:
     @app.get("/form")
     async def form(request: Request) -> dict[str, str]:
-        """The token of the browser's forms; empty where it may only read."""
+        """Returns the token of the browser's forms; empty if the browser may only read."""
         holder = getattr(request.state, "holder", None)
-        may = holder is not None and await viewers.may_note(holder)
-        return {"token": access.form_token(request.cookies[access.cookie]) if may else ""}
+        may_note = holder is not None and await viewers.may_note(holder)
+        return {"token": access.form_token(request.cookies[access.cookie]) if may_note else ""}
 
     @app.post(NOTES)
     async def add_note(
         request: Request, kind: NoteKind, name: Name = "", value: Text = "", session_id: str = "", call_id: str = ""
     ) -> Response:
-        """The fields are the query's: a browser has no key, and the plane takes no body from who has none."""
+        """The fields are in the query: a browser has no key, and the plane accepts no body without one."""
         if (holder := getattr(request.state, "holder", None)) is None:
             raise Forbidden("with a key, add notes by `POST /read/notes`")
         try:

@@ -1,4 +1,4 @@
-"""The comparison of two ranges of weight versions: which to begin with, and how far its intervals reach."""
+"""Compares two ranges of weight versions: the default ranges, and the scale of the drawing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rolltap.reading.intervals import Interval
 from rolltap.reading.types import RunPoint
 
 SHARE = 3
-"""By default a run's first third of versions is compared with its last."""
+"""By default, the first third of a run's versions is compared with the last."""
 
 
 def first_and_last(points: Sequence[RunPoint]) -> tuple[str, str]:
-    """The ranges that a run's page offers, as text; empty where the run has one version."""
+    """Returns the ranges that a run's page offers, as text; empty if the run has fewer than two versions."""
     versions = sorted({point.newest_version for point in points if point.newest_version is not None})
     if len(versions) < 2:
         return "", ""
@@ -26,13 +26,13 @@ def _text(first: int, last: int) -> str:
 
 
 def reach_of(comparison: VersionComparison) -> float:
-    """The largest distance from 0 that the intervals and differences have: what the drawing is as wide as."""
+    """Returns the largest distance from 0 of all intervals and differences: the scale of the drawing."""
     ends = [abs(end) for task in comparison.tasks for end in (*(task.interval or ()), task.difference)]
     return max(ends, default=0.0) or 1.0
 
 
 def tone(difference: float, interval: Interval | None) -> str:
-    """Better or worse where the interval leaves out 0."""
+    """Returns "better" or "worse" if the interval does not contain 0, else ""."""
     if interval is None or interval[0] <= 0 <= interval[1]:
         return ""
     return "better" if difference > 0 else "worse"

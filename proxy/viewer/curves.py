@@ -1,4 +1,4 @@
-"""Curves as SVG: points that link to what they stand for, and a mean that goes with them. No script, no styles."""
+"""Curves as SVG: points that link to their rollouts, and a moving average. No script, no styles."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from math import ceil, floor, isfinite, log10
 WIDTH, HEIGHT = 560.0, 200.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 14.0, 10.0, 24.0
 POINTS = 700
-"""More points than this are thinned out: a curve is 560 wide. The mean is of all."""
+"""Maximum points of a curve. More are thinned out, as a curve is 560 wide. The mean uses all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A value at a place of the x axis; `href` leads to its rollouts."""
+    """A value at a position of the x axis. `href` leads to its rollouts."""
 
     x: float
     y: float
@@ -30,7 +30,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A drawn curve: places are of the SVG's view box."""
+    """A drawn curve. Coordinates are those of the SVG's view box."""
 
     title: str
     unit: str
@@ -42,7 +42,10 @@ class Curve:
 
 
 def curve_of(title: str, unit: str, samples: Sequence[Sample], *, x_label: str = "", window: int = 0) -> Curve | None:
-    """None where there is nothing to draw. The line is a mean of `window` values, by default of a twelfth of them."""
+    """Returns the curve; None if there is nothing to draw.
+
+    The line is a mean of `window` values, by default of a twelfth of them, up to 32.
+    """
     finite_samples = [sample for sample in samples if isfinite(sample.y)]
     if not finite_samples:
         return None
@@ -68,7 +71,7 @@ def curve_of(title: str, unit: str, samples: Sequence[Sample], *, x_label: str =
 
 
 def _means(samples: Sequence[Sample], window: int) -> list[tuple[float, float]]:
-    """The mean of every value with those shortly before it."""
+    """Returns the mean of each value and the values shortly before it."""
     window = window or max(1, min(32, len(samples) // 12))
     pairs, total = [], 0.0
     for index, sample in enumerate(samples):
@@ -82,8 +85,8 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return (low - 0.5, high + 0.5) if low == high else (low, high)
 
 
-def _ticks(low: float, high: float, most: int) -> list[float]:
-    rough = (high - low) / most
+def _ticks(low: float, high: float, max_ticks: int) -> list[float]:
+    rough = (high - low) / max_ticks
     size = 10 ** floor(log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
     first = ceil(low / step)

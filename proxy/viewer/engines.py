@@ -11,7 +11,7 @@ from rolltap.proxy.viewer.run import EngineLine
 
 
 def engines_of(policies: Policies) -> Callable[[str], Sequence[EngineLine]]:
-    """The replicas of a policy's engine now; none for a policy that is not served."""
+    """Returns a function that lists a policy's engine or its replicas now; empty if the policy is not served."""
 
     def lines(name: str) -> list[EngineLine]:
         if name not in policies.names:

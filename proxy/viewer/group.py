@@ -1,4 +1,4 @@
-"""A group's page: its rollouts side by side, and where they part."""
+"""A group's page: its rollouts side by side, and the turn from which they differ."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rolltap.proxy.viewer.session import ShownTurn
 from rolltap.reading.types import GroupDetail, MessageView, RolloutDetail
 
 SHOWN = 30
-"""Calls of a rollout that its lane holds."""
+"""Maximum calls of a rollout in its lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLane:
-    """A rollout's turns. `parts_at` is the first one whose text differs between two lanes, -1 if none does.
+    """A rollout's turns. `parts_at`: index of the first turn whose text differs between two lanes, -1 without one.
 
-    `more` are not shown.
+    `more`: number of turns that are not shown.
     """
 
     detail: RolloutDetail
@@ -26,17 +26,17 @@ class RolloutLane:
 
 
 def lanes_of(group: GroupDetail, turns: Sequence[Sequence[ShownTurn]]) -> list[RolloutLane]:
-    """The lanes in the group's order. The first turns' requests are the task, which all have in common."""
+    """Returns the lanes in the group's order. The requests of the first turns are the task, which all lanes share."""
     longest = max(map(len, turns), default=0)
-    different = (at for at in range(longest) if len({_said(lane[at]) for lane in turns if at < len(lane)}) > 1)
-    parts_at = next(different, -1)
+    differing = (i for i in range(longest) if len({_compared_content(lane[i]) for lane in turns if i < len(lane)}) > 1)
+    parts_at = next(differing, -1)
     return [
         RolloutLane(detail, members[:SHOWN], parts_at, max(0, len(members) - SHOWN))
         for detail, members in zip(group.rollouts, turns, strict=True)
     ]
 
 
-def _said(turn: ShownTurn) -> tuple[object, ...]:
+def _compared_content(turn: ShownTurn) -> tuple[object, ...]:
     messages: tuple[MessageView | None, ...] = (*(turn.new if turn.entry.number > 1 else ()), turn.reply)
     return tuple(
         (message.role, tuple((part.kind, part.name, part.text) for part in message.parts))
@@ -46,7 +46,7 @@ def _said(turn: ShownTurn) -> tuple[object, ...]:
 
 
 def spread(rewards: Sequence[float | None]) -> str:
-    """A group's rewards as a row of marks, the best first: full, half and empty ones, a dash where there is none."""
+    """Renders a group's rewards as a row of marks, best first: full, half and empty ones, a dash for none."""
     numbers = sorted((reward for reward in rewards if reward is not None), reverse=True)
     low, high = min([0.0, *numbers]), max([1.0, *numbers])
     marks = ["○◔◑◕●"[round((reward - low) / (high - low) * 4)] for reward in numbers]

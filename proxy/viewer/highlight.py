@@ -1,4 +1,4 @@
-"""Code and diffs as HTML with class names; the text itself is escaped, by pygments or here."""
+"""Renders code and diffs as HTML with class names. The text is escaped, by pygments or here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 LONGEST = 40_000
-"""Longer texts are shown plain: highlighting costs a millisecond for some 2,000 characters."""
+"""Texts with more characters are shown plain: highlighting costs a millisecond for some 2,000 characters."""
 
 _FENCE = re.compile(r"^```([\w+-]*)[^\n]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 _DIFF = re.compile(r"^(diff --git |\*\*\* Begin Patch|--- \S+.*\n\+\+\+ |@@ -\d)", re.MULTILINE)
@@ -30,7 +30,7 @@ def _lexer(language: str) -> Lexer | None:
 
 
 def highlight_code(text: str, language: str = "") -> str:
-    """`text` as HTML; a diff is known by its look where no language is named."""
+    """Renders `text` as HTML. Without a language, a diff is recognised by its content."""
     if not language and _DIFF.search(text[:4000]):
         language = "diff"
     lexer = _lexer(language) if language and len(text) <= LONGEST else None
@@ -40,7 +40,7 @@ def highlight_code(text: str, language: str = "") -> str:
 
 
 def highlight_text(text: str) -> str:
-    """Prose as HTML, its fenced blocks as code."""
+    """Renders prose as HTML, its fenced blocks as code."""
     if _DIFF.search(text[:4000]) and "```" not in text:
         return highlight_code(text, "diff")
     pieces, position = [], 0
@@ -53,7 +53,7 @@ def highlight_text(text: str) -> str:
 
 
 def arguments_of(text: str) -> list[tuple[str, str, str]]:
-    """A tool call's arguments as (name, value, language); one nameless row where they are not a JSON object."""
+    """Returns a tool call's arguments as (name, value, language); one nameless row if they are no JSON object."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""A session, a group or a run as one HTML file: what its page shows, styles and scripts inside, nothing fetched.
+"""Saves a session, a group or a run as one HTML file: its page with styles and scripts inside, nothing is fetched.
 
-Its content policy names the hashes of its own style and scripts, so no recorded text can run there either.
+The file's content security policy names the hashes of its own style and scripts, so no recorded text can run there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rolltap.reading.types import SessionDetail
 
 @dataclass(frozen=True)
 class SavedPages:
-    """Whole sessions, groups and runs."""
+    """Answers questions for whole sessions, groups and runs as files."""
 
     reader: RecordReader
 
@@ -34,7 +34,7 @@ class SavedPages:
 
 
 async def one_file(reader: RecordReader, what: str) -> str:
-    """The file of a session or a group, by its id, or of a run, by its policy; `NotFound`."""
+    """Returns the file of a session or a group, by its id, or of a run, by its policy. Raises `NotFound`."""
     pages = Pages(reader, reader.log.database.name)
     try:
         detail = await reader.session(what)
@@ -77,7 +77,7 @@ async def _run(pages: Pages, policy: str) -> str:
 
 
 async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[str, Any]:
-    """Every call's runs, and each token once: with the call that rendered or sampled it."""
+    """Returns every call's runs, and each token once: with the call that rendered or sampled it."""
     calls: dict[str, Any] = {}
     chunks: list[Any] = []
     vocabulary = True
@@ -87,10 +87,10 @@ async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[st
         for line in detail.calls:
             view = await reader.break_of(line.id) if line.break_ else None
             calls[line.id] = call_json(line.id, lines, numbers, view)
-            known = lines.get(line.parent_id or "")
-            own = await reader.tokens(line.id, line.shared if known is not None else 0)
-            vocabulary = vocabulary and own.vocabulary
-            chunks.append(chunk_json(own))
+            parent = lines.get(line.parent_id or "")
+            new_tokens = await reader.tokens(line.id, line.shared if parent is not None else 0)
+            vocabulary = vocabulary and new_tokens.vocabulary
+            chunks.append(chunk_json(new_tokens))
     return {"chunk": CHUNK, "vocabulary": vocabulary, "first": None, "calls": calls, "chunks": chunks}
 
 
@@ -119,7 +119,7 @@ def _file(heading: str, store: str, shows: str, tokens: dict[str, Any] | None, *
 
 
 def _token_values(tokens: dict[str, Any] | None) -> dict[str, Any]:
-    """What `token_panel.html` shows; nothing for a page without it."""
+    """Returns the values of `token_panel.html`; empty for a page without it."""
     if tokens is None:
         return {}
     annotated = any(len(row) > FACTS for chunk in tokens["chunks"] for row in chunk["rows"])

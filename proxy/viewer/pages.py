@@ -1,4 +1,4 @@
-"""The viewer's pages: each reads what it shows, and renders one template."""
+"""The viewer's pages: each method reads its data and renders one template."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ ORDERS = {
     "errors": "Errors",
 }
 LONG = 300
-"""A session of more calls takes a while to read; it is kept for the next page of it."""
+"""A session with more calls takes a while to read. It is cached for its next page."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "effort", "thinking")
-"""What of a call's sampling is shown, where it is set."""
+"""Sampling parameters of a call that are shown if set."""
 
 EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "policy=default", "errors>=1")
 
 
 @dataclass(eq=False)
 class Pages:
-    """`store` is shown in every page's head."""
+    """Renders the pages. `store` is shown in every page's head."""
 
     reader: RecordReader
     store: str
@@ -115,7 +115,7 @@ class Pages:
         )
 
     async def session(self, session_id: str, start: int) -> str:
-        """The transcript; of a long session a page that asks for it, so that something is seen at once."""
+        """Renders the transcript; for a long session a page that loads it, so that something shows at once."""
         summary = (await self.reader.summaries([session_id])).get(session_id)
         if summary is not None and summary.calls > LONG and session_id not in self._read:
             whole = f"/view/sessions/{quote(session_id, safe='')}/whole?from={start}"
@@ -129,9 +129,9 @@ class Pages:
         return self._session_page(template, "Transcript", detail, current=None, news=news_address(detail), **values)
 
     async def news(self, session_id: str, seen: str, start: int) -> str:
-        """What came since the page of the state `seen`: its head, its outline and the turns from `start` on.
+        """Renders what is new since the page of the state `seen`: its head, its outline and the turns from `start` on.
 
-        Empty where nothing did.
+        Empty if nothing is new.
         """
         summary = (await self.reader.summaries([session_id])).get(session_id)
         if summary is not None and state_of(summary) == seen:
@@ -141,7 +141,7 @@ class Pages:
         return self._session_page("news.html", "Transcript", detail, current=None, news=news_address(detail), **values)
 
     async def turns(self, session_id: str, start: int) -> str:
-        """The turns from `start` on, as a fragment of the page."""
+        """Renders the turns from `start` on, as a fragment of the page."""
         detail = await self.reader.session(session_id)
         values = await self._turns(detail, start)
         return self._render("turns.html", "Sessions", s=detail.summary, detail=detail, **values)
@@ -150,18 +150,18 @@ class Pages:
         entries = entries_of(detail)
         turns = turns_of(entries, await self.transcript(detail), start)
         shown = start + len(turns)
-        here = f"/view/sessions/{quote(detail.summary.id, safe='')}"
+        base_url = f"/view/sessions/{quote(detail.summary.id, safe='')}"
         return {
             "entries": entries,
             "turns": turns,
             "start": start,
             "shown": shown,
-            "following": f"{here}/turns?from={shown}" if shown < len(entries) else None,
-            "link": lambda entry: _turn_link(here, entry, start, shown),
+            "following": f"{base_url}/turns?from={shown}" if shown < len(entries) else None,
+            "link": lambda entry: _turn_link(base_url, entry, start, shown),
         }
 
     async def transcript(self, detail: SessionDetail) -> tuple[CallTurn, ...]:
-        """The session's text; the last ones are kept, as a page asks for its turns piece by piece."""
+        """Returns the session's text. The last few are cached, as a page asks for its turns in pieces."""
         summary = detail.summary
         state = (summary.id, summary.calls, summary.open_calls, summary.last_call_at)
         if state not in self._transcripts:
@@ -176,7 +176,7 @@ class Pages:
         )
 
     async def session_tokens(self, session_id: str) -> str:
-        """The address of the tokens to show first: those of the first call that sampled something."""
+        """Returns the address of the tokens to show first: those of the first call that sampled any."""
         detail = await self.reader.session(session_id)
         line = next((line for line in detail.calls if line.output_tokens), None) or next(iter(detail.calls), None)
         return f"/view/calls/{quote(line.id, safe='')}" if line else f"/view/sessions/{quote(session_id, safe='')}"
@@ -197,9 +197,9 @@ class Pages:
         entry = entries[numbers[call_id] - 1]
         line = entry.line
         total = line.prompt_tokens + line.output_tokens
-        first = ((line.shared, line.prompt_tokens), (line.prompt_tokens, total))
+        windows = ((line.shared, line.prompt_tokens), (line.prompt_tokens, total))
         chunks = [
-            await self.reader.tokens(call_id, start, min(end, start + CHUNK)) for start, end in first if start < end
+            await self.reader.tokens(call_id, start, min(end, start + CHUNK)) for start, end in windows if start < end
         ]
         view = await self.reader.break_of(call_id, AROUND) if line.break_ else None
         return {
@@ -211,7 +211,7 @@ class Pages:
             "numbers": numbers,
             "link": lambda other: f"/view/calls/{quote(other.line.id, safe='')}",
             "sides": sides_of(view) if view else None,
-            "figures": _figures(chunks),
+            "figures": _logprob_statistics(chunks),
             "vocabulary": all(chunk.vocabulary for chunk in chunks),
             "annotated": any(each.trainer for each in detail.calls),
             "data": {
@@ -243,7 +243,7 @@ class Pages:
         return self._render("group.html", "Groups", **(await self.group_values(group)))
 
     async def group_values(self, group: GroupDetail) -> dict[str, Any]:
-        """What the template of a group takes."""
+        """Returns the values of a group's template."""
         turns: list[Sequence[ShownTurn]] = []
         for rollout in group.rollouts:
             if rollout.session is None:
@@ -252,21 +252,21 @@ class Pages:
             detail = await self.reader.session(rollout.session.id)
             turns.append(turns_of(entries_of(detail), await self.transcript(detail), 0, len(detail.calls)))
         lanes = lanes_of(group, turns)
-        part = next((lane.parts_at for lane in lanes), -1)
-        parting = "" if part < 0 else f"They part in call {part + 1}." if part else "They part in their first reply."
+        at = next((lane.parts_at for lane in lanes), -1)
+        parting = "" if at < 0 else f"They part in call {at + 1}." if at else "They part in their first reply."
         return {"g": group, "lanes": lanes, "parting": parting}
 
     async def runs(self) -> str:
         return self._render("runs.html", "Runs", runs=await self.reader.runs())
 
     async def run(self, policy: str, engines: Sequence[EngineLine]) -> str:
-        """`engines`: what a running server knows of those that serve the policy."""
+        """Renders a run's page. `engines`: those that serve the policy, as a running server knows them."""
         return self._render("run.html", "Runs", **await self.run_values(policy, engines))
 
     async def run_values(self, policy: str, engines: Sequence[EngineLine]) -> dict[str, Any]:
-        """What `run_body.html` shows; `NotFound` where nothing is known of the policy."""
+        """Returns the values of `run_body.html`. Raises `NotFound` if the policy is unknown."""
         read = self.reader
-        policies, points, now, mismatch, efforts = await asyncio.gather(  # the record and its index answer side by side
+        policies, points, now, mismatch, efforts = await asyncio.gather(  # reads the record and its index concurrently
             read.policies(), read.run(policy), read.run_state(policy), read.mismatch(policy), read.efforts(policy)
         )
         states = {state.name: state for state in policies}
@@ -285,7 +285,7 @@ class Pages:
         }
 
     async def compare(self, policy: str, first: str, second: str, task: str) -> str:
-        """Two ranges of weight versions (`0-3`, `10`) on the same tasks; of one task its rollouts, too."""
+        """Compares two ranges of weight versions (`0-3`, `10`) on the same tasks. With `task`, lists its rollouts."""
         problem, comparison, sides = "", None, []
         if not (first and second):
             first, second = first_and_last(await self.reader.run(policy))
@@ -316,7 +316,7 @@ class Pages:
 
 
 def _export_command(query: SessionQuery) -> str:
-    """Exports the selection: by its conditions where `rolltap export` knows them all, else by its file of ids."""
+    """The command that exports the selection: by its conditions if `rolltap export` knows all, else by its ids."""
     command = ["rolltap", "export", "dataset"]
     try:
         parse_where(query.where)
@@ -327,15 +327,15 @@ def _export_command(query: SessionQuery) -> str:
     return shlex.join([*command, *(word for part in query.where for word in ("--where", part))])
 
 
-def _turn_link(here: str, entry: OutlineEntry, start: int, shown: int) -> str:
+def _turn_link(base_url: str, entry: OutlineEntry, start: int, shown: int) -> str:
     position = entry.number - 1
     if start <= position < shown:
         return f"#call-{entry.number}"
-    return f"{here}?from={position // TURNS * TURNS}#call-{entry.number}"
+    return f"{base_url}?from={position // TURNS * TURNS}#call-{entry.number}"
 
 
-def _figures(chunks: Sequence[CallTokens]) -> Mapping[str, Any]:
-    """Of the call's own sampled tokens that are shown at once."""
+def _logprob_statistics(chunks: Sequence[CallTokens]) -> Mapping[str, Any]:
+    """Returns statistics of the call's own sampled tokens that are shown at once."""
     own = [
         token
         for chunk in chunks
@@ -345,11 +345,11 @@ def _figures(chunks: Sequence[CallTokens]) -> Mapping[str, Any]:
     if not own:
         return {"mean": None, "perplexity": None, "least": ""}
     logprobs = np.array([token.logprob for token in own], np.float64)
-    least = own[int(logprobs.argmin())]
+    least_likely = own[int(logprobs.argmin())]
     return {
         "mean": float(logprobs.mean()),
         "perplexity": math.exp(min(700.0, -logprobs.mean())),
-        "least": f"{least.text!r} {_percent(math.exp(logprobs.min()))}",
+        "least": f"{least_likely.text!r} {_percent(math.exp(logprobs.min()))}",
     }
 
 

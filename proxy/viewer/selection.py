@@ -1,4 +1,4 @@
-"""A selection of the list of sessions as files: its ids, and a dataset of them."""
+"""A selection of the list of sessions as files: its ids, and a dataset."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.grouping import Grouping
 
 MOST_SESSIONS = 2000
-"""Sessions of a dataset that is made for a browser; the command has no bound."""
+"""Maximum sessions of a dataset for a browser; the command has no limit."""
 
 PAGE = 1000
 
 
 @dataclass(eq=False)
 class Selections:
-    """What a browser downloads of what it lists."""
+    """Makes the files that a browser downloads from the list."""
 
     reader: RecordReader
 
     async def ids(self, query: SessionQuery, most: int) -> str:
-        """The ids of all sessions that the query finds, `most` of them at most, a line each."""
+        """Returns the ids of all sessions that the query finds, at most `most`, one per line."""
         return "".join(f"{id}\n" for id in await self._ids(query, most))
 
     async def dataset(self, query: SessionQuery, format: str) -> bytes:
-        """A zip of the dataset with its manifest; `InvalidRequest` for more than `MOST_SESSIONS`."""
+        """Returns a zip of the dataset with its manifest. Raises `InvalidRequest` for 0 or over `MOST_SESSIONS`."""
         ids = await self._ids(query, MOST_SESSIONS + 1)
         if not ids:
             raise InvalidRequest("no session matches: there is nothing to export")
@@ -51,7 +51,7 @@ class Selections:
                 async for group in chosen_groups(log, reading, ids):
                     await asyncio.to_thread(writer.add, group)
                 await asyncio.to_thread(writer.finish)
-            return await asyncio.to_thread(_zipped, out)
+            return await asyncio.to_thread(_zip_folder, out)
 
     async def _ids(self, query: SessionQuery, most: int) -> list[str]:
         await self.reader.settle(texts=bool(query.search))
@@ -65,7 +65,7 @@ class Selections:
 
 
 def selection_query(search: str, where: str, sort: str) -> SessionQuery:
-    """What a page of the list was asked for."""
+    """Returns the query for the parameters of a page of the list."""
     order: SessionOrder = next((name for name in get_args(SessionOrder) if name == sort), "created_at")
     conditions = tuple(part.strip() for part in where.split(" and ") if part.strip())
     return SessionQuery(search=search.strip(), where=conditions, sort=order)
@@ -75,7 +75,7 @@ def query_page(query: SessionQuery, offset: int, limit: int) -> SessionQuery:
     return SessionQuery(query.search, query.where, query.sort, query.descending, limit, offset)
 
 
-def _zipped(folder: Path) -> bytes:
+def _zip_folder(folder: Path) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folder.rglob("*")):

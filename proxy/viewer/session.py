@@ -1,4 +1,4 @@
-"""A session's pages: its outline, its turns, and a timeline of what waited for what."""
+"""A session's pages: its outline, its turns, and a timeline of who waited for whom."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rolltap.reading.types import CallLine, CallTurn, MessageView, SessionDetail
 from rolltap.types import BreakReason, CallKind, Outcome
 
 TURNS = 40
-"""Calls that a page of the transcript holds; the browser asks for more as one scrolls."""
+"""Calls on a page of the transcript. The browser loads more while the user scrolls."""
 
 MAIN = "main agent"
 
@@ -68,7 +68,7 @@ MASKS = {
 
 @dataclass(frozen=True, slots=True)
 class OutlineEntry:
-    """A call in the outline. `depth` is 0 for the main agent; `branch`: an earlier call continues the same parent."""
+    """A call in the outline. `depth` is 0 for the main agent. `branch`: an earlier call continues the same parent."""
 
     number: int
     line: CallLine
@@ -80,13 +80,13 @@ class OutlineEntry:
 
     @property
     def broken(self) -> bool:
-        """Whether the call leaves a conversation that is on record; a new conversation leaves none."""
+        """True if the call leaves a recorded conversation; a new conversation leaves none."""
         return self.line.break_ is not None and self.line.break_.reason is not BreakReason.NEW_CONVERSATION
 
 
 @dataclass(frozen=True, slots=True)
 class ShownTurn:
-    """What a call added to the transcript. `tools_of` names the tool of each result in `new`."""
+    """What a call added to the transcript. `tools_of` names the tool of each result in `new`, by tool-call id."""
 
     entry: OutlineEntry
     new: Sequence[MessageView]
@@ -96,13 +96,13 @@ class ShownTurn:
 
 def entries_of(detail: SessionDetail) -> list[OutlineEntry]:
     entries: list[OutlineEntry] = []
-    followed: set[str] = set()
+    continued_parents: set[str] = set()
     for number, line in enumerate(detail.calls, 1):
         side = line.kind != CallKind.MAIN
         depth = 2 if side and line.agent else 1 if side or line.agent else 0
-        branch = line.parent_id is not None and line.parent_id in followed and line.outcome != Outcome.REFUSED
+        branch = line.parent_id is not None and line.parent_id in continued_parents and line.outcome != Outcome.REFUSED
         if line.parent_id and not side:
-            followed.add(line.parent_id)
+            continued_parents.add(line.parent_id)
         entries.append(
             OutlineEntry(number, line, depth, branch, _look(line), label_of(line), WHY.get(line.rule, line.rule))
         )
@@ -120,7 +120,7 @@ def _look(line: CallLine) -> str:
 
 
 def label_of(line: CallLine) -> str:
-    """What a call did, in a few words."""
+    """Describes in a few words what a call did."""
     if line.outcome not in (Outcome.COMPLETED, "open"):
         return line.outcome.replace("_", " ")
     tools = ", ".join(dict.fromkeys(line.tool_calls))
@@ -131,7 +131,7 @@ def label_of(line: CallLine) -> str:
 def turns_of(
     entries: Sequence[OutlineEntry], transcript: Sequence[CallTurn], start: int, limit: int = TURNS
 ) -> list[ShownTurn]:
-    """The turns of calls `start` to `start + limit`, counted from 0."""
+    """Returns the turns of calls `start` to `start + limit`, counted from 0."""
     by_call = {turn.call_id: turn for turn in transcript}
     names = {
         part.id: part.name
@@ -150,7 +150,7 @@ def turns_of(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A stretch of time of a lane, in shares of the whole."""
+    """A span of time in a lane, as shares of the whole."""
 
     start: float
     width: float
@@ -167,7 +167,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`engine_s` is what the main agent waited for the engine, `harness_s` what lay between its calls."""
+    """`engine_s`: seconds that the main agent waited for the engine. `harness_s`: seconds between its calls."""
 
     lanes: Sequence[Lane]
     seconds: float
@@ -177,7 +177,7 @@ class Timeline:
 
 
 def timeline_of(entries: Sequence[OutlineEntry], now: float) -> Timeline | None:
-    """Bars for the engine's time and the harness's between its calls, a lane for each agent. None without calls."""
+    """Returns bars for the engine's time and the harness's between calls, one lane per agent; None without calls."""
     if not entries:
         return None
     ends = {entry.line.id: entry.line.finished_at or now for entry in entries}
@@ -186,27 +186,27 @@ def timeline_of(entries: Sequence[OutlineEntry], now: float) -> Timeline | None:
     by_lane: defaultdict[str, list[OutlineEntry]] = defaultdict(list)
     for entry in entries:
         by_lane[_lane(entry.line)].append(entry)
-    lanes, waited, between = [], 0.0, 0.0
+    lanes, engine_s, harness_s = [], 0.0, 0.0
     for name, members in sorted(by_lane.items(), key=lambda lane: lane[0] != MAIN):
         bars: list[Bar] = []
-        free = 0.0
+        free_at = 0.0
         previous: OutlineEntry | None = None
         for entry in members:
             line = entry.line
             end = ends[line.id]
-            if previous is not None and line.created_at > free:
-                did = ", ".join(previous.line.tool_calls) or "harness"
-                gap = line.created_at - free
-                between += gap if not lanes else 0.0
-                bars.append(Bar((free - first) / whole, gap / whole, "harness", f"{did}: {gap:.2f} s", line.id))
+            if previous is not None and line.created_at > free_at:
+                activity = ", ".join(previous.line.tool_calls) or "harness"
+                gap = line.created_at - free_at
+                harness_s += gap if not lanes else 0.0
+                bars.append(Bar((free_at - first) / whole, gap / whole, "harness", f"{activity}: {gap:.2f} s", line.id))
             kind = "bad" if entry.look == "bad" else line.kind if line.kind != CallKind.MAIN else "engine"
             title = f"call {entry.number}, {line.outcome}: {end - line.created_at:.2f} s, {line.output_tokens} tokens"
             bars.append(Bar((line.created_at - first) / whole, (end - line.created_at) / whole, kind, title, line.id))
-            waited += max(0.0, end - max(line.created_at, free)) if not lanes else 0.0
-            free, previous = max(free, end), entry
+            engine_s += max(0.0, end - max(line.created_at, free_at)) if not lanes else 0.0
+            free_at, previous = max(free_at, end), entry
         lanes.append(Lane(name, bars))
     slowest = sorted(entries, key=lambda entry: entry.line.created_at - ends[entry.line.id])[:8]
-    return Timeline(lanes, whole, waited, between, slowest)
+    return Timeline(lanes, whole, engine_s, harness_s, slowest)
 
 
 def _lane(line: CallLine) -> str:

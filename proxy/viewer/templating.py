@@ -1,7 +1,7 @@
-"""Pages from templates. Whatever a template prints is escaped, and its control characters are made visible.
+"""Renders pages from templates. Everything that a template prints is escaped, with visible control characters.
 
-Recorded text is hostile: it holds markup, terminal escapes and characters that reorder what is read. `visible` runs
-over every printed value (jinja's `finalize`), so that no template can forget it; markup is only what `highlight` makes.
+Recorded text is hostile: it contains markup, terminal escapes and characters that reorder the text. `visible` runs on
+every printed value (jinja's `finalize`), so no template can forget it. Only `highlight` makes markup of recorded text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rolltap.proxy.viewer.highlight import arguments_of, highlight_code, highlig
 HERE = Path(__file__).parent
 ASSETS: Mapping[str, bytes] = {path.name: path.read_bytes() for path in sorted((HERE / "assets").iterdir())}
 ASSETS_HASH = hashlib.sha256(b"".join(ASSETS.values())).hexdigest()[:12]
-"""Stands in the assets' addresses: a browser keeps them for ever, and asks for new ones after an upgrade."""
+"""Part of the assets' addresses: a browser keeps assets forever, and asks for new ones after an upgrade."""
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -33,7 +33,7 @@ _HIDDEN = re.compile(
 
 
 def visible(text: str) -> str:
-    """`text` with characters that one can't see, or that reorder others, as signs: ESC as ␛, U+202E as ⟨202E⟩."""
+    """Replaces characters that are invisible or reorder others by signs: ESC by ␛, U+202E by ⟨202E⟩."""
     return _HIDDEN.sub(_sign, text)
 
 
@@ -45,7 +45,7 @@ def _sign(match: re.Match[str]) -> str:
 
 
 def ago(at: float | None, now: float | None = None) -> str:
-    """How long ago a time was, in one unit."""
+    """Returns how long ago a time was, in one unit; after 60 days the date."""
     if at is None:
         return ""
     age = (time.time() if now is None else now) - at
@@ -61,7 +61,7 @@ UNIT_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 
 def moment(at: float | None) -> str:
-    """A time as people write it, in UTC."""
+    """Formats a time for people, in UTC."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -77,7 +77,7 @@ def duration(seconds: float | None) -> str:
 
 
 def count(number: int | None) -> str:
-    """A whole number with thin spaces between its thousands."""
+    """Formats an integer with thin spaces between its thousands."""
     return "" if number is None else f"{number:,}".replace(",", "\u202f")
 
 
@@ -86,29 +86,29 @@ def decimal(number: float | None, digits: int = 2) -> str:
 
 
 def figure(number: float) -> str:
-    """A number with three digits that count; a small one with two, so that it can be told from 0."""
+    """Formats a number with three significant digits; a small one with two, so that it differs from 0."""
     if abs(number) >= 100:
         return count(round(number))
     return f"{number:.3g}" if number == 0 or abs(number) >= 0.01 else f"{number:.2g}"
 
 
 def signed(number: float) -> str:
-    """A difference with its sign."""
+    """Formats a difference with its sign."""
     return f"{number:+.2f}".replace("-", "\u2212")
 
 
 def place(number: float, reach: float) -> str:
-    """Where a value stands on an axis from -100 to 100 that is `reach` wide on each side."""
+    """Returns the position of a value on an axis from -100 to 100 that spans `reach` on each side."""
     return f"{number / reach * 100:.1f}"
 
 
 def token_text(text: str) -> str:
-    """A token's text in one line."""
+    """Returns a token's text on one line."""
     return visible(text).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
 
 
 def json_block(value: Any) -> Markup:
-    """JSON for a `<script type="application/json">`: nothing in it can end the element."""
+    """Returns JSON for a `<script type="application/json">`: nothing in it can end the element."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
@@ -117,7 +117,7 @@ _IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+\Z"
 
 
 def safe_image(url: str) -> bool:
-    """Whether an image may be shown: pixels in the record itself. Another address would tell its host of the reader."""
+    """True if the image's pixels are in the record itself. Another address would tell its host of the reader."""
     return _IMAGE.match(url) is not None
 
 

@@ -1,7 +1,7 @@
-"""A call's tokens for the page: who put each of them there, in runs, and chunks of them as JSON.
+"""A call's tokens for its page: runs that name the call that put them there, and chunks as JSON.
 
 A call's context is its prompt followed by its output. A prompt's first `shared` tokens are its parent's context, so a
-walk up the parents says which call rendered or sampled every token, without reading one.
+walk up the parents tells which call rendered or sampled each token, without reading one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SIDE = 72
 """Tokens of each side of a break that are shown."""
 
 MEETING = 8
-"""Equal tokens in a row after which the sides of a break have met again."""
+"""Number of equal tokens in a row after which the sides of a break count as equal again."""
 
 FACTS = 6
-"""What a token's row holds before the trainer's: id, text, flags, log-prob, version, candidates."""
+"""Entries of a token's row before the trainer's: id, text, flags, log-prob, version, candidates."""
 
 CHUNK = 2048
 """Tokens that a browser asks for at once."""
@@ -41,17 +41,17 @@ class TokenRun:
     number: int
     sampled: bool
     own: bool
-    mask: str  # why the sampled tokens carry no loss; "" where they do
+    mask: str  # why the sampled tokens carry no loss; "" if they do
 
 
 def runs_of(call_id: str, lines: Mapping[str, CallLine], numbers: Mapping[str, int]) -> list[TokenRun]:
-    """The runs of a call's context, in order."""
+    """Returns the runs of a call's context, in order."""
     runs: list[TokenRun] = []
     line: CallLine | None = lines[call_id]
     limit = line.prompt_tokens + line.output_tokens
-    seen: set[str] = set()
-    while line is not None and limit > 0 and line.id not in seen:
-        seen.add(line.id)
+    visited: set[str] = set()
+    while line is not None and limit > 0 and line.id not in visited:
+        visited.add(line.id)
         pieces = ((line.prompt_tokens, line.prompt_tokens + line.output_tokens, True), (0, line.prompt_tokens, False))
         for start, end, sampled in pieces:
             first = start if sampled or lines.get(line.parent_id or "") is None else line.shared
@@ -67,7 +67,7 @@ def runs_of(call_id: str, lines: Mapping[str, CallLine], numbers: Mapping[str, i
 def call_json(
     call_id: str, lines: Mapping[str, CallLine], numbers: Mapping[str, int], view: BreakView | None
 ) -> dict[str, Any]:
-    """A call for `tokens.js`, without its tokens."""
+    """Returns a call for `tokens.js`, without its tokens."""
     line = lines[call_id]
     names = ("start", "end", "number", "sampled", "own", "mask")
     return {
@@ -82,7 +82,7 @@ def call_json(
 
 
 def chunk_json(tokens: CallTokens) -> dict[str, Any]:
-    """A chunk for `tokens.js`: one row a token, its texts already made visible."""
+    """Returns a chunk for `tokens.js`: one row per token. Control characters are visible already."""
     return {"call": tokens.call_id, "start": tokens.start, "rows": [_row(token) for token in tokens.tokens]}
 
 
@@ -95,23 +95,23 @@ def _row(token: TokenView) -> list[Any]:
         None if token.logprob is None else round(token.logprob, 4),
         token.version,
     ]
-    of_trainer = _of_trainer(token)
-    if token.top or of_trainer:
+    trainer_values = _trainer_values(token)
+    if token.top or trainer_values:
         row.append([[top.id, visible(top.text), round(top.logprob, 3)] for top in token.top])
-    if of_trainer:
-        row.append(of_trainer)
+    if trainer_values:
+        row.append(trainer_values)
     return row
 
 
-def _of_trainer(token: TokenView) -> list[Any] | None:
-    """The trainer's log-prob and entropy, and whether its clip took the token; None where it says nothing."""
+def _trainer_values(token: TokenView) -> list[Any] | None:
+    """Returns the trainer's log-prob and entropy, and whether it clipped the token; None if it gave no value."""
     numbers = [None if value is None else round(value, 4) for value in (token.trainer_logprob, token.trainer_entropy)]
     return [*numbers, token.clipped] if (*numbers, token.clipped) != (None, None, None) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Tokens of one side of a break, and how they differ from the other's: `same`, `out` or `in`."""
+    """A token of one side of a break, and how it differs from the other side: `same`, `out` or `in`."""
 
     token: TokenView
     kind: str
@@ -119,7 +119,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class BreakSides:
-    """A break's two sides, and where they meet again: so many tokens replaced by so many others, if they do."""
+    """A break's two sides. `replaced`: how many recorded tokens were replaced by how many others; None if the sides
+    never meet again."""
 
     view: BreakView
     recorded: Sequence[Difference]
@@ -128,23 +129,27 @@ class BreakSides:
 
 
 def sides_of(view: BreakView) -> BreakSides:
-    """Both sides as far as they differ, and a little on; at most `SIDE` tokens of each."""
+    """Returns both sides as far as they differ, and a little more; at most `SIDE` tokens of each."""
     expected, actual = [token.id for token in view.expected], [token.id for token in view.found]
     blocks = [
         block
         for block in SequenceMatcher(None, expected, actual, autojunk=False).get_matching_blocks()
         if block.size >= MEETING
     ]
-    left, right = _covered((block.a, block.size) for block in blocks), _covered((b.b, b.size) for b in blocks)
-    meeting = (blocks[0].a, blocks[0].b) if blocks else None
-    ends = [min(SIDE, side + 2 * MEETING) for side in meeting] if meeting else [SIDE, SIDE]
+    recorded_matches = _indices((block.a, block.size) for block in blocks)
+    resent_matches = _indices((block.b, block.size) for block in blocks)
+    replaced = (blocks[0].a, blocks[0].b) if blocks else None
+    ends = [min(SIDE, count + 2 * MEETING) for count in replaced] if replaced else [SIDE, SIDE]
     return BreakSides(
         view,
-        [Difference(each, "same" if at in left else "out") for at, each in enumerate(view.expected[: ends[0]])],
-        [Difference(each, "same" if at in right else "in") for at, each in enumerate(view.found[: ends[1]])],
-        meeting,
+        [
+            Difference(token, "same" if i in recorded_matches else "out")
+            for i, token in enumerate(view.expected[: ends[0]])
+        ],
+        [Difference(token, "same" if i in resent_matches else "in") for i, token in enumerate(view.found[: ends[1]])],
+        replaced,
     )
 
 
-def _covered(blocks: Iterable[tuple[int, int]]) -> set[int]:
+def _indices(blocks: Iterable[tuple[int, int]]) -> set[int]:
     return {index for start, size in blocks for index in range(start, start + size)}

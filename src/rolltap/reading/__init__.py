@@ -1,4 +1,4 @@
-"""Looks at the record: sessions, calls, tokens, groups, runs. See `rolltap.reading.reader`."""
+"""Reads the record: sessions, calls, tokens, groups, runs. See `rolltap.reading.reader`."""
 
 from rolltap.reading.opening import folder_vocabulary, opened_reader, reader_on
 from rolltap.reading.reader import RecordReader

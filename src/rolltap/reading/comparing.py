@@ -1,4 +1,4 @@
-"""Two ranges of weight versions on the same tasks, side by side."""
+"""Compares two ranges of weight versions on the same tasks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class VersionRange:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRollout:
-    """A rewarded rollout all of whose trained tokens are of one side's versions. `tokens` were sampled in its session;
-    None where the index does not know it yet."""
+    """A rewarded rollout whose trained tokens are all of one range's versions. `tokens`: sampled tokens of its session;
+    None if the index does not know it yet."""
 
     task_id: str
     group_id: str
@@ -43,7 +43,7 @@ class ComparedRollout:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """A task's rollouts of one side: their mean reward, the share that solved it, and their mean sampled tokens."""
+    """A task's rollouts of one range: their number, mean reward, the share that solved it, and mean sampled tokens."""
 
     rollouts: int
     reward: float
@@ -53,8 +53,8 @@ class ComparedSide:
 
 @dataclass(frozen=True, slots=True)
 class ComparedTask:
-    """A task under both sides. `difference` is the second's mean reward less the first's, with its 95% interval; None
-    where there are too few rollouts for one."""
+    """A task under both ranges. `difference`: the second's mean reward minus the first's. `interval`: its 95% interval;
+    None with too few rollouts."""
 
     task_id: str
     first: ComparedSide
@@ -65,8 +65,8 @@ class ComparedTask:
 
 @dataclass(frozen=True, slots=True)
 class VersionComparison:
-    """The tasks that both sides have, the largest gain first. `difference` is the mean of the tasks' differences, each
-    task counting the same. `left_out` counts tasks that only one side has."""
+    """The tasks that both ranges have, the largest gain first. `difference`: the mean of the tasks' differences, each
+    task with equal weight. `left_out`: number of tasks that only one range has."""
 
     policy: str
     first: VersionRange
@@ -78,9 +78,9 @@ class VersionComparison:
 
 
 def version_range(text: str, name: str) -> VersionRange:
-    """`7` or `3-9`; `InvalidRequest` names the parameter."""
-    matched = _RANGE.fullmatch(text)
-    first, last = (int(matched[1]), int(matched[2] or matched[1])) if matched is not None else (1, 0)
+    """Parses `7` or `3-9`. Raises `InvalidRequest`, which names the parameter."""
+    match = _RANGE.fullmatch(text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
     if not first <= last < 2**31:
         raise InvalidRequest(f"{name}: a weight version (7) or a range of them (3-9), not {text[:40]!r}", param=name)
     return VersionRange(first, last)
@@ -89,7 +89,7 @@ def version_range(text: str, name: str) -> VersionRange:
 def compared(
     policy: str, sides: Mapping[VersionRange, Sequence[ComparedRollout]], first: VersionRange, second: VersionRange
 ) -> VersionComparison:
-    """`sides` are the rollouts of both ranges."""
+    """Compares two ranges; `sides` are the rollouts of both."""
     by_task = [_by_task(sides[versions]) for versions in (first, second)]
     common = by_task[0].keys() & by_task[1].keys()
     tasks = [_task(task_id, by_task[0][task_id], by_task[1][task_id]) for task_id in common]
@@ -109,7 +109,10 @@ def compared(
 def within(
     rollout: ComparedRollout, versions: VersionRange, sampled: Mapping[str, tuple[int, int]]
 ) -> ComparedRollout | None:
-    """The rollout if its versions, or what its session `sampled` by where it has none, are all of the range."""
+    """Returns the rollout if all its versions are in the range, else None.
+
+    A rollout without versions of its own gets those that its session `sampled`.
+    """
     if rollout.first_version == NO_VERSION:
         first, last = sampled.get(rollout.session_id, (NO_VERSION, NO_VERSION))
         rollout = replace(rollout, first_version=first, last_version=last)

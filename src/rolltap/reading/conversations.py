@@ -1,4 +1,4 @@
-"""What calls say, as messages that can be shown, whatever protocol they came in."""
+"""Converts calls of any dialect to messages for display."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rolltap.reading.types import CallTurn, MessageView, PartView
 
 
 def parse_request(dialect: str, request: RequestParts) -> ChatRequest | None:
-    """The request as its dialect reads it; None where it can't (refused bodies, dialects that are gone)."""
+    """Parses the request with its dialect; None if that fails (refused bodies, dialects that no longer exist)."""
     known = known_dialects().get(dialect)
     if known is None:
         return None
@@ -42,12 +42,12 @@ def view(message: Message) -> MessageView:
 
 
 def reply_view(packed: bytes) -> MessageView | None:
-    """A completion's message; None where the call gave none."""
+    """Returns a completion's message; None if the call has none."""
     return view(msgspec.json.decode(packed, type=Message)) if packed else None
 
 
 def refused_view(request: RequestParts) -> MessageView | None:
-    """What is kept of a body that was refused."""
+    """Returns the recorded body of a refused request; None if there is none."""
     try:
         head = msgspec.json.decode(request.head)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -57,22 +57,22 @@ def refused_view(request: RequestParts) -> MessageView | None:
 
 
 def common_prefix(first: Sequence[MessageView], second: Sequence[MessageView]) -> int:
-    """How many messages both begin with; harnesses may leave out thinking, which does not count."""
+    """Returns how many leading messages are equal. Thinking does not count, as harnesses may leave it out."""
     length = 0
     for one, other in zip(first, second, strict=False):
-        if _key(one) != _key(other):
+        if _comparable(one) != _comparable(other):
             break
         length += 1
     return length
 
 
-def _key(message: MessageView) -> tuple[Any, ...]:
+def _comparable(message: MessageView) -> tuple[Any, ...]:
     content = tuple((part.kind, part.text, part.name, part.url) for part in message.parts if part.kind != "thinking")
     return message.role, content
 
 
 def turns(rows: Sequence[CallRow]) -> tuple[CallTurn, ...]:
-    """What each call added, in order; costs what is new in each request, not its history."""
+    """Returns what each call added, in order. Costs what is new in each request, not its history."""
     added: list[CallTurn] = []
     items: dict[str, tuple[bytes, ...]] = {}
     replies: dict[str, MessageView | None] = {}
@@ -91,31 +91,31 @@ def turns(rows: Sequence[CallRow]) -> tuple[CallTurn, ...]:
 def _new_messages(
     row: CallRow, items: tuple[bytes, ...], system: tuple[MessageView, ...], reply: MessageView | None
 ) -> tuple[list[MessageView], tuple[MessageView, ...]]:
-    """The messages that the parent's conversation does not hold, and the request's leading system messages."""
+    """Returns the messages that the parent's conversation does not hold, and the request's leading system messages."""
     dialect, request = row.intent.dialect, row.intent.request
-    shared, chat, known = request.items_shared, None, 0
+    shared, chat, known_messages = request.items_shared, None, 0
     if shared:
         chat = parse_request(dialect, RequestParts(request.head, request.items, 0, request.fixed))
-    if chat is None:  # nothing is shared, or what is new can't be read without what is before it
+    if chat is None:  # nothing is shared, or the new items can't be parsed without the earlier ones
         chat = parse_request(dialect, RequestParts(request.head, items, 0, request.fixed))
         before = (
             parse_request(dialect, RequestParts(request.head, items[:shared], 0, request.fixed)) if shared else None
         )
-        known = len(before.messages) if before is not None else 0
+        known_messages = len(before.messages) if before is not None else 0
     if chat is None:
         refused = refused_view(request)
         return ([refused] if refused is not None else []), ()
     messages = [view(message) for message in chat.messages]
     leading = tuple(messages[: next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))])
     if shared or chat.previous:
-        messages = messages[known or common_prefix(system, messages) :]
-        if messages and reply is not None and _key(messages[0]) == _key(reply):
+        messages = messages[known_messages or common_prefix(system, messages) :]
+        if messages and reply is not None and _comparable(messages[0]) == _comparable(reply):
             messages = messages[1:]
     return messages, leading or system
 
 
 def preview(packed: bytes, characters: int = 200) -> tuple[str, tuple[str, ...]]:
-    """The beginning of a reply's text, and the tools that it calls."""
+    """Returns the beginning of a reply's text, and the names of the tools that it calls."""
     if not packed:
         return "", ()
     message = msgspec.json.decode(packed, type=Message)
@@ -123,5 +123,5 @@ def preview(packed: bytes, characters: int = 200) -> tuple[str, tuple[str, ...]]
 
 
 def plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Only what was said: settings that a request left out are None in the record."""
+    """Drops empty values: settings that a request left out are None in the record."""
     return {name: entry for name, entry in value.items() if entry not in (None, [], {}, "")}

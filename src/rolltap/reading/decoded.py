@@ -1,4 +1,4 @@
-"""A session that was read and reconstructed, and what is said of its calls."""
+"""A session, read and reconstructed, with the facts about its calls."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rolltap.reconstructor.rules import Rules
 from rolltap.types import Break, Classification, Outcome, Session, Trajectory
 
 COMPARED = 64
-"""Calls whose tokens are looked at for the one that a broken call follows longest."""
+"""Maximum earlier calls whose tokens are compared with a broken call's, to find the one that it follows longest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedSession:
-    """A session with its calls in order, but for their requests, and its trajectory."""
+    """A session with its calls in order, without their requests, and its trajectory."""
 
     session: Session
     rows: Mapping[str, CallRow]
     models: Mapping[str, str]
     trajectory: Trajectory
     purposes: Mapping[str, Classification]
-    breaks: Mapping[str, Break]  # as the proxy recorded them, else as the reconstruction found them
-    retries: Mapping[str, str]  # a call to the earlier one with the same body
+    breaks: Mapping[str, Break]  # as recorded by the proxy, else as found by the reconstruction
+    retries: Mapping[str, str]  # from a call to the earlier one with the same body
 
     @classmethod
     def of(cls, stored: StoredSessions, rules: Callable[[Session], Rules]) -> DecodedSession:
@@ -41,19 +41,19 @@ class DecodedSession:
             rows={row.intent.id: row for row in rows},
             models=models,
             trajectory=trajectory,
-            purposes={found.call_id: found for found in trajectory.classifications},
-            breaks={**{found.call_id: found for found in trajectory.breaks}, **recorded},
+            purposes={purpose.call_id: purpose for purpose in trajectory.classifications},
+            breaks={**{break_.call_id: break_ for break_ in trajectory.breaks}, **recorded},
             retries=_retries(rows),
         )
 
     def context(self, call_id: str) -> Context:
-        """The call's tokens."""
+        """Returns the call's tokens."""
         return Context.of(self.rows[call_id], trained=self.purposes[call_id].mask == "")
 
     def before(self, call_id: str) -> list[str]:
-        """The calls that a broken call may be compared with: the parent that its break names, and what came after it.
+        """Returns the calls to compare with a broken call: the parent that its break names, and those after it.
 
-        At most `COMPARED` calls, the last ones of those.
+        These are at most the last `COMPARED` calls.
         """
         ids = list(self.rows)
         parent_id = self.breaks[call_id].parent_id
@@ -62,13 +62,13 @@ class DecodedSession:
         return ids[max(first, last - COMPARED) : last]
 
     def reply(self, call_id: str) -> MessageView | None:
-        done = self.rows[call_id].completion
-        return reply_view(done.message) if done is not None else None
+        completion = self.rows[call_id].completion
+        return reply_view(completion.message) if completion is not None else None
 
     def line(self, call_id: str) -> CallLine:
         row, purpose = self.rows[call_id], self.purposes[call_id]
-        intent, done = row.intent, row.completion
-        text, tool_calls = preview(done.message) if done is not None else ("", ())
+        intent, completion = row.intent, row.completion
+        text, tool_calls = preview(completion.message) if completion is not None else ("", ())
         return CallLine(
             id=call_id,
             session_id=self.session.id,
@@ -79,19 +79,19 @@ class DecodedSession:
             rule=purpose.rule,
             mask=purpose.mask,
             created_at=intent.created_at,
-            finished_at=done.finished_at if done is not None else None,
+            finished_at=completion.finished_at if completion is not None else None,
             dialect=intent.dialect,
             model=self.models[call_id],
-            engine=done.engine if done is not None else "",
-            outcome=done.outcome.value if done is not None else _unfinished(row),
-            finish=done.finish.value if done is not None else None,
-            flaw=done.flaw.value if done is not None and done.flaw is not None else None,
-            error=done.error if done is not None else "",
+            engine=completion.engine if completion is not None else "",
+            outcome=completion.outcome.value if completion is not None else _unfinished(row),
+            finish=completion.finish.value if completion is not None else None,
+            flaw=completion.flaw.value if completion is not None and completion.flaw is not None else None,
+            error=completion.error if completion is not None else "",
             prompt_tokens=len(row.prompt_ids),
-            output_tokens=len(done.output_ids) if done is not None else 0,
+            output_tokens=len(completion.output_ids) if completion is not None else 0,
             shared=intent.shared,
             break_=self.breaks.get(call_id),
-            versions=done.versions if done is not None else (),
+            versions=completion.versions if completion is not None else (),
             delivered=row.delivered,
             retry_of=self.retries.get(call_id),
             preview=text,
@@ -104,14 +104,14 @@ def _unfinished(row: CallRow) -> str:
 
 
 def _retries(rows: list[CallRow]) -> dict[str, str]:
-    """Calls of one request (`n` choices) have one body and are made at once: they are no retries of each other."""
+    """Calls of one request (`n` choices) have one body and start together: they are not retries of each other."""
     first: dict[str, CallRow] = {}
     retries: dict[str, str] = {}
     for row in rows:
         if not row.intent.body_hash:
             continue
         earlier = first.setdefault(row.intent.body_hash, row)
-        ended = earlier.completion.finished_at if earlier.completion is not None else None
-        if earlier is not row and ended is not None and ended <= row.intent.created_at:
+        ended_at = earlier.completion.finished_at if earlier.completion is not None else None
+        if earlier is not row and ended_at is not None and ended_at <= row.intent.created_at:
             retries[row.intent.id] = earlier.intent.id
     return retries

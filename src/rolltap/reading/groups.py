@@ -1,4 +1,4 @@
-"""Groups and runs as they are shown."""
+"""Converts groups and runs for display."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def group_line(group_row: GroupRow) -> GroupLine:
 
 
 def run_line(counts: PolicyCounts) -> RunLine | None:
-    """None for a policy that no group was ever opened for."""
+    """Returns the run of a policy; None if it never had a group."""
     if counts.first_at is None:
         return None
     return RunLine(
@@ -49,7 +49,7 @@ def run_line(counts: PolicyCounts) -> RunLine | None:
 
 
 def run_point(row: Any, sums: MismatchSums | None = None) -> RunPoint:
-    """A completed group's row, and the sums of its annotations, if it has any."""
+    """Makes a point from a completed group's row and the sums of its annotations, if any."""
     oldest, newest = row.oldest_version, row.newest_version
     return RunPoint(
         group_id=row.id,
@@ -67,7 +67,7 @@ def run_point(row: Any, sums: MismatchSums | None = None) -> RunPoint:
 
 
 def harness_mismatch(harness: str, sums: MismatchSums) -> HarnessMismatch:
-    """The sums of a harness's annotations as means."""
+    """Converts the sums of a harness's annotations to means."""
     return HarnessMismatch(
         harness=harness,
         calls=sums.calls,
@@ -85,7 +85,7 @@ def _share(part: float, whole: int) -> float | None:
 
 
 def common_tokens(trajectories: Sequence[Trajectory]) -> int:
-    """How many tokens the first segments of all these begin with."""
+    """Returns how many leading tokens the first segments of all trajectories share."""
     firsts = [trajectory.segments[0].token_ids for trajectory in trajectories if trajectory.segments]
     if len(firsts) < 2:
         return 0

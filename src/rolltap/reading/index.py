@@ -1,10 +1,10 @@
-"""The index behind the list of sessions: a file of its own that sorts, filters and searches what the record can't.
+"""The index of the list of sessions: a separate file that sorts, filters and searches, which the record can't.
 
-It is derived from the record and may be deleted at any time: whoever reads makes it again. It is never in the record's
-database, so a call pays nothing for it, and a reader may keep one beside a store that another process writes.
+It is derived from the record and may be deleted at any time: the next reader builds it again. It is never in the
+record's database, so a call pays nothing for it, and a reader may keep one for a store that another process writes.
 
 One SQLite file, with a rollback journal (several processes may write it; see `rolltap.calllog.sqlite` for why that
-rules out a write-ahead log), no fsync, FTS5 without the texts themselves. Everything here blocks: call it in a thread.
+rules out a write-ahead log), no fsync, FTS5 without the texts themselves. All methods block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rolltap.reconstructor.exporters.conditions import FilterCondition, Kind
 from rolltap.reconstructor.exporters.select import parse_conditions
 
 LAYOUT = "2"
-"""Another layout is another index: the old one is thrown away."""
+"""Version of the file's layout. A file with another layout is rebuilt."""
 
 BUSY_S = 10.0
 _JSON = ("models", "dialects", "tags", "scores", "labels", "group_tags")
@@ -48,7 +48,7 @@ FIELDS: Mapping[str, Kind] = {
     "date": "date",
     "tag": "tags",
 }
-"""What `where` knows of a session."""
+"""Fields of a session that `where` supports."""
 
 _COLUMNS = {"task": "task_id", "group": "group_id", "rollout": "rollout_id", "session": "id", "date": "created_at"}
 _LISTS = {"model": "models", "label": "labels"}
@@ -79,13 +79,13 @@ _ALL_COLUMNS = [*_SUMMARY_COLUMNS, "group_tags"]
 
 
 class SessionIndex:
-    """An index file. `meta` keeps how far it has read."""
+    """An index file. `meta` stores how far it has read the record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def open(self) -> None:
-        """Makes the file, where there is none of this layout. It holds the record's words: it is this user's alone."""
+        """Creates the file if there is none of this layout. Only this user may read it: it holds the record's words."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.touch(mode=0o600)
@@ -107,27 +107,27 @@ class SessionIndex:
 
     def _make(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN IMMEDIATE")
-        if _layout(connection) == LAYOUT:  # another process was faster
+        if _layout(connection) == LAYOUT:  # another process has made it
             connection.execute("ROLLBACK")
             return
         names = connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE%'"
         ).fetchall()
-        for (name,) in sorted(names, key=lambda row: row[0] != "texts"):  # its shadow tables go with it
+        for (name,) in sorted(names, key=lambda row: row[0] != "texts"):  # its shadow tables are dropped with it
             connection.execute(f'DROP TABLE IF EXISTS "{name}"')
         for statement in _SCHEMA.split(";\n"):
             connection.execute(statement)
         connection.execute("INSERT INTO meta VALUES ('layout', ?)", [LAYOUT])
         connection.execute("COMMIT")
 
-    # What has been read.
+    # Reading progress.
 
     def meta(self) -> dict[str, str]:
         with closing(self._connect()) as connection:
             return dict(connection.execute("SELECT name, value FROM meta").fetchall())
 
     def newest(self) -> tuple[int, str]:
-        """How many sessions are known or waiting, and the greatest id among them."""
+        """Returns how many sessions are known or waiting, and the greatest id among them."""
         with closing(self._connect()) as connection:
             count, *last = connection.execute(
                 "SELECT (SELECT count(*) FROM sessions)"
@@ -137,12 +137,12 @@ class SessionIndex:
             return count, max(id or "" for id in last)
 
     def open_calls(self) -> dict[str, str]:
-        """Calls that had not ended when they were read, with their sessions."""
+        """Returns the calls that had not ended when they were read, with their sessions."""
         with closing(self._connect()) as connection:
             return dict(connection.execute("SELECT call_id, session_id FROM open_calls").fetchall())
 
     def unknown_calls(self, call_ids: Sequence[str]) -> set[str]:
-        """Those of the calls that the index has never seen."""
+        """Returns those of the calls that the index has never seen."""
         query = "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT {0} FROM {1} WHERE {0} = value)"
         unknown = list(call_ids)
         with closing(self._connect()) as connection:
@@ -152,7 +152,7 @@ class SessionIndex:
         return set(unknown)
 
     def efforts(self, policy: str) -> dict[str, GroupEffort]:
-        """What each group of a policy took, by its id."""
+        """Returns the effort of each group of a policy, by group id."""
         query = (
             "SELECT group_id, count(*), sum(calls), sum(output_tokens), min(first_call_at), max(last_call_at) "
             "FROM sessions WHERE policy = ? AND group_id IS NOT NULL AND calls > 0 GROUP BY group_id"
@@ -161,18 +161,18 @@ class SessionIndex:
             return {row[0]: GroupEffort(*row) for row in connection.execute(query, [policy])}
 
     def sampled_tokens(self, policy: str) -> dict[str, int]:
-        """How many tokens each session of a policy's groups sampled."""
+        """Returns how many tokens each session of a policy's groups sampled."""
         query = "SELECT id, output_tokens FROM sessions WHERE policy = ? AND group_id IS NOT NULL"
         with closing(self._connect()) as connection:
             return dict(connection.execute(query, [policy]).fetchall())
 
     def call_counts(self) -> dict[str, int]:
-        """How many calls each known session has."""
+        """Returns how many calls each known session has."""
         with closing(self._connect()) as connection:
             return dict(connection.execute("SELECT id, calls FROM sessions").fetchall())
 
     def of_subjects(self, subjects: Iterable[str]) -> set[str]:
-        """The sessions of these rollouts and groups."""
+        """Returns the sessions of these rollouts and groups."""
         subject_ids = json.dumps(list(subjects))
         query = "SELECT id FROM sessions WHERE {} IN (SELECT value FROM json_each(?))"
         with closing(self._connect()) as connection:
@@ -180,19 +180,19 @@ class SessionIndex:
             return {row[0] for rows in results for row in rows}
 
     def waiting(self, limit: int) -> list[str]:
-        """Sessions whose summaries are to be made again, the newest first."""
+        """Returns sessions whose summaries must be made again, newest first."""
         with closing(self._connect()) as connection:
             query = "SELECT session_id FROM stale ORDER BY session_id DESC LIMIT ?"
             return [row[0] for row in connection.execute(query, [limit])]
 
     def unread(self, limit: int) -> list[str]:
-        """Calls whose text is not in the index yet, the newest first."""
+        """Returns calls whose text is not in the index yet, newest first."""
         with closing(self._connect()) as connection:
             query = "SELECT call_id FROM unread ORDER BY call_id DESC LIMIT ?"
             return [row[0] for row in connection.execute(query, [limit])]
 
     def shares(self) -> tuple[float, float]:
-        """Which share of the sessions, as they are now, and of the known calls' texts the index holds."""
+        """Returns two shares that the index holds: of the sessions as they are now, and of the known calls' texts."""
         with closing(self._connect()) as connection:
             current, stale, texts, unread = (
                 connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
@@ -200,10 +200,10 @@ class SessionIndex:
             )
             return _share(current, stale), _share(texts, unread)
 
-    # What is written.
+    # Writes.
 
     def mark(self, session_ids: Iterable[str], **meta: str) -> None:
-        """These sessions have changed; remembers how far was looked."""
+        """Marks sessions as changed, and stores in `meta` how far the record was read."""
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT OR IGNORE INTO stale VALUES (?)", [(id,) for id in session_ids])
@@ -216,7 +216,7 @@ class SessionIndex:
         summaries: Sequence[tuple[SessionSummary, Sequence[str]]],
         calls: Mapping[str, Sequence[tuple[str, bool]]],
     ) -> None:
-        """Takes over the sessions that were `read`: summaries with groups' tags, and (id, open) of their calls."""
+        """Stores the sessions that were `read`: summaries with their groups' tags, and (id, open) of their calls."""
         marks = ", ".join("?" * len(_ALL_COLUMNS))
         insert = f"INSERT OR REPLACE INTO sessions ({', '.join(_ALL_COLUMNS)}) VALUES ({marks})"
         with closing(self._connect()) as connection, connection:
@@ -224,30 +224,30 @@ class SessionIndex:
             connection.executemany("DELETE FROM stale WHERE session_id = ?", [(id,) for id in read])
             connection.executemany("DELETE FROM open_calls WHERE session_id = ?", [(id,) for id in read])
             connection.executemany(insert, [_row(summary, tags) for summary, tags in summaries])
-            still_open = [(id, owner) for owner, of_session in calls.items() for id, open_ in of_session if open_]
-            connection.executemany("INSERT OR REPLACE INTO open_calls VALUES (?, ?)", still_open)
-            ended = [(id, id) for of_session in calls.values() for id, open_ in of_session if not open_]
-            fresh = "INSERT OR IGNORE INTO unread SELECT ? WHERE NOT EXISTS (SELECT 1 FROM calls WHERE id = ?)"
-            connection.executemany(fresh, ended)
+            open_rows = [(id, owner) for owner, session_calls in calls.items() for id, open_ in session_calls if open_]
+            connection.executemany("INSERT OR REPLACE INTO open_calls VALUES (?, ?)", open_rows)
+            ended_rows = [(id, id) for session_calls in calls.values() for id, open_ in session_calls if not open_]
+            insert_unread = "INSERT OR IGNORE INTO unread SELECT ? WHERE NOT EXISTS (SELECT 1 FROM calls WHERE id = ?)"
+            connection.executemany(insert_unread, ended_rows)
             connection.execute("COMMIT")
 
     def put_texts(self, read: Sequence[str], words: Sequence[CallWords]) -> None:
-        """Takes over the texts of the calls that were `read`."""
+        """Stores the texts of the calls that were `read`."""
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("DELETE FROM unread WHERE call_id = ?", [(id,) for id in read])
             for call in words:
-                added = connection.execute(
+                cursor = connection.execute(
                     "INSERT OR IGNORE INTO calls (id, session_id) VALUES (?, ?)", [call.call_id, call.session_id]
                 )
-                if added.rowcount:
-                    connection.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", [added.lastrowid, call.text])
+                if cursor.rowcount:
+                    connection.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", [cursor.lastrowid, call.text])
             connection.execute("COMMIT")
 
-    # What is asked.
+    # Queries.
 
     def page(self, query: SessionQuery) -> tuple[list[SessionSummary], int]:
-        """The sessions of the page, and how many the query matches."""
+        """Returns the sessions of the page, and how many the query matches."""
         where, values = _conditions(query)
         order = f"{query.sort} {'DESC NULLS LAST' if query.descending else 'ASC NULLS LAST'}"
         columns = ", ".join(_SUMMARY_COLUMNS)
@@ -258,7 +258,7 @@ class SessionIndex:
         return [_summary(row) for row in rows], total
 
     def some(self, session_ids: Sequence[str]) -> dict[str, SessionSummary]:
-        """The summaries of these sessions, as far as they are known."""
+        """Returns the summaries of those of these sessions that the index knows."""
         query = f"SELECT {', '.join(_SUMMARY_COLUMNS)} FROM sessions WHERE id IN (SELECT value FROM json_each(?))"
         with closing(self._connect()) as connection:
             return {row[0]: _summary(row) for row in connection.execute(query, [json.dumps(list(session_ids))])}
@@ -276,7 +276,7 @@ def _share(done: int, missing: int) -> float:
 
 
 def match_words(search: str) -> str:
-    """FTS5's form of a search: every word must occur; one that ends with * may go on."""
+    """Converts a search to FTS5's syntax: every word must occur; a word that ends with * is a prefix."""
     words = []
     for word in search.split():
         bare = word.rstrip("*").replace('"', '""')
@@ -300,7 +300,7 @@ def _conditions(query: SessionQuery) -> tuple[str, list[Any]]:
 
 
 def _clause(condition: FilterCondition) -> tuple[str, list[Any]]:
-    """A field without a value satisfies only `!=`, as in exports."""
+    """Returns a condition as SQL with its values. A field without a value satisfies only `!=`, as in exports."""
     name, _, key = condition.field.partition(".")
     compare, value = _compare(condition)
     negated = condition.op == "!="
@@ -324,7 +324,7 @@ def _clause(condition: FilterCondition) -> tuple[str, list[Any]]:
 
 
 def _compare(condition: FilterCondition) -> tuple[str, list[Any]]:
-    """The comparison of a value, never negated."""
+    """Returns the comparison with a value, never negated."""
     if condition.op == "~":
         return "GLOB ?", [condition.value.replace("[!", "[^")]
     op = "=" if condition.op == "!=" else condition.op
@@ -332,7 +332,7 @@ def _compare(condition: FilterCondition) -> tuple[str, list[Any]]:
 
 
 def _day(op: str, day: str) -> tuple[str, list[Any]]:
-    """A date without a time stands for the whole day (UTC)."""
+    """Returns a condition on a day: a date without a time stands for the whole day (UTC)."""
     start = datetime.fromisoformat(day).replace(tzinfo=UTC)
     first, after = start.timestamp(), (start + timedelta(days=1)).timestamp()
     within = "(created_at >= ? AND created_at < ?)"

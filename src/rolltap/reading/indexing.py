@@ -1,9 +1,10 @@
 """Brings the index of sessions up to date with the record, a little at a time.
 
-Nothing runs while nobody looks. A look finds what has changed since the last one (new sessions and calls, calls that
-have ended, rewards and rollouts by the ledger's events, notes, closed sessions), marks it as stale, and makes the
-newest summaries anew; what is left goes on in the background with pauses, so that a server keeps its calls quick. What
-the clocks of several writers hid is found by a thorough look, which takes long over a large record, in the background.
+Nothing runs while nobody reads. A look finds what has changed since the last one (new sessions and calls, calls that
+have ended, rewards and rollouts by the ledger's events, notes, closed sessions), marks those sessions as stale, and
+rebuilds the newest summaries. The rest continues in the background with pauses, so that a server's calls stay fast.
+Writers with different clocks may hide changes from a look. A full scan finds those; it is slow on a large record and
+runs in the background.
 """
 
 from __future__ import annotations
@@ -25,69 +26,69 @@ from rolltap.reading.summaries import summary_of
 log = logging.getLogger("rolltap.reading")
 
 LOOK_EVERY_S = 0.5
-THOROUGH_EVERY_S = 60.0
+FULL_SCAN_EVERY_S = 60.0
 SESSIONS_AT_ONCE = 100
 TEXTS_AT_ONCE = 50
 PAUSE = 1.0
-"""Background work rests this many times as long as it works."""
+"""Background work pauses this many times as long as it works."""
 
 
 class Indexer:
-    """Keeps `index` up to date with `database`. One for a reader."""
+    """Keeps `index` up to date with `database`. One per reader."""
 
     def __init__(self, index: SessionIndex, database: Database) -> None:
         self.index = index
         self._database = database
-        self._working = asyncio.Lock()
-        self._looked_at = self._thorough_at = float("-inf")
-        self._events: frozenset[int] = frozenset()  # of the ledger, that were read last time
-        self._rest: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._looked_at = self._scanned_at = float("-inf")
+        self._events: frozenset[int] = frozenset()  # the ledger's events that were read last time
+        self._background: asyncio.Task[None] | None = None
         self._opened = self._texts_wanted = False
 
     async def refresh(self, budget_s: float = 0.25, *, texts: bool = False, now: bool = False) -> float:
-        """Works for about `budget_s`, goes on in the background; the share of the record that the index holds.
+        """Works for about `budget_s` seconds and continues in the background. Returns the share that is indexed.
 
-        `texts`: the calls' words, too. `now`: all that is on record by now, also what is younger than half a second.
+        `texts`: also the calls' words. `now`: all that is on record by now, including the last half second.
         """
         self._texts_wanted |= texts
         if now:
             self._looked_at = float("-inf")
         until = time.monotonic() + budget_s
-        async with self._working:
-            await self._look(thorough=now)
+        async with self._lock:
+            await self._mark_changes(full=now)
             more = await self._work()
             while more and time.monotonic() < until:
                 more = await self._work()
-        if (more or self._is_thorough_due()) and (self._rest is None or self._rest.done()):
-            self._rest = asyncio.create_task(self._go_on())
+        if (more or self._is_full_scan_due()) and (self._background is None or self._background.done()):
+            self._background = asyncio.create_task(self._work_in_background())
         sessions, words = await asyncio.to_thread(self.index.shares)
         return min(sessions, words) if texts else sessions
 
     async def close(self) -> None:
-        if self._rest is not None:
-            self._rest.cancel()
-            await asyncio.gather(self._rest, return_exceptions=True)
+        if self._background is not None:
+            self._background.cancel()
+            await asyncio.gather(self._background, return_exceptions=True)
 
-    async def _go_on(self) -> None:
+    async def _work_in_background(self) -> None:
         more = True
         while more:
             started = time.monotonic()
             try:
-                if self._is_thorough_due():
-                    stale = await self._look_thoroughly()
+                if self._is_full_scan_due():
+                    stale = await self._full_scan()
                     await asyncio.to_thread(self.index.mark, stale)
-                async with self._working:
+                async with self._lock:
                     more = await self._work()
             except StoreError as error:
                 log.warning("the index of sessions is behind: %s", error.message)
                 return
             await asyncio.sleep(PAUSE * (time.monotonic() - started))
 
-    def _is_thorough_due(self) -> bool:
-        return time.monotonic() > self._thorough_at + THOROUGH_EVERY_S
+    def _is_full_scan_due(self) -> bool:
+        return time.monotonic() > self._scanned_at + FULL_SCAN_EVERY_S
 
-    async def _look(self, *, thorough: bool) -> None:
-        """Marks what has changed since the last look; `thorough`: by a thorough look, too, if one is due."""
+    async def _mark_changes(self, *, full: bool) -> None:
+        """Marks sessions that have changed since the last look. `full`: runs a full scan, too, if one is due."""
         if time.monotonic() < self._looked_at + LOOK_EVERY_S:
             return
         if not self._opened:
@@ -95,37 +96,37 @@ class Indexer:
             self._opened = True
         meta = await asyncio.to_thread(self.index.meta)
         now = await self._database.now()
-        looked, events_at = float(meta.get("looked_at", 0.0)), float(meta.get("events_at", 0.0))
+        looked_at, events_at = float(meta.get("looked_at", 0.0)), float(meta.get("events_at", 0.0))
         count, last = await asyncio.to_thread(self.index.newest)
         open_calls = await asyncio.to_thread(self.index.open_calls)
-        seen = Seen(looked, count, last, list(open_calls))
+        seen = Seen(looked_at, count, last, list(open_calls))
         changes = await self._database.query(lambda connection: changes_since(connection, seen))
-        in_ledger = await self._database.query(
+        ledger_changes = await self._database.query(
             lambda connection: ledger_changes_since(connection, events_at, self._events)
         )
         stale = {*changes.new_sessions, *changes.changed_sessions}
         stale.update(open_calls[call_id] for call_id in changes.ended)
         new_calls = await asyncio.to_thread(self.index.unknown_calls, list(changes.calls))
         stale.update(changes.calls[call_id] for call_id in new_calls)
-        stale |= await asyncio.to_thread(self.index.of_subjects, in_ledger.subjects)
+        stale |= await asyncio.to_thread(self.index.of_subjects, ledger_changes.subjects)
         stale |= await self._database.query(lambda connection: tampered_since(connection, events_at))
-        if changes.missing or (thorough and self._is_thorough_due()):
-            stale |= await self._look_thoroughly()
-        marks = {"looked_at": repr(now), "events_at": repr(in_ledger.at)}
+        if changes.missing or (full and self._is_full_scan_due()):
+            stale |= await self._full_scan()
+        marks = {"looked_at": repr(now), "events_at": repr(ledger_changes.at)}
         await asyncio.to_thread(lambda: self.index.mark(stale, **marks))
-        self._events = in_ledger.seen
+        self._events = ledger_changes.seen
         self._looked_at = time.monotonic()
 
-    async def _look_thoroughly(self) -> set[str]:
-        """Sessions that the index lacks, or that have another number of calls than it says."""
+    async def _full_scan(self) -> set[str]:
+        """Returns sessions that the index lacks, or whose number of calls differs from the index."""
         known = await asyncio.to_thread(self.index.call_counts)
         recorded = await self._database.query(calls_by_session)
-        every = await self._database.query(session_ids)
-        self._thorough_at = time.monotonic()
-        return await asyncio.to_thread(lambda: {id for id in every if known.get(id, -1) != recorded.get(id, 0)})
+        all_ids = await self._database.query(session_ids)
+        self._scanned_at = time.monotonic()
+        return await asyncio.to_thread(lambda: {id for id in all_ids if known.get(id, -1) != recorded.get(id, 0)})
 
     async def _work(self) -> bool:
-        """Does one portion; whether there is more."""
+        """Does one portion of the work. Returns True if there is more."""
         waiting = await asyncio.to_thread(self.index.waiting, SESSIONS_AT_ONCE)
         if waiting:
             await self._summarize(waiting)
@@ -141,14 +142,14 @@ class Indexer:
     async def _summarize(self, waiting: Sequence[str]) -> None:
         read = await self._database.query(lambda connection: fetch_summarized(connection, waiting))
         rollouts = [session.rollout_id for session, _ in read if session.rollout_id is not None]
-        came_from = await self._database.query(lambda connection: origins(connection, rollouts))
+        rollout_origins = await self._database.query(lambda connection: origins(connection, rollouts))
         notes = await self._database.query(lambda connection: notes_of(connection, waiting))
         tampering = await self._database.query(lambda connection: tampering_counts(connection, waiting))
         summaries = [
             summary_of(
                 session,
                 calls,
-                came_from.get(session.rollout_id or ""),
+                rollout_origins.get(session.rollout_id or ""),
                 notes.get(session.id, ()),
                 tampering.get(session.id, 0),
             )

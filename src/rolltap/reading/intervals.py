@@ -1,7 +1,7 @@
 """95% intervals of differences between two means, for few samples.
 
-Shares (all values 0 or 1) by Newcombe's hybrid of Wilson's score intervals (Statistics in Medicine 17, 1998, method
-10), which stay honest at 0 of 4 and 4 of 4. Other values by Welch's t, paired differences by Student's.
+Shares (all values 0 or 1) use Newcombe's hybrid of Wilson's score intervals (Statistics in Medicine 17, 1998, method
+10), which stay valid at 0 of 4 and 4 of 4. Other values use Welch's t, paired differences Student's t.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval | None:
-    """Of the mean of `second` less that of `first`; None where there are too few values to say."""
+    """Returns the interval of the mean of `second` minus the mean of `first`; None with too few values."""
     if first and second and all(value in (0, 1) for value in (*first, *second)):
         return _newcombe(first, second)
     if len(first) < 2 or len(second) < 2:
@@ -27,7 +27,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval | No
     shares = [variance(values) / len(values) for values in (first, second)]
     middle, spread = fmean(second) - fmean(first), math.sqrt(sum(shares))
     if spread == 0:
-        return None  # all alike on each side: so few values say nothing of how others vary
+        return None  # no variance on either side: so few values can't tell how others vary
     freedom = sum(shares) ** 2 / sum(
         share**2 / (len(values) - 1) for share, values in zip(shares, (first, second), strict=True)
     )
@@ -36,7 +36,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval | No
 
 
 def paired(differences: Sequence[float]) -> Interval | None:
-    """Of the mean of differences; None of fewer than two."""
+    """Returns the interval of the mean of differences; None for fewer than two."""
     if len(differences) < 2:
         return None
     reach = student(len(differences) - 1) * math.sqrt(variance(differences) / len(differences))
@@ -44,8 +44,8 @@ def paired(differences: Sequence[float]) -> Interval | None:
 
 
 def student(freedom: float) -> float:
-    """The 97.5% quantile of Student's t, by Fisher and Cornish's expansion where there are over 4 degrees of freedom.
-    Fractions are rounded down."""
+    """Returns the 97.5% quantile of Student's t; over 4 degrees of freedom by the Cornish-Fisher expansion. Fractions
+    are rounded down."""
     n = max(1, math.floor(freedom))
     if n in FEW:
         return FEW[n]

@@ -1,17 +1,16 @@
 """Compares a harness's own log with the record: the only check of a session that does not share our assumptions.
 
-What must hold:
+The rules:
 
-* every reply of the log is a call of the record: by the id or a tool-call id that the server gave it, else, where the
-  protocol carries none, by its place and its count of tokens: the agent's next reply if it may be that, else the next
-  one of any conversation, else an earlier one that begins a conversation or need not be in the log;
-* replies of a conversation come in the same order (a harness that runs within another has a log of its own, which may
-  be read before or after it), with the same tool calls and the same count of sampled tokens;
-* every call that the agent's main conversation went on from, or ended with, is in the log;
-* a message between two replies has the role in the record that it has in the log, where one plainly continues the
-  other.
+* Every reply of the log is a call of the record. It is found by the id or a tool-call id that the server gave it; where
+  the protocol carries none, by its position and token count: the agent's next reply if that fits, else the next one of
+  any conversation, else an earlier one that begins a conversation or need not be in the log.
+* Replies of a conversation have the same order (a harness that runs inside another has its own log, which may be read
+  before or after it), the same tool calls and the same count of sampled tokens.
+* Every call from which the agent's main conversation continued, or with which it ended, is in the log.
+* A message between two replies has the same role in the record as in the log, if one plainly continues the other.
 
-The record may hold more: side calls, subagents, samples that nothing followed. Where the harness was ended, its last
+The record may hold more: side calls, subagents, samples that nothing continued. If the harness was stopped, its last
 reply may be missing in the log.
 """
 
@@ -34,23 +33,23 @@ from rolltap.reconstructor.rules import MaskReason
 from rolltap.types import CallKind, Outcome, Trajectory
 
 TOOL_CALL = re.compile(rf"call_[{ALPHABET}]{{{HANDLE_LENGTH - len(PREFIX)}}}")
-"""A handle where it is a tool call's id; harnesses may write something before it."""
+"""A handle as a tool call's id; harnesses may put text before it."""
 
 _END = "(?![0-9A-Za-z])"
 HANDLE = re.compile(
     rf"(?:(?={TOOL_CALL.pattern}{_END})call_|chatcmpl-(?=[{ALPHABET}]{{{ID_LENGTH}}}{_END}))([{ALPHABET}]{{{ID_LENGTH}}})"
 )
-"""The part of a handle that names its call (`rolltap.proxy.continuation.handles`). A vendor's own ids, where its
-replies are relayed, begin alike and have other lengths."""
+"""The part of a handle that names its call (`rolltap.proxy.continuation.handles`). A vendor's own ids in relayed
+replies begin alike but have other lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedReply:
-    """A reply of the record as a log can be compared with it. `roles` are those of the messages that its call added,
-    None where it does not plainly continue another one; `parent` is that other's id.
+    """A recorded reply, in the form that a log is compared with. `roles`: those of the messages that its call added;
+    None if it does not plainly continue another call. `parent`: the id of that other call.
 
-    `tokens` is None where they are of several samples at once. `required`: the harness must have it in its log. Of a
-    call that was not `completed` the harness may have seen any part.
+    `tokens`: None if they are of several samples at once. `required`: the harness must have it in its log. If it is not
+    `completed`, the harness may have seen any part of it.
     """
 
     call_id: str
@@ -63,55 +62,55 @@ class RecordedReply:
 
 
 def recorded_replies(rows: Sequence[CallRow], trajectory: Trajectory) -> list[RecordedReply]:
-    """The calls of a session that were sent to an engine, in order."""
+    """Returns the calls of a session that were sent to an engine, in order."""
     purposes = {purpose.call_id: purpose for purpose in trajectory.classifications}
     added = {turn.call_id: turn for turn in turns(rows)}
     replies: list[RecordedReply] = []
-    followed = {row.intent.parent_id for row in rows if row.intent.break_ is None}
-    toolset = next((row.intent.shape.toolset for row in rows if row.intent.id in followed), None)
-    ended = [row.intent.id for row in rows if row.completion is not None and row.intent.shape.toolset == toolset]
-    needed = {*followed, *ended[-1:]}
+    parent_ids = {row.intent.parent_id for row in rows if row.intent.break_ is None}
+    toolset = next((row.intent.shape.toolset for row in rows if row.intent.id in parent_ids), None)
+    ended_ids = [row.intent.id for row in rows if row.completion is not None and row.intent.shape.toolset == toolset]
+    required_ids = {*parent_ids, *ended_ids[-1:]}
     for row in rows:
-        done, purpose = row.completion, purposes[row.intent.id]
-        if done is None or done.outcome is Outcome.REFUSED:
+        completion, purpose = row.completion, purposes[row.intent.id]
+        if completion is None or completion.outcome is Outcome.REFUSED:
             continue
-        completed = done.outcome is Outcome.COMPLETED
-        message = msgspec.json.decode(done.message, type=Message) if done.message else Message("assistant")
-        plain = row.intent.parent_id is not None and row.intent.break_ is None
+        completed = completion.outcome is Outcome.COMPLETED
+        message = msgspec.json.decode(completion.message, type=Message) if completion.message else Message("assistant")
+        continues = row.intent.parent_id is not None and row.intent.break_ is None
         main = purpose.kind is CallKind.MAIN and not purpose.agent and purpose.mask != MaskReason.ABANDONED
-        counted = len(done.output_ids) or done.usage.get("output", 0)
+        token_count = len(completion.output_ids) or completion.usage.get("output", 0)
         replies.append(
             RecordedReply(
                 call_id=row.intent.id,
-                tokens=counted if row.intent.shape.choices == 1 else None,
+                tokens=token_count if row.intent.shape.choices == 1 else None,
                 tool_calls=tuple(call.id for call in message.tool_calls),
-                roles=frozenset(message.role for message in added[row.intent.id].new) if plain else None,
-                required=main and completed and row.delivered is not False and row.intent.id in needed,
+                roles=frozenset(message.role for message in added[row.intent.id].new) if continues else None,
+                required=main and completed and row.delivered is not False and row.intent.id in required_ids,
                 completed=completed,
-                parent=row.intent.parent_id or "" if plain else "",
+                parent=row.intent.parent_id or "" if continues else "",
             )
         )
     return replies
 
 
 def compare(log: HarnessLog, replies: Sequence[RecordedReply]) -> LogCheck:
-    """The verdict over a log and the replies of its session."""
+    """Returns the verdict on a log, given the replies of its session."""
     if log.problem:
         return LogCheck(LogVerdict.NONE, log.problem)
-    logged = [entry for entry in log.entries if entry.role == "assistant"]
-    if not logged:
+    logged_replies = [entry for entry in log.entries if entry.role == "assistant"]
+    if not logged_replies:
         return LogCheck(LogVerdict.NONE, "the harness's log holds no reply")
     difference = next(_differences(log, replies), "")
     if difference:
         return LogCheck(LogVerdict.MISMATCH, difference)
-    counted = sum(entry.tokens is not None for entry in logged)
-    ids = sum(len(entry.tool_calls) for entry in logged)
-    text = f"{len(logged)} replies ({counted} with token counts) and {ids} tool calls are as recorded"
+    with_counts = sum(entry.tokens is not None for entry in logged_replies)
+    ids = sum(len(entry.tool_calls) for entry in logged_replies)
+    text = f"{len(logged_replies)} replies ({with_counts} with token counts) and {ids} tool calls are as recorded"
     return LogCheck(LogVerdict.MATCH, text)
 
 
 class _Pairs:
-    """The replies of the log that were found in the record, so far."""
+    """The replies of the log that were found in the record so far."""
 
     def __init__(self, replies: Sequence[RecordedReply]) -> None:
         self.replies = replies
@@ -121,10 +120,10 @@ class _Pairs:
         self.last = -1
 
     def find(self, entry: LogEntry) -> RecordedReply | None:
-        """The recorded reply that a logged one is."""
-        named = [found.group(1) for text in (entry.id, *entry.tool_calls) if (found := HANDLE.search(text))]
-        if named:
-            return self.replies[self.position[named[0]]] if named[0] in self.position else None
+        """Returns the recorded reply of a logged one; None if there is none."""
+        call_ids = [match.group(1) for text in (entry.id, *entry.tool_calls) if (match := HANDLE.search(text))]
+        if call_ids:
+            return self.replies[self.position[call_ids[0]]] if call_ids[0] in self.position else None
         open_ = [reply for reply in self.replies[self.last + 1 :] if reply.call_id not in self.matched]
         due = next((reply for reply in open_ if reply.required), None)
         previous = self.replies[self.last].call_id if self.last >= 0 else ""
@@ -134,16 +133,18 @@ class _Pairs:
         return later or next(self._earlier(entry), None)
 
     def _earlier(self, entry: LogEntry) -> Iterator[RecordedReply]:
-        """Replies above the last one that another conversation's log may go on with; the tokens must be known."""
+        """Yields earlier replies that another conversation's log may have next. Both token counts must be known."""
         for reply in self.replies[: self.last + 1]:
-            free = reply.completed and reply.call_id not in self.matched and (reply.roles is None or not reply.required)
-            if free and None not in (entry.tokens, reply.tokens) and _may_be(entry, reply):
+            is_free = (
+                reply.completed and reply.call_id not in self.matched and (reply.roles is None or not reply.required)
+            )
+            if is_free and None not in (entry.tokens, reply.tokens) and _may_be(entry, reply):
                 yield reply
 
     def is_late(self, reply: RecordedReply) -> bool:
-        """Whether the log had what was made after `reply` in its conversation already."""
-        behind = self.position[reply.call_id] <= self.last and reply.required and reply.roles is not None
-        return behind or reply.call_id in self.continued
+        """True if the log already had a reply that was made after `reply` in its conversation."""
+        is_behind = self.position[reply.call_id] <= self.last and reply.required and reply.roles is not None
+        return is_behind or reply.call_id in self.continued
 
     def add(self, reply: RecordedReply) -> None:
         self.matched.add(reply.call_id)
@@ -155,12 +156,12 @@ def _differences(log: HarnessLog, replies: Sequence[RecordedReply]) -> Iterator[
     reply_by_tool_call = {call_id: reply for reply in replies for call_id in reply.tool_calls}
     pairs = _Pairs(replies)
     number = 0
-    between: set[str] = set()
+    roles_between: set[str] = set()
     for entry in log.entries:
         if entry.role != "assistant":
-            between.add(entry.role)
+            roles_between.add(entry.role)
             answered = _tool_call(entry.id)
-            if _ours(answered) and answered not in reply_by_tool_call and not _of_cut_call(answered, replies):
+            if _ours(answered) and answered not in reply_by_tool_call and not _is_of_cut_reply(answered, replies):
                 yield f"the log has a result of tool call {_short(entry.id)}, which no recorded reply made"
             continue
         number += 1
@@ -172,9 +173,9 @@ def _differences(log: HarnessLog, replies: Sequence[RecordedReply]) -> Iterator[
             yield f"reply {number} of the log is call {reply.call_id[-6:]} a second time"
         elif pairs.is_late(reply):
             yield f"reply {number} of the log is call {reply.call_id[-6:]}, which was made before the reply above it"
-        yield from _unlike(number, entry, reply, between)
+        yield from _reply_differences(number, entry, reply, roles_between)
         pairs.add(reply)
-        between = set()
+        roles_between = set()
     required = [reply for reply in replies if reply.required]
     missing = [reply for reply in required if reply.call_id not in pairs.matched]
     if not log.complete and missing and missing[-1] is required[-1]:
@@ -189,8 +190,8 @@ def _may_be(entry: LogEntry, reply: RecordedReply) -> bool:
     return same_tokens and len(reply.tool_calls) == len(entry.tool_calls)
 
 
-def _unlike(number: int, entry: LogEntry, reply: RecordedReply, between: set[str]) -> Iterator[str]:
-    """What differs between a logged reply and the recorded one."""
+def _reply_differences(number: int, entry: LogEntry, reply: RecordedReply, roles_between: set[str]) -> Iterator[str]:
+    """Yields the differences between a logged reply and the recorded one."""
     if not reply.completed:
         return
     where = f"reply {number} of the log (call {reply.call_id[-6:]})"
@@ -200,18 +201,18 @@ def _unlike(number: int, entry: LogEntry, reply: RecordedReply, between: set[str
         yield f"{where} makes the tool calls [{calls}], recorded are [{recorded}]"
     if None not in (entry.tokens, reply.tokens) and entry.tokens != reply.tokens:
         yield f"{where} has {entry.tokens} tokens, recorded are {reply.tokens}"
-    if reply.roles is not None and (strange := between - reply.roles):
-        yield f"before {where} the log has a message of role {', '.join(sorted(strange))}, the record none"
+    if reply.roles is not None and (unrecorded := roles_between - reply.roles):
+        yield f"before {where} the log has a message of role {', '.join(sorted(unrecorded))}, the record none"
 
 
-def _of_cut_call(tool_call_id: str, replies: Sequence[RecordedReply]) -> bool:
-    """Whether the tool call is of a reply that broke off: a harness may have run what had come of it."""
-    named = HANDLE.search(tool_call_id)
-    return named is not None and any(not one.completed and one.call_id == named.group(1) for one in replies)
+def _is_of_cut_reply(tool_call_id: str, replies: Sequence[RecordedReply]) -> bool:
+    """True if the tool call is of a reply that broke off: a harness may have run the part that arrived."""
+    handle = HANDLE.search(tool_call_id)
+    return handle is not None and any(not one.completed and one.call_id == handle.group(1) for one in replies)
 
 
 def _tool_call(logged: str) -> str:
-    """The id that the server gave the call, where the log has it within another one."""
+    """Returns the id that the server gave the call, also if the log has it inside another one."""
     inner = TOOL_CALL.search(logged)
     return inner.group() if inner is not None else logged
 

@@ -1,4 +1,4 @@
-"""Opens a reader on a store, beside the server that writes it."""
+"""Opens readers on a store, beside the server that writes it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rolltap.tenants import DEFAULT_TENANT, current_tenant
 
 
 def index_path(database: Database) -> Path:
-    """Where a store's index is for this tenant: beside a SQLite file, else in the user's cache."""
+    """Returns the path of a store's index for this tenant: beside a SQLite file, else in the user's cache."""
     if database.dialect_name == "sqlite" and database.url.database:
-        beside = Path(database.url.database).absolute()
-        if os.access(beside.parent, os.W_OK):
-            return beside.with_name(f"{beside.name}.index")
+        database_file = Path(database.url.database).absolute()
+        if os.access(database_file.parent, os.W_OK):
+            return database_file.with_name(f"{database_file.name}.index")
     tenant = current_tenant()
-    of = database.name if tenant == DEFAULT_TENANT else f"{database.name}\0{tenant}"
-    name = hashlib.sha256(of.encode()).hexdigest()[:16]
+    identity = database.name if tenant == DEFAULT_TENANT else f"{database.name}\0{tenant}"
+    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "rolltap" / f"{name}.index"
 
@@ -35,7 +35,7 @@ def index_path(database: Database) -> Path:
 def reader_on(
     log: LogWithDatabase, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
 ) -> RecordReader:
-    """A reader on a log that is started."""
+    """Returns a reader on a started log."""
     indexer = Indexer(SessionIndex(index_path(log.database)), log.database)
     return RecordReader(
         log,
@@ -46,7 +46,7 @@ def reader_on(
 
 
 class Readers:
-    """A reader for each tenant that asks, with an index of its own."""
+    """One reader per tenant that asks, each with its own index."""
 
     def __init__(self, log: LogWithDatabase, make: Callable[[], RecordReader]) -> None:
         self.log = log
@@ -54,7 +54,7 @@ class Readers:
         self._of_tenant: dict[str, RecordReader] = {}
 
     def own(self) -> RecordReader:
-        """That of the tenant of this task."""
+        """Returns the reader of this task's tenant."""
         tenant = current_tenant()
         if tenant not in self._of_tenant:
             self._of_tenant[tenant] = self._make()
@@ -69,7 +69,7 @@ class Readers:
 async def opened_reader(
     store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
 ) -> AsyncIterator[RecordReader]:
-    """The record at `sqlite:///PATH` or `postgresql://...`, opened for reading, for the tenant of this task."""
+    """Opens the record at `sqlite:///PATH` or `postgresql://...` for reading, for this task's tenant."""
     async with opened_readers(store, rules=rules, vocabulary=vocabulary) as readers:
         yield readers.own()
 
@@ -78,7 +78,7 @@ async def opened_reader(
 async def opened_readers(
     store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
 ) -> AsyncIterator[Readers]:
-    """The record, opened once for reading, for all tenants."""
+    """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record."""
     log = open_call_log(store, writable=False)
     if not isinstance(log, LogWithDatabase):
         raise ConfigError(f"{store} holds no record to read; want sqlite:///PATH or postgresql://...")
@@ -94,7 +94,7 @@ async def opened_readers(
 
 
 def folder_vocabulary(folder: Path) -> Vocabulary:
-    """The tokenizer of a model folder; `ConfigError` where it can't be read or the packages are missing."""
+    """Returns the tokenizer of a model folder. Raises `ConfigError` if it can't be read or the packages are missing."""
     from rolltap.proxy.continuation.tokenizer import HubTokenizer
 
     return Vocabulary(HubTokenizer(folder).decode)

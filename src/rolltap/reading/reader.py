@@ -1,8 +1,8 @@
-"""The reader: everything that is on record, for pages, notebooks and scripts.
+"""The reader: access to everything on record, for pages, notebooks and scripts.
 
-It stands on the call log, the ledger and the reconstructor, and writes nothing but notes. Several may read one store,
-beside the server that writes it. Every method answers from the record as it is now; the list of sessions stands on an
-index (`rolltap.reading.index`), which may be a moment behind.
+It uses the call log, the ledger and the reconstructor, and writes only notes. Several readers may read one store,
+beside the server that writes it. Every method answers from the record as it is now; the list of sessions uses an index
+(`rolltap.reading.index`), which may be a moment behind.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ NEWEST = SessionQuery()
 
 RulesOf = Callable[[Session], Rules]
 VocabularyOf = Callable[[str], Vocabulary | None]
-"""A policy's tokenizer, where one is known."""
+"""Returns a policy's tokenizer; None if none is known."""
 
 
 class RecordReader:
-    """See the module. `log` is started, and closed by whoever opened it."""
+    """See the module. `log` must be started; whoever opened it closes it."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class RecordReader:
         self._query = log.database.query
         self._decoded: LRUCache[str, tuple[Fingerprint, DecodedSession]] = LRUCache(KEPT_SESSIONS)
         self._sums: LRUCache[str, PolicySums] = LRUCache(KEPT_POLICIES)
-        self._summing = asyncio.Lock()
+        self._sums_lock = asyncio.Lock()
 
     async def close(self) -> None:
         await self._indexer.close()
@@ -95,13 +95,13 @@ class RecordReader:
     # Sessions.
 
     async def sessions(self, query: SessionQuery = NEWEST) -> SessionPage:
-        """A page of the sessions that the query wants. `DatasetError` names a condition that can't be read."""
+        """Returns a page of the sessions that match the query. Raises `DatasetError` for an unreadable condition."""
         indexed = await self._indexer.refresh(texts=bool(query.search.strip()))
         lines, total = await asyncio.to_thread(self._indexer.index.page, query)
         return SessionPage(tuple(lines), total, indexed)
 
     async def settle(self, *, texts: bool = False, show: Callable[[float], None] = lambda share: None) -> None:
-        """Brings the index up to date, however long that takes; `show` is told the share that is done."""
+        """Brings the index up to date, however long that takes. Passes the share that is done to `show`."""
         share = await self._indexer.refresh(texts=texts, now=True)
         while share < 1.0:
             show(share)
@@ -109,7 +109,7 @@ class RecordReader:
         show(1.0)
 
     async def session(self, session_id: str) -> SessionDetail:
-        """The session with all its calls; `NotFound`."""
+        """Returns the session with all its calls. Raises `NotFound`."""
         decoded = await self._decode(session_id)
         (summary,) = (await self.summaries([session_id])).values()
         notes = await self._notes(session_id)
@@ -120,7 +120,7 @@ class RecordReader:
         return SessionDetail(summary, lines, report_of(decoded.trajectory).to_dict(), tuple(notes))
 
     async def summaries(self, session_ids: Sequence[str]) -> dict[str, SessionSummary]:
-        """The sessions' lines, from the record itself; unknown ids are left out."""
+        """Returns the sessions' summaries, from the record itself. Unknown ids are left out."""
         read = await self._query(lambda connection: fetch_summarized(connection, session_ids))
         rollouts = [session.rollout_id for session, _ in read if session.rollout_id is not None]
         origins = await self._query(lambda connection: ledger.origins(connection, rollouts))
@@ -138,7 +138,7 @@ class RecordReader:
         }
 
     async def transcript(self, session_id: str) -> tuple[CallTurn, ...]:
-        """The session's text once: what each call added to it."""
+        """Returns the session's text without repetitions: what each call added to it."""
         await self._query(lambda connection: fingerprint(connection, session_id))
         rows = await self.log.rows(session_id)
         return await asyncio.to_thread(turns, rows)
@@ -147,13 +147,13 @@ class RecordReader:
         return (await self._decode(session_id)).trajectory
 
     async def report(self, session_id: str) -> dict[str, Any]:
-        """The report of the session's reconstruction."""
+        """Returns the report of the session's reconstruction."""
         return report_of(await self.trajectory(session_id)).to_dict()
 
     # Calls.
 
     async def call(self, call_id: str) -> CallDetail:
-        """The call with its text; `NotFound`."""
+        """Returns the call with its text. Raises `NotFound`."""
         decoded = await self._decode_of(call_id)
         row = decoded.rows[call_id]
         messages, tools, readable = await self._messages(decoded, call_id)
@@ -177,12 +177,12 @@ class RecordReader:
         )
 
     async def sampling(self, call_id: str) -> tuple[str, dict[str, Any]]:
-        """The session of a call, and what the engine was asked to sample by. Costs no reading of its messages."""
+        """Returns a call's session id, and the sampling parameters that the engine got. Reads no messages."""
         decoded = await self._decode_of(call_id)
         return decoded.session.id, plain(decoded.rows[call_id].intent.sampling_sent)
 
     async def _conversation(self, decoded: DecodedSession, call_id: str) -> list[MessageView]:
-        """The call's messages and its reply."""
+        """Returns the call's messages and its reply."""
         messages, _, _ = await self._messages(decoded, call_id)
         reply = decoded.reply(call_id)
         return [*messages, *([reply] if reply is not None else [])]
@@ -190,7 +190,7 @@ class RecordReader:
     async def _messages(
         self, decoded: DecodedSession, call_id: str
     ) -> tuple[list[MessageView], list[dict[str, Any]], bool]:
-        """The call's messages and tools, and whether its request could be read."""
+        """Returns the call's messages and tools, and whether its request could be parsed."""
         intent = decoded.rows[call_id].intent
         request = await self.log.request(call_id)
         chat = await asyncio.to_thread(parse_request, intent.dialect, request)
@@ -207,7 +207,7 @@ class RecordReader:
         return messages, tools, True
 
     async def tokens(self, call_id: str, start: int = 0, end: int | None = None) -> CallTokens:
-        """Tokens `[start, end)` of the call's prompt and output."""
+        """Returns tokens `[start, end)` of the call's prompt and output."""
         decoded = await self._decode_of(call_id)
         streams = await self._query(lambda connection: streams_of(connection, call_id))
         context = replace(decoded.context(call_id), trainer=streams)
@@ -215,7 +215,7 @@ class RecordReader:
         return await asyncio.to_thread(window, context, start, end, vocabulary)
 
     async def break_of(self, call_id: str, around: int = 60) -> BreakView | None:
-        """Where the call leaves what is on record; None where it extends its parent."""
+        """Returns where the call leaves the recorded context; None if it extends its parent."""
         decoded = await self._decode_of(call_id)
         break_ = decoded.breaks.get(call_id)
         if break_ is None:
@@ -228,7 +228,7 @@ class RecordReader:
     # Notes.
 
     async def note(self, note: NewNote) -> Note:
-        """Appends a score, label, comment or tag; `ConfigError` where the store is open in another process."""
+        """Appends a score, label, comment or tag. Raises `ConfigError` if the store is open in another process."""
         database = self.log.database
         return await (append_note(database, note) if database.writable else append_note_beside(database, note))
 
@@ -241,14 +241,14 @@ class RecordReader:
     async def groups(
         self, policy: str | None = None, limit: int = 50, before: str | None = None
     ) -> tuple[GroupLine, ...]:
-        """The newest groups first; `before` is the last id of the former page."""
+        """Returns the newest groups first. `before` is the last id of the previous page."""
         rows = await self._query(
             lambda connection: ledger.group_rows(connection, policy=policy, limit=limit, before=before)
         )
         return tuple(group_line(row) for row in rows)
 
     async def group(self, group_id: str) -> GroupDetail:
-        """The group with its rollouts side by side, the best reward first; `NotFound`."""
+        """Returns the group with its rollouts, the best reward first. Raises `NotFound`."""
         row, task = await self._query(lambda connection: ledger.group_row(connection, group_id))
         rollouts = await self._rollouts([rollout.id for rollout in row.group.rollouts])
         rollouts.sort(key=lambda each: (each.reward is None, -(each.reward or 0.0), each.rollout.index))
@@ -256,7 +256,7 @@ class RecordReader:
         return GroupDetail(group_line(row), task, tuple(rollouts), common_tokens(trajectories))
 
     async def rollout(self, rollout_id: str) -> RolloutDetail:
-        """`NotFound` for an unknown one."""
+        """Returns the rollout. Raises `NotFound` for an unknown one."""
         rollouts = await self._rollouts([rollout_id])
         if not rollouts:
             raise NotFound(f"no rollout {rollout_id!r}", param="rollout_id")
@@ -291,12 +291,12 @@ class RecordReader:
         return tuple(PolicyLine(each.name, each.version, each.paused, each.groups, each.rollouts) for each in counts)
 
     async def runs(self) -> tuple[RunLine, ...]:
-        """One for each policy that groups were opened for."""
+        """Returns one line for each policy that ever had a group."""
         lines = [run_line(counts) for counts in await self._query(ledger.policy_counts)]
         return tuple(line for line in lines if line is not None)
 
     async def run(self, policy: str, limit: int = 2000) -> tuple[RunPoint, ...]:
-        """The policy's last `limit` completed groups, in the order in which they completed."""
+        """Returns the policy's last `limit` completed groups, in order of completion."""
         if limit < 1:
             raise InvalidRequest("limit is 1 or more", param="limit")
         rows = await self._query(lambda connection: ledger.completed_groups(connection, policy, limit))
@@ -304,28 +304,28 @@ class RecordReader:
         return tuple(run_point(row, by_group.get(row.id)) for row in rows)
 
     async def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
-        """How far trainer and engine are apart, by harness; of what trainers last said of the policy's calls."""
+        """Returns the difference of trainer and engine by harness, from the last annotations of the policy's calls."""
         by_harness = (await self._sums_of(policy)).by_harness
         return tuple(harness_mismatch(harness, sums) for harness, sums in by_harness.items())
 
     async def _sums_of(self, policy: str) -> PolicySums:
-        async with self._summing:  # who asks meanwhile gets these sums instead of adding them up as well
-            known = self._sums.get(policy, NO_SUMS)
-            sums = await self._query(lambda connection: updated_sums(connection, policy, known))
+        async with self._sums_lock:  # concurrent callers wait for these sums instead of adding them up as well
+            previous = self._sums.get(policy, NO_SUMS)
+            sums = await self._query(lambda connection: updated_sums(connection, policy, previous))
             self._sums[policy] = sums
         return sums
 
     async def compare(self, policy: str, first: VersionRange, second: VersionRange) -> VersionComparison:
-        """The policy's rewarded rollouts of two ranges of weight versions, task by task."""
+        """Compares the policy's rewarded rollouts of two ranges of weight versions, task by task."""
         sides = {versions: await self.rollouts_of(policy, versions) for versions in (first, second)}
         return compared(policy, sides, first, second)
 
     async def rollouts_of(
         self, policy: str, versions: VersionRange, task_id: str | None = None
     ) -> tuple[ComparedRollout, ...]:
-        """The policy's rewarded rollouts whose trained tokens are all of these weight versions; of one task.
+        """Returns the policy's rewarded rollouts (of one task, if given) with trained tokens of these versions only.
 
-        Those without trained tokens, evaluations among them, go by all that was sampled.
+        For rollouts without trained tokens, such as evaluations, all sampled tokens count.
         """
         await self._indexer.refresh()
         tokens = await asyncio.to_thread(self._indexer.index.sampled_tokens, policy)
@@ -338,15 +338,15 @@ class RecordReader:
         return tuple(one for each in rollouts if (one := within(each, versions, sampled)) is not None)
 
     async def efforts(self, policy: str) -> dict[str, GroupEffort]:
-        """What the policy's groups took, by their ids; of those that the index has seen."""
+        """Returns the effort of the policy's groups by group id, as far as the index has seen them."""
         await self._indexer.refresh()
         return await asyncio.to_thread(self._indexer.index.efforts, policy)
 
     async def run_state(self, policy: str) -> RunState:
-        """What waits, who works and who trains now."""
+        """Returns what waits, which nodes work and who trains now."""
         return await self._query(lambda connection: run_state(connection, policy))
 
-    # What is kept.
+    # Caches.
 
     async def _decode(self, session_id: str) -> DecodedSession:
         state = await self._query(lambda connection: fingerprint(connection, session_id))

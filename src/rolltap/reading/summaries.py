@@ -1,4 +1,4 @@
-"""A session's line in the list, made of the outlines of its calls and of what the ledger and its notes say."""
+"""A session's summary, made of its calls' outlines, the ledger and its notes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def summary_of(
     notes: Sequence[Note],
     tampering: int = 0,
 ) -> tuple[SessionSummary, tuple[str, ...]]:
-    """The summary, and the tags of the session's group and task.
+    """Returns the summary, and the tags of the session's group and task.
 
-    A rollout's reward is that of its last attempt: the sessions of the earlier ones have none.
+    A rollout's reward belongs to its last attempt: the sessions of earlier attempts have none.
     """
     tags = tags_after(session.tags, notes)
-    last = origin is not None and origin.rollout.session_id in (None, session.id)
+    is_last_attempt = origin is not None and origin.rollout.session_id in (None, session.id)
     summary = SessionSummary(
         id=session.id,
         policy=session.policy,
@@ -33,7 +33,7 @@ def summary_of(
         rollout_id=session.rollout_id,
         group_id=origin.group.id if origin else None,
         task_id=origin.task.id if origin else None,
-        status=origin.rollout.status.value if origin and last else None,
+        status=origin.rollout.status.value if origin and is_last_attempt else None,
         harness=harness_of(tags.get("harness"), origin.task if origin else None),
         models=tuple(dict.fromkeys(call.model for call in calls if call.model)),
         dialects=tuple(dict.fromkeys(call.dialect for call in calls)),
@@ -50,7 +50,7 @@ def summary_of(
         log_check=session.log_check.verdict,
         first_call_at=min((call.created_at for call in calls), default=None),
         last_call_at=max((call.finished_at or call.created_at for call in calls), default=None),
-        reward=origin.reward if origin and last else None,
+        reward=origin.reward if origin and is_last_attempt else None,
         scores={note.name: float(note.value) for note in notes if note.kind == "score" and note.call_id is None},  # type: ignore[arg-type]
         labels=_labels(notes),
     )
@@ -59,12 +59,12 @@ def summary_of(
 
 
 def harness_of(tag: str | None, task: Task | None) -> str:
-    """The harness that ran: as the session is tagged, else as the task asks."""
+    """Returns the harness that ran: from the session's tag, else from the task."""
     harness = task.spec.get("harness", "") if task is not None else ""
     return tag or (harness if isinstance(harness, str) else "")
 
 
 def _labels(notes: Sequence[Note]) -> tuple[str, ...]:
-    """The labels of the whole session: `name`, or `name=value` where it has one."""
-    last = {note.name: note.value for note in notes if note.kind == "label" and note.call_id is None}
-    return tuple(f"{name}={value}" if value else name for name, value in last.items())
+    """Returns the labels of the whole session: `name`, or `name=value` if it has a value."""
+    last_values = {note.name: note.value for note in notes if note.kind == "label" and note.call_id is None}
+    return tuple(f"{name}={value}" if value else name for name, value in last_values.items())

@@ -15,7 +15,7 @@ from rolltap.reading.vocabulary import Vocabulary
 from rolltap.types import NO_VERSION, Break, Float32, Int32
 
 SPREAD = 8
-"""Tokens before a window that are decoded with it, so that its first character is whole."""
+"""Tokens before a window that are decoded with it, so that its first character is complete."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,15 +31,15 @@ class Context:
 
     @classmethod
     def of(cls, row: CallRow, *, trained: bool) -> Context:
-        done = row.completion
-        prompt, output = row.prompt_ids, done.output_ids if done is not None else np.empty(0, np.int32)
+        completion = row.completion
+        prompt, output = row.prompt_ids, completion.output_ids if completion is not None else np.empty(0, np.int32)
         ids = np.concatenate([prompt, output])
         logprobs = np.full(len(ids), np.nan, np.float32)
         versions = np.full(len(ids), NO_VERSION, np.int32)
-        if done is not None:
-            if len(done.logprobs) == len(output):
-                logprobs[len(prompt) :] = done.logprobs
-            for span in done.versions:
+        if completion is not None:
+            if len(completion.logprobs) == len(output):
+                logprobs[len(prompt) :] = completion.logprobs
+            for span in completion.versions:
                 versions[len(prompt) + span.start : len(prompt) + span.end] = span.version
         return cls(row, ids, logprobs, versions, trained)
 
@@ -49,7 +49,7 @@ class Context:
 
 
 def views(context: Context, start: int, end: int, vocabulary: Vocabulary | None) -> tuple[TokenView, ...]:
-    """Tokens `[start, end)` of the context."""
+    """Returns tokens `[start, end)` of the context."""
     texts = _texts(context.ids, start, end, vocabulary)
     prompt = context.prompt_tokens
     return tuple(
@@ -63,14 +63,14 @@ def views(context: Context, start: int, end: int, vocabulary: Vocabulary | None)
             logprob=_number(context.logprobs[index]),
             version=int(context.versions[index]) if context.versions[index] != NO_VERSION else None,
             top=_top(context, index - prompt, vocabulary) if index >= prompt else (),
-            **_of_trainer(context.trainer, index - prompt),
+            **_trainer_values(context.trainer, index - prompt),
         )
         for index in range(start, end)
     )
 
 
 def window(context: Context, start: int, end: int | None, vocabulary: Vocabulary | None) -> CallTokens:
-    """The tokens that were asked for, as far as there are any."""
+    """Returns the requested tokens, as far as they exist."""
     total = len(context.ids)
     first = min(max(start, 0), total)
     last = total if end is None else min(max(end, first), total)
@@ -88,30 +88,31 @@ def window(context: Context, start: int, end: int | None, vocabulary: Vocabulary
 def both_sides(
     break_: Break, call: Context, earlier: Sequence[Context], around: int, vocabulary: Vocabulary | None
 ) -> BreakView:
-    """`around` tokens before the prompt leaves the one of `earlier` that it follows longest, and of each side after it.
+    """Returns both sides of a break: `around` tokens before the first difference, and of each side after it.
 
-    Of those that it follows equally far, the last one counts.
+    The prompt is compared with the context of `earlier` that it follows longest; of equals, the last one.
     """
-    at, other = break_.token_index, None
+    differs_at, closest = break_.token_index, None
     for context in earlier:
         shared = _common_prefix(call.ids[: call.prompt_tokens], context.ids)
-        if shared >= at:
-            at, other = shared, context
+        if shared >= differs_at:
+            differs_at, closest = shared, context
     expected: Sequence[TokenView] = ()
-    if other is not None:
-        expected = views(other, min(at, len(other.ids)), min(at + around, len(other.ids)), vocabulary)
-    end = min(at + around, len(call.ids))
+    if closest is not None:
+        length = len(closest.ids)
+        expected = views(closest, min(differs_at, length), min(differs_at + around, length), vocabulary)
+    start, end = min(differs_at, len(call.ids)), min(differs_at + around, len(call.ids))
     return BreakView(
         call_id=break_.call_id,
         parent_id=break_.parent_id,
         reason=break_.reason.value,
         token_index=break_.token_index,
         message_index=break_.message_index,
-        against=other.row.intent.id if other is not None else None,
-        differs_at=at,
-        before=views(call, max(0, min(at, len(call.ids)) - around), min(at, len(call.ids)), vocabulary),
+        against=closest.row.intent.id if closest is not None else None,
+        differs_at=differs_at,
+        before=views(call, max(0, start - around), start, vocabulary),
         expected=tuple(expected),
-        found=views(call, min(at, end), end, vocabulary),
+        found=views(call, start, end, vocabulary),
     )
 
 
@@ -124,22 +125,22 @@ def _common_prefix(first: Int32, second: Int32) -> int:
 def _texts(ids: Int32, start: int, end: int, vocabulary: Vocabulary | None) -> list[str]:
     if vocabulary is None:
         return [""] * (end - start)
-    early = max(0, start - SPREAD)
-    return vocabulary.pieces(ids[early:end])[start - early :]
+    first = max(0, start - SPREAD)
+    return vocabulary.pieces(ids[first:end])[start - first :]
 
 
 def _top(context: Context, position: int, vocabulary: Vocabulary | None) -> tuple[TopToken, ...]:
-    """The candidates at a sampled position, the likeliest first; none where the engine gave none."""
-    done = context.row.completion
-    if done is None or "top_ids" not in done.extras or "top_logprobs" not in done.extras:
+    """Returns the candidates at a sampled position, the likeliest first; empty if the engine gave none."""
+    completion = context.row.completion
+    if completion is None or "top_ids" not in completion.extras or "top_logprobs" not in completion.extras:
         return ()
-    ids, logprobs = done.extras["top_ids"][position], done.extras["top_logprobs"][position]
+    ids, logprobs = completion.extras["top_ids"][position], completion.extras["top_logprobs"][position]
     texts = [vocabulary.piece(int(id)) or "" for id in ids] if vocabulary is not None else [""] * len(ids)
     return tuple(TopToken(int(id), text, float(lp)) for id, text, lp in zip(ids, texts, logprobs, strict=True))
 
 
-def _of_trainer(streams: AnnotationStreams | None, position: int) -> dict[str, Any]:
-    """What the trainer says of a sampled position; nothing of prompts."""
+def _trainer_values(streams: AnnotationStreams | None, position: int) -> dict[str, Any]:
+    """Returns the trainer's values for a sampled position; empty for tokens of the prompt."""
     if streams is None or position < 0:
         return {}
     clipped = int(streams.clipped[position]) if position < len(streams.clipped) else -1
@@ -151,5 +152,5 @@ def _of_trainer(streams: AnnotationStreams | None, position: int) -> dict[str, A
 
 
 def _number(value: np.float32) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """Returns None for NaN and infinity, which JSON does not have."""
     return float(value) if np.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""What the reading layer gives: the record as frozen values that a page, a notebook or a JSON body can show.
+"""Results of the reading layer: the record as frozen values that a page, a notebook or a JSON body can show.
 
-Nothing here is written back; what people and evaluators add to the record are notes (`rolltap.calllog.notes`).
-Times are seconds since the epoch. Token positions count from 0 over the prompt followed by the output.
+They are never written back; what people and evaluators add to the record are notes (`rolltap.calllog.notes`). Times are
+seconds since the epoch. Token positions count from 0 over the prompt followed by the output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPEN = "open"
 
 @dataclass(frozen=True, slots=True)
 class SessionQuery:
-    """Which sessions, in which order. `search` are words that a call's new text must hold, `where` is as in exports."""
+    """A filter and order of sessions. `search`: words that a call's new text must hold. `where`: as in exports."""
 
     search: str = ""
     where: tuple[str, ...] = ()
@@ -37,9 +37,9 @@ class SessionQuery:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A line of the list of sessions. `reward` is the sum of the rollout-scope rewards, None while there is none.
+    """A line of the list of sessions. `reward`: the sum of the rollout-scope rewards, None while there is none.
 
-    `tampering` counts what the agent tried in this session; `log_check` says whether the harness's own log agrees.
+    `tampering`: number of the agent's tampering acts in it. `log_check`: whether the harness's own log agrees.
     """
 
     id: str
@@ -74,7 +74,7 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True)
 class SessionPage:
-    """A page of sessions. `total` counts what the query matches; `indexed` is the share of the record it has seen."""
+    """A page of sessions. `total`: how many the query matches. `indexed`: the share of the record in the index."""
 
     sessions: tuple[SessionSummary, ...]
     total: int
@@ -83,10 +83,10 @@ class SessionPage:
 
 @dataclass(frozen=True, slots=True)
 class CallLine:
-    """A call without its text and tokens. `mask` says why it carries no loss ("" where it is trained).
+    """A call without its text and tokens. `mask`: why it carries no loss ("" if it is trained).
 
-    `retry_of` is the earlier call with the same request body. `preview` are the first characters of the reply.
-    `trainer` is what a trainer last said of its sampled tokens; None where none did.
+    `retry_of`: the earlier call with the same request body. `preview`: the first characters of the reply. `trainer`: a
+    trainer's last annotation of its sampled tokens; None without one.
     """
 
     id: str
@@ -120,7 +120,7 @@ class CallLine:
 
 @dataclass(frozen=True, slots=True)
 class SessionDetail:
-    """A session with its calls in order, a parent before its children. `report` is that of the reconstruction."""
+    """A session with its calls in order, a parent before its children. `report`: that of the reconstruction."""
 
     summary: SessionSummary
     calls: tuple[CallLine, ...]
@@ -130,7 +130,7 @@ class SessionDetail:
 
 @dataclass(frozen=True, slots=True)
 class PartView:
-    """A part of a message. A tool call's `text` are its arguments as sampled; an image has its `url`."""
+    """A part of a message. A tool call's `text` is its arguments as sampled; an image has its `url`."""
 
     kind: PartKind
     text: str = ""
@@ -154,7 +154,7 @@ class MessageView:
 class CallDetail:
     """A call as its harness saw it. The first `shared_messages` equal the parent's messages and its reply.
 
-    `readable` is False where the request can't be read any more as its dialect wrote it (refused bodies).
+    `readable`: False if the dialect can no longer parse the request (refused bodies).
     """
 
     line: CallLine
@@ -172,7 +172,7 @@ class CallDetail:
 
 @dataclass(frozen=True, slots=True)
 class CallTurn:
-    """What a call added to its session's text: the messages that its parent's conversation does not hold, the reply.
+    """The text that a call added to its session: messages that its parent's conversation does not hold, and the reply.
 
     `kind` and `agent` are the call's: `main` and empty for the main agent's own.
     """
@@ -197,9 +197,9 @@ class TopToken:
 class TokenView:
     """One token as the engine saw it.
 
-    `text` is empty where no tokenizer is known, or where a character is spread over tokens (the last one has it).
-    `shared`: equal to the parent's context at this index. `trained`: carries loss in the trajectory. The last three
-    are a trainer's, None where it gave no value.
+    `text`: empty if no tokenizer is known, or if a character is spread over tokens (the last one has it). `shared`:
+    equal to the parent's context at this index. `trained`: carries loss in the trajectory. The last three fields are a
+    trainer's, None if it gave no value.
     """
 
     index: int
@@ -218,7 +218,7 @@ class TokenView:
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """Tokens `[start, start + len(tokens))` of a call's `total`. `vocabulary`: a tokenizer gave the texts."""
+    """Tokens `[start, start + len(tokens))` of a call's `total`. `vocabulary`: True if a tokenizer gave the texts."""
 
     call_id: str
     policy: str
@@ -231,11 +231,11 @@ class CallTokens:
 
 @dataclass(frozen=True, slots=True)
 class BreakView:
-    """Where a call leaves what is on record: the tokens that were there before, and those that came instead.
+    """The point where a call leaves the recorded context: the tokens that were there, and those that came instead.
 
-    The parent is the longest context that the prompt begins with; where the conversation had gone on from it, the
-    prompt may follow that for some tokens more. `against` is the earlier call that it follows longest, `differs_at` the
-    first token that differs: `expected` and `found` begin there.
+    The parent is the longest context that the prompt begins with. If the conversation had continued from the parent,
+    the prompt may follow that for some more tokens. `against`: the earlier call that the prompt follows longest.
+    `differs_at`: the first token that differs; `expected` and `found` begin there.
     """
 
     call_id: str
@@ -252,7 +252,7 @@ class BreakView:
 
 @dataclass(frozen=True, slots=True)
 class GroupLine:
-    """A group without its rollouts. `rewards` are those of its rollouts, None for one that has none."""
+    """A group without its rollouts. `rewards`: those of its rollouts, None for one without a reward."""
 
     id: str
     task_id: str
@@ -303,7 +303,7 @@ class PolicyLine:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """All that was rolled out for one policy. `reward` is the mean of its groups' means."""
+    """All rollouts for one policy, summed up. `reward`: the mean of its groups' means."""
 
     policy: str
     version: int
@@ -316,9 +316,9 @@ class RunLine:
 
 @dataclass(frozen=True, slots=True)
 class RunPoint:
-    """A group on the curve of its run. `staleness`: updates between its oldest token and the newest at its end.
+    """A group on the curve of its run. `staleness`: updates between the group's oldest and newest sampled version.
 
-    `mismatch` is the mean |log(trainer / engine)| of its annotated tokens; None where no trainer has annotated any.
+    `mismatch`: the mean |log(trainer / engine)| of its annotated tokens; None if no trainer has annotated any.
     """
 
     group_id: str
@@ -336,10 +336,10 @@ class RunPoint:
 
 @dataclass(frozen=True, slots=True)
 class HarnessMismatch:
-    """How far trainer and engine are apart over a harness's annotated calls: the mean |log(trainer / engine)|.
+    """The difference of trainer and engine over a harness's annotated calls: the mean |log(trainer / engine)|.
 
-    `mismatch` is over `compared` tokens, `fresh_mismatch` over those of them that the trainer's own weights sampled,
-    where it is rounding or a defect. `clipped` is the share of the tokens that the clip took. None: none to say it of.
+    `mismatch`: over `compared` tokens. `fresh_mismatch`: over those of them that the trainer's own weights sampled,
+    where a difference is rounding or a defect. `clipped`: the share of clipped tokens. None: no such tokens.
     """
 
     harness: str
@@ -354,7 +354,7 @@ class HarnessMismatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupEffort:
-    """What a group took: its sessions that made calls, those calls, and their sampled tokens."""
+    """The effort of a group: its sessions that made calls, those calls, and their sampled tokens."""
 
     group_id: str
     sessions: int

@@ -1,4 +1,4 @@
-"""Token ids as text, piece by piece."""
+"""Converts token ids to text, piece by piece."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ KEPT_PIECES = 1 << 18
 
 
 class Vocabulary:
-    """What each id of a tokenizer says. `decode` maps ids to their text, special tokens included.
+    """The text of a tokenizer's ids. `decode` maps ids to their text, special tokens included.
 
-    A piece is what its token adds to the text before it, so the pieces of a sequence join to its text; where a
-    character is spread over several tokens the last of them has it, and the others are empty.
+    A piece is what its token adds to the text before it, so the pieces of a sequence join to its text. If a character
+    is spread over several tokens, the last of them has it and the others are empty.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -47,7 +47,7 @@ class Vocabulary:
         return texts
 
     def piece(self, id: int) -> str | None:
-        """One token by itself; None where it is only a part of a character."""
+        """Returns the text of one token by itself; None if it is only a part of a character."""
         if id not in self._pieces:
             if len(self._pieces) >= KEPT_PIECES:
                 self._pieces.clear()
@@ -56,12 +56,12 @@ class Vocabulary:
         return self._pieces[id]
 
     def _text(self, ids: Sequence[int]) -> str:
-        """What the ids add behind an ordinary token: some tokenizers drop a text's first space."""
+        """Returns what the ids add after an ordinary token: some tokenizers drop a text's first space."""
         anchor, length = self._anchor
         return self._decode([*anchor, *ids])[length:]
 
     def _find_anchor(self) -> tuple[list[int], int]:
-        """A token with a plain text, and that text's length."""
+        """Returns a token with a plain text, and that text's length."""
         for id in range(200):
             text = self._decode([id])
             if len(text) == 1 and text.isascii() and text.isalnum():
