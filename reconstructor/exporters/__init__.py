@@ -1,4 +1,4 @@
-"""Datasets out of trajectories, one file a format."""
+"""Dataset formats for trajectories, one file per format."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ ENTRY_POINTS = "rolltap.exporters"
 
 
 def exporter_named(name: str, options: Mapping[str, str] | None = None) -> Exporter:
-    """The format `name`, ours or an installed package's, with its options; unknown ones list the known."""
+    """Returns the exporter of a built-in or installed format, with its options.
+
+    Raises `DatasetError` if the format or an option is unknown; the message lists the known ones.
+    """
     make: Any = lookup("format", name, EXPORTERS, ENTRY_POINTS, DatasetError)
     known = {item.name: type(item.default) for item in fields(make)}
     values: dict[str, Any] = {}

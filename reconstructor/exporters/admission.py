@@ -1,7 +1,7 @@
 """Which sessions a training dataset takes: those that a lease would train. The others are counted by reason.
 
-A lease gives no rows for an unscorable rollout and no loss for a masked one, and no group before all of its rollouts
-have ended.
+A lease has no rows for an unscorable rollout and no loss for a masked one. It has no group whose rollouts have not all
+ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCORINGS: Mapping[Scoring, LeftOut] = {Scoring.UNSCORABLE: "unscorable", Scorin
 
 
 def left_out(item: ExportItem) -> LeftOut | None:
-    """Why a lease would not train the session; None if it would, or if it is no rollout's."""
+    """The reason why a lease would not train the session; None if it would, or if the session has no rollout."""
     if item.session.tags.get(PURPOSE_TAG) == EVALUATION:
         return "evaluation"
     if item.rollout is None:

@@ -1,10 +1,10 @@
-"""ATIF, the Agent Trajectory Interchange Format, v1.7: one document a line, checked by the published models.
+"""ATIF, the Agent Trajectory Interchange Format, v1.7: one document per line, validated by the published models.
 
-A document is a segment with loss as its harness saw it: system and user messages, and one agent step a call with its
+A document is a segment with loss as its harness saw it: system and user messages, and one agent step per call with its
 tool calls, their observations, and the tokens and log-probabilities in `metrics`. Subagents' segments are embedded in
-the session's first document and named in its `notes`; a main agent whose history broke off goes on in the next
-document (`continued_trajectory_ref`). Steps that another document trains are marked `is_copied_context`. ATIF has no
-field for a reward: it is in the root's `extra`.
+the session's first document and listed in its `notes`. If the main agent has several segments, each document refers to
+the next one (`continued_trajectory_ref`). Steps that another document trains are marked `is_copied_context`. ATIF has
+no field for a reward: it is in the root's `extra`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEMA_VERSION = "ATIF-v1.7"
 
 @dataclass(frozen=True, slots=True)
 class Atif:
-    """`agent_version` is what the documents say of the harness."""
+    """`agent_version` is the harness version written to the documents."""
 
     agent_version: str = "unknown"
 
@@ -84,7 +84,7 @@ class Atif:
 
 
 def _steps(item: ExportItem, segment: Segment) -> Iterator[dict[str, Any]]:
-    """The conversation's steps without their ids: what is new in each call's messages, then its reply."""
+    """The conversation's steps without their ids: the new messages of each call, then its reply."""
     known = 0
     agent: dict[str, Any] | None = None
     steps: list[dict[str, Any]] = []
@@ -104,9 +104,9 @@ def _steps(item: ExportItem, segment: Segment) -> Iterator[dict[str, Any]]:
 
 
 def _message_step(message: Message) -> dict[str, Any]:
-    """A step that no call of this segment made; an assistant's is context, since it was not sampled here."""
+    """A step for a message that no call of this segment sampled. An assistant message becomes copied context."""
     if message["role"] == "assistant":
-        return {"source": "agent", "is_copied_context": True, **_said(message)}
+        return {"source": "agent", "is_copied_context": True, **_reply_fields(message)}
     if message["role"] == "tool":
         result = {"content": _content(message)}
         return {"source": "system", "message": "", "observation": {"results": [result]}}
@@ -129,15 +129,15 @@ def _agent_step(call: Call, text: CallText, turn: CallSpan) -> dict[str, Any]:
         "source": "agent",
         "timestamp": datetime.fromtimestamp(text.created_at, UTC).isoformat(),
         "model_name": call.policy or None,
-        **_said(text.reply or {}),
+        **_reply_fields(text.reply or {}),
         "metrics": metrics,
         "llm_call_count": 1,
     }
     return step if turn.trained else {**step, "is_copied_context": True}
 
 
-def _said(message: Message) -> dict[str, Any]:
-    """The fields of an agent step that say what it said and called."""
+def _reply_fields(message: Message) -> dict[str, Any]:
+    """The fields of an agent step with its text, reasoning and tool calls."""
     step: dict[str, Any] = {"message": _content(message)}
     if message.get("reasoning_content"):
         step["reasoning_content"] = message["reasoning_content"]

@@ -1,9 +1,9 @@
-"""What an exporter is given and what it gives: sessions with their trajectories in, rows out.
+"""The exporter Protocol: sessions with their trajectories in, rows out.
 
-An exporter is one file and one line in `rolltap.reconstructor.exporters.EXPORTERS`. It sees a group at a time, knows
-nothing of files, splits or secrets (`dataset` does), and imports nothing of the proxy: conversations come as
-messages in OpenAI's chat form (`role`, `content`, `reasoning_content`, `tool_calls`, `tool_call_id`, `name`), with a
-tool call's arguments as an object where they are JSON.
+An exporter is one file and one line in `rolltap.reconstructor.exporters.EXPORTERS`. It gets one group at a time. It
+does not handle files, splits or secrets (`dataset` does), and it does not import the proxy: conversations are messages
+in OpenAI's chat form (`role`, `content`, `reasoning_content`, `tool_calls`, `tool_call_id`, `name`). A tool call's
+arguments are an object if they are JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LABEL_TYPES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallText:
-    """A call as its harness saw it. `reply` is None where the call gave none."""
+    """A call as its harness saw it. `reply` is None if the call has none."""
 
     messages: Sequence[Message]
     reply: Message | None
@@ -43,22 +43,22 @@ class CallText:
 
     @property
     def conversation(self) -> list[Message]:
-        """The messages with the reply."""
+        """The messages, then the reply if there is one."""
         return [*self.messages, *([self.reply] if self.reply is not None else [])]
 
     @property
     def sampled_at(self) -> dict[str, float]:
-        """`temperature` and `top_p` of the sampling, as far as they are on record."""
+        """The recorded ones of the sampling's `temperature` and `top_p`."""
         names = ("temperature", "top_p")
         return {name: self.sampling[name] for name in names if self.sampling.get(name) is not None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportItem:
-    """A session with what became of it. `reward` is the sum of the rollout-scope rewards, None while there is none.
+    """A session with its trajectory and rewards. `reward`: sum of the rollout-scope rewards, None if there is none.
 
-    `settled`: nothing more is to come of its group, or of the session where it has none. `grouped` names the group of a
-    session that is of no rollout. `ignore` matches what its policy declares as volatile text.
+    `settled`: the session's group (without one: the session) will not change any more. `grouped` names the group of a
+    session without a rollout. `ignore` matches the text that its policy declares as volatile.
     """
 
     session: Session
@@ -81,7 +81,7 @@ class ExportItem:
 
     @property
     def task_id(self) -> str:
-        """The task, else the group, else the session: what a split keeps together."""
+        """The task, else the group, else the session. Rows with the same value go to the same split."""
         return self.task.id if self.task is not None else self.grouped or self.session.id
 
     @property
@@ -91,16 +91,16 @@ class ExportItem:
 
     @property
     def kinds(self) -> Mapping[str, CallKind]:
-        """What each call was for."""
+        """The kind of each call, by call id."""
         return {classification.call_id: classification.kind for classification in self.trajectory.classifications}
 
     @property
     def agents(self) -> Mapping[str, str]:
-        """The agent that made each call."""
+        """The agent that made each call, by call id."""
         return {classification.call_id: classification.agent for classification in self.trajectory.classifications}
 
     def labels(self) -> dict[str, Any]:
-        """What every row says of where it comes from."""
+        """The columns of every row that identify its source."""
         return {
             "session_id": self.session.id,
             "rollout_id": self.rollout.id if self.rollout is not None else None,
@@ -112,7 +112,7 @@ class ExportItem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rendered:
-    """What stands behind a row of messages: the conversation, and the tokens that the engine saw and sampled."""
+    """The source of a row of messages: the conversation, and the tokens that the engine saw and sampled."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
@@ -121,10 +121,10 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A line of a dataset. Rows with the same `content` are duplicates; None says that a row never is one.
+    """A row of a dataset. Rows with the same `content` are duplicates; a row with None never is one.
 
-    `texts` is all text that stands behind the row's token ids, where it holds any (`texts_behind`); `rendered` the
-    tokens behind its messages, where a trainer will render these anew.
+    `texts`: all text that the row's token ids encode, if it has any (`texts_behind`). `rendered`: the tokens of its
+    messages, if a trainer renders these again.
     """
 
     values: Mapping[str, Any]
@@ -135,15 +135,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A rollout or segment that has no row in this format; counted by `reason` in the manifest."""
+    """A rollout or segment without a row in this format. The manifest counts them by `reason`."""
 
     reason: str
 
 
 class Exporter(Protocol):
-    """One format. `faithful` says whether its rows hold the sampled tokens; else a trainer renders messages anew.
+    """One format. `faithful`: its rows hold the sampled tokens; otherwise a trainer renders the messages again.
 
-    `for_training` formats leave out what a lease would not train; the others are for reading and keeping.
+    `for_training` formats leave out sessions that a lease would not train; the others are for reading and archiving.
     """
 
     name: ClassVar[str]
@@ -161,9 +161,9 @@ class Exporter(Protocol):
 
 
 def texts_behind(item: ExportItem, call_ids: Iterable[str]) -> list[Any]:
-    """Everything that the prompts and replies of calls say, each message object once: what their token ids spell.
+    """All text that the token ids of calls encode: their prompts and replies, each message object once.
 
-    A reply that its harness did not send back, or only in part, is among the tokens all the same.
+    Includes a reply that its harness did not send back, or only in part: its tokens are in the row.
     """
     by_identity: dict[int, Any] = {}
     for call_id in call_ids:
@@ -174,13 +174,13 @@ def texts_behind(item: ExportItem, call_ids: Iterable[str]) -> list[Any]:
 
 
 def last_span(segment: Segment) -> CallSpan:
-    """The segment's last trained turn; its last one where none is trained."""
+    """The segment's last trained span; its last one if none is trained."""
     trained = [turn for turn in segment.turns if turn.trained]
     return (trained or segment.turns)[-1]
 
 
 def only_segment(item: ExportItem) -> Segment | Skipped:
-    """The one segment that holds all of a session's loss, for formats in which a rollout is one run of tokens."""
+    """The only segment with loss of a session, for formats in which a rollout is one run of tokens."""
     if len(item.rows) == 1:
         return item.rows[0]
     return Skipped("more than one run of tokens" if item.rows else "no tokens that may be trained")

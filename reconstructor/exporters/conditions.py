@@ -1,4 +1,4 @@
-"""What a selection is made of: the fields that can be asked for, conditions on them, and how conditions combine."""
+"""The parts of a selection: fields, conditions on them, and combinations of conditions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ITEM_FIELDS: Mapping[str, Field] = {
     "dialect": Field("list", lambda item: [text.dialect for text in item.texts.values()], "protocols of its calls"),
     "model": Field("list", lambda item: [str(t.sampling.get("model")) for t in item.texts.values()], "engine's models"),
     "break": Field("list", lambda item: [b.reason.value for b in item.trajectory.breaks], "reasons of its breaks"),
-    "finding": Field("list", lambda item: [found.name for found in item.trajectory.findings], "its findings"),
+    "finding": Field("list", lambda item: [finding.name for finding in item.trajectory.findings], "its findings"),
     "tools": Field("list", _tools, "names of the tools that were offered"),
     "text": Field("list", _words, "what was said in any message"),
     "tag": Field("tags", lambda item: item, "a tag of the group or task; tag.NAME is a session's tag"),
@@ -91,7 +91,7 @@ SEGMENT_FIELDS: Mapping[str, Field] = {
 
 @dataclass(frozen=True, slots=True)
 class FilterCondition:
-    """One comparison. `text` is as it was written."""
+    """One comparison of a field with a value. `text` is as the user wrote it."""
 
     text: str
     field: str
@@ -103,16 +103,16 @@ class FilterCondition:
         return self.field in SEGMENT_FIELDS
 
     def holds(self, item: ExportItem | None, segment: Segment | None) -> bool:
-        """Whether it holds of the item, or of the segment if its field is one of segments."""
+        """True if the item matches, or the segment if the field is one of `SEGMENT_FIELDS`."""
         name, _, key = self.field.partition(".")
         if name == "tag":
             assert item is not None
-            return self._tagged(item, key)
+            return self._tag_matches(item, key)
         field = ITEM_FIELDS.get(name) or SEGMENT_FIELDS[name]
         value = field.read(segment if self.of_segments else item)
         if field.kind == "list":
-            any_ = any(fnmatchcase(each, self.value) if self.op == "~" else each == self.value for each in value)
-            return any_ != (self.op == "!=")
+            matches = any(fnmatchcase(each, self.value) if self.op == "~" else each == self.value for each in value)
+            return matches != (self.op == "!=")
         if value is None:
             return self.op == "!="
         if self.op == "~":
@@ -121,7 +121,7 @@ class FilterCondition:
             value = datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
         return COMPARE[self.op](value, self.value)
 
-    def _tagged(self, item: ExportItem, key: str) -> bool:
+    def _tag_matches(self, item: ExportItem, key: str) -> bool:
         values = [item.session.tags[key]] if key in item.session.tags else []
         if not key:
             values = [*item.tags, *(item.task.tags if item.task else ())]
@@ -131,7 +131,7 @@ class FilterCondition:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """All of its parts hold."""
+    """True if all of its parts are true."""
 
     parts: tuple[Expression, ...]
 
@@ -149,7 +149,7 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """One of its parts holds."""
+    """True if at least one of its parts is true."""
 
     parts: tuple[Expression, ...]
 
@@ -167,7 +167,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class NotOf:
-    """Its part does not hold."""
+    """True if its part is false."""
 
     part: Expression
 

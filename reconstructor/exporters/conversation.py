@@ -1,8 +1,8 @@
-"""Conversations rebuilt from the record: an assistant message is the reply that was sampled, not the client's echo.
+"""Conversations rebuilt from the record: an assistant message is the sampled reply, not the client's echo of it.
 
-A harness may send a reply back without its thinking, edited, or cut; what it left out was still sampled. So each call
-of a proven chain gives the messages that are new in its request, then its own recorded reply. Assistant messages that
-no call of the chain sampled are context.
+A harness may send a reply back without its thinking, edited, or cut, although all of it was sampled. So each call of a
+proven chain contributes the new messages of its request, then its own recorded reply. Assistant messages that no call
+of the chain sampled are context.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from rolltap.types import NO_VERSION, Call, CallKind, Finish, Flaw, Outcome, Seg
 
 ReasoningUse = Literal["keep", "drop"]
 Targets = Literal["whole", "split", "weight"]
-"""How a row says which replies are trained: all are; its last one is; by the `weight` of each."""
+"""How a row marks the trained replies. whole: all are trained; split: the last one; weight: each has a `weight`."""
 
 SHORT_ID = "call{:05d}"
-"""Tool-call ids in datasets: 9 letters and digits, which every chat template accepts, counted in each conversation."""
+"""Tool-call ids in datasets: 9 letters and digits, which every chat template accepts. Numbered per conversation."""
 
 
 def one_of(name: str, value: str, known: Iterable[str]) -> None:
-    """Refuses an option's value that is not known."""
+    """Raises `DatasetError` if an option's value is not in `known`."""
     if value not in known:
         raise DatasetError(f"--option {name}: want {' or '.join(known)}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """How messages are written. `reasoning` is kept (as `reasoning_content`) or dropped.
+    """The form of written messages. `reasoning` is kept (as `reasoning_content`) or dropped.
 
-    `arguments` of tool calls are an object where they are JSON, as most chat templates want, or a text (DeepSeek-V3's).
+    `arguments` of tool calls: an object if they are JSON (most chat templates), or a text (DeepSeek-V3's template).
     """
 
     reasoning: ReasoningUse = "keep"
@@ -53,7 +53,7 @@ UNTRAINED = Skipped("a reply that may not be trained")
 class RecordedMessage:
     """One message of a conversation. `call_id` is the call that sampled it; None for context.
 
-    `train` says whether this row is the one that trains it; `version` is the newest weight version of its tokens.
+    `train`: this row trains it. `version`: the newest weight version of its tokens.
     """
 
     message: Message
@@ -66,7 +66,7 @@ class RecordedMessage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
-    """A whole conversation up to its last trained reply, and the segment behind it where there are tokens."""
+    """A whole conversation up to its last trained reply, with its segment if there are tokens."""
 
     recorded: Sequence[RecordedMessage]
     tools: Sequence[Mapping[str, Any]]
@@ -75,12 +75,12 @@ class Conversation:
 
     @property
     def opening(self) -> int:
-        """How many messages stand before the first sampled one."""
+        """The number of messages before the first sampled one."""
         return next(index for index, each in enumerate(self.recorded) if each.call_id is not None)
 
     @property
     def all_trained(self) -> bool:
-        """Whether every assistant message behind the opening is trained by this row."""
+        """True if this row trains every assistant message after the opening."""
         later = self.recorded[self.opening :]
         return all(each.train for each in later if each.message["role"] == "assistant")
 
@@ -90,7 +90,7 @@ class Conversation:
         return [_plain(each.message, form, ids) for each in self.recorded]
 
     def weighted(self, form: MessageForm = AS_RECORDED) -> list[dict[str, Any]]:
-        """The messages, with a `weight` of 1 or 0 on each assistant message: whether it is to be trained."""
+        """The messages. Each assistant message has a `weight`: 1 if it is trained, else 0."""
         pairs = zip(self.messages(form), self.recorded, strict=True)
         return [
             {**message, "weight": int(each.train)} if message["role"] == "assistant" else message
@@ -98,7 +98,7 @@ class Conversation:
         ]
 
     def targets(self, targets: Targets, form: MessageForm = AS_RECORDED) -> list[list[dict[str, Any]]]:
-        """The messages of each row. No row for `whole` where a reply may not be trained or another row trains it."""
+        """The messages of each row. `whole` has no row if this row may not train one of the replies."""
         if targets == "weight":
             return [self.weighted(form)]
         messages = self.messages(form)
@@ -115,7 +115,7 @@ class Conversation:
 
 
 def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> list[RecordedMessage] | None:
-    """The messages of a chain of calls, each with whether its reply is trained here; None where a call has no text."""
+    """The messages of a chain of (call id, whether this row trains its reply). None if a call has no text."""
     messages: list[RecordedMessage] = []
     known = 0
     for call_id, train in chain:
@@ -123,7 +123,7 @@ def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> li
         if text is None or text.reply is None:
             return None
         if known and not _echoes_a_reply(text, known):
-            known -= 1  # the client left the reply out of the history that it sent back
+            known -= 1  # the client omitted the previous reply from its history
         messages += [RecordedMessage(message) for message in text.messages[known:]]
         call = item.calls[call_id]
         version = max((span.version for span in call.versions), default=NO_VERSION)
@@ -133,7 +133,7 @@ def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> li
 
 
 def conversations(item: ExportItem) -> Iterator[Conversation]:
-    """One for each segment with loss; where the session has no tokens at all, one for each call that none goes on."""
+    """One for each segment with loss. If the session has no tokens at all: one for each call that no call continues."""
     if item.trajectory.segments:
         for segment in item.rows:
             last = last_span(segment)
@@ -143,17 +143,17 @@ def conversations(item: ExportItem) -> Iterator[Conversation]:
                 yield Conversation(recorded, item.texts[last.call_id].tools, segment, segment.agent)
         return
     trained: set[str] = set()
-    for call_id in _ends(item):
+    for call_id in _last_calls(item):
         chain = _text_chain(item, call_id)
-        fresh = [(each, each not in trained and _finished(item.calls[each])) for each in chain]
+        marked = [(each, each not in trained and _is_whole(item.calls[each])) for each in chain]
         trained.update(chain)
-        recorded = recorded_messages(item, fresh)
-        if recorded is not None and any(train for _, train in fresh):
+        recorded = recorded_messages(item, marked)
+        if recorded is not None and any(train for _, train in marked):
             yield Conversation(recorded, item.texts[call_id].tools, None, item.agents.get(call_id, ""))
 
 
 def rewarded(item: ExportItem) -> tuple[float, Conversation] | Skipped:
-    """The item's reward and its main conversation, or why a format that judges whole conversations can't use it."""
+    """The item's reward and its only main conversation, or the reason why a format of whole conversations skips it."""
     if item.reward is None:
         return Skipped("no reward")
     main = [conversation for conversation in conversations(item) if not conversation.agent]
@@ -163,7 +163,7 @@ def rewarded(item: ExportItem) -> tuple[float, Conversation] | Skipped:
 
 
 def content_text(message: Message) -> str:
-    """The text of a message; images stand as `<image>`."""
+    """The text of a message, with `<image>` for each image."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -196,13 +196,13 @@ def _short(call_id: str, ids: dict[str, str]) -> str:
     return ids.setdefault(call_id, SHORT_ID.format(len(ids) + 1))
 
 
-def _finished(call: Call) -> bool:
-    """Whether a reply of text is whole: what `Rules` mask by default where there are tokens."""
+def _is_whole(call: Call) -> bool:
+    """True unless a text-only reply was cut or has a bad tool call. `Rules` mask these by default for token calls."""
     return call.finish is not Finish.LENGTH and call.flaw is not Flaw.TOOL_CALL_UNPARSABLE
 
 
-def _ends(item: ExportItem) -> list[str]:
-    """The agent's calls of text that no later one goes on from: by recorded parent, else by their messages."""
+def _last_calls(item: ExportItem) -> list[str]:
+    """The agent's text-only calls that no later call continues, by recorded parent or by their messages."""
     usable = [
         call_id
         for call_id in sorted(item.texts)
@@ -212,16 +212,16 @@ def _ends(item: ExportItem) -> list[str]:
     ]
     parents = {item.calls[call_id].parent_id for call_id in usable}
     ends = [call_id for call_id in usable if call_id not in parents]
-    return [end for end in ends if not any(_goes_on(item.texts[end], item.texts[later]) for later in usable)]
+    return [end for end in ends if not any(_continues(item.texts[later], item.texts[end]) for later in usable)]
 
 
-def _goes_on(text: CallText, later: CallText) -> bool:
-    whole = text.conversation
-    return len(later.messages) >= len(whole) and list(later.messages[: len(whole)]) == whole
+def _continues(later: CallText, text: CallText) -> bool:
+    prefix = text.conversation
+    return len(later.messages) >= len(prefix) and list(later.messages[: len(prefix)]) == prefix
 
 
 def _text_chain(item: ExportItem, call_id: str) -> list[str]:
-    """A call of text behind those that it goes on from, as far as the record names plain parents."""
+    """A text-only call, preceded by the calls that it continues. Ends at a break or a call without a text parent."""
     chain = [call_id]
     while True:
         call = item.calls[chain[-1]]
@@ -234,5 +234,5 @@ def _text_chain(item: ExportItem, call_id: str) -> list[str]:
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Tool schemas as a JSON text: a column of them can't be typed, and trainers read the text."""
+    """Tool schemas as a JSON text: a column of schemas can't be typed, and trainers parse the text."""
     return json.dumps(list(tools), ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""The pass that every format shares: select, split, redact, drop duplicates, write shards, say what was done.
+"""The pass that every format shares: select, split, redact, drop duplicates, write shards, write the manifest.
 
-Nothing is half-written (`destinations`). The same items and the same query give the same bytes. A row that can't be
-made is left out, named in the manifest, and the export goes on; a disk that refuses to be written ends it.
+A dataset is never half-written (`destinations`). The same items and query give the same bytes. A row that fails is left
+out and listed in the manifest, and the export continues; an error of the disk ends it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rolltap.reconstructor.report import Report, report_of, total
 DEFAULT_SPLIT = {"train": 1.0}
 
 Differs = Callable[[Rendered], bool]
-"""Whether a conversation, rendered by the model's chat template, gives other tokens than the sampled ones."""
+"""True if the model's chat template renders a conversation to other tokens than the sampled ones."""
 
 
 Decode = Callable[[list[int]], str]
@@ -44,14 +44,13 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a dataset was asked to hold. `splits` are shares by name, which add up to 1; `seed` reshuffles the tasks.
+    """The selection and settings of a dataset. `splits`: shares by name, with a sum of 1. `seed` reshuffles the tasks.
 
-    `include` names reasons of `admission.LEFT_OUT` for which sessions stay in. `duplicates` keeps rows with equal
-    content. `shard_mb` is the size at which the next file begins. `chosen` are the sessions that `narrowing`
-    leaves, which takes a pass of its own (`FirstPass`). Sessions that overlap with `held_out`
-    stay out. `tokenizer` has the hashes of the tokenizer at hand and of its chat template, for the manifest.
-    `near` is the similarity from which on rows are near-duplicates; 0 keeps them. `grouping` is of sessions without a
-    rollout.
+    `include`: reasons of `admission.LEFT_OUT` that don't exclude a session. `duplicates` keeps rows with equal content.
+    `shard_mb`: a file of this size (MB) is followed by a new one. `chosen`: the session ids that `narrowing` selects,
+    which needs a pass of its own (`FirstPass`). Sessions that overlap with `held_out` are left out. `tokenizer`: hashes
+    of the tokenizer and of its chat template, for the manifest. `near`: rows of at least this similarity are
+    near-duplicates; 0 keeps them. `grouping` applies to sessions without a rollout.
     """
 
     where: Where = field(default_factory=Where)
@@ -81,7 +80,7 @@ class Query:
             raise DatasetError("--shard-mb: must be above 0")
 
     def split_of(self, task_id: str) -> str:
-        """The split of a task: a share of the hash space, so that it never depends on the other tasks."""
+        """The split of a task. A split is a share of the hash space, so it does not depend on other tasks."""
         digest = hashlib.sha256(f"{self.seed}:{task_id}".encode()).digest()
         place = int.from_bytes(digest[:8], "big") / 2**64
         edge = 0.0
@@ -93,7 +92,7 @@ class Query:
 
 
 class FirstPass:
-    """Finds out which sessions `Query.narrowing` chooses of those that the dataset may hold."""
+    """Selects the sessions for `Query.narrowing` from those that the dataset may hold."""
 
     def __init__(self, exporter: Exporter, query: Query) -> None:
         self._query = query
@@ -114,11 +113,11 @@ class FirstPass:
 
 
 class DatasetWriter:
-    """Takes groups of items and leaves a finished dataset behind, or nothing. Use it as a context manager.
+    """Takes groups of items and writes a finished dataset, or nothing. Use it as a context manager.
 
-    Without `out` it is a dry run: everything is made and counted, and nothing is written.
-    `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones. `decode` shows the
-    text of a row's token ids, which is looked through for secrets. Rows whose digests are `known` are duplicates.
+    Without `out` it is a dry run: all rows are made and counted, and nothing is written.
+    `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones. `decode` returns the
+    text of a row's token ids, which is searched for secrets. Rows with a digest in `known` are duplicates.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class DatasetWriter:
         self._destination.drop()
 
     def add(self, group: Sequence[ExportItem]) -> None:
-        """Takes in the rollouts of one group, or one session that has none."""
+        """Adds the rollouts of one group, or one session without a group."""
         self._counts["sessions"] += len(group)
         items = [kept for item in group if (kept := self._query.where.keep(item)) is not None and self._admits(item)]
         if not items:
@@ -181,7 +180,7 @@ class DatasetWriter:
                     self._skipped[row.reason] += 1
                     continue
                 try:
-                    if self._wanted(row):
+                    if self._keeps(row):
                         self._write(split, items[0].task_id, row)
                 except Exception as error:
                     if isinstance(error, (OSError, MemoryError, DatasetError)) and not isinstance(error, RowError):
@@ -189,7 +188,7 @@ class DatasetWriter:
                     self._failures.take(error, row.values.get("session_id") or items[0].session.id, index)
 
     def _rows(self, items: Sequence[ExportItem]) -> list[Row | Skipped]:
-        """What the format makes of a group. Items that it can't take, even alone, are counted and left out."""
+        """The format's rows for a group. Items for which it raises, even alone, are counted and left out."""
         try:
             return list(self._exporter.rows(items))
         except (OSError, MemoryError):
@@ -198,9 +197,9 @@ class DatasetWriter:
             if len(items) == 1:
                 self._failures.take(error, items[0].session.id, 0)
                 return []
-            whole = [item for item in items if not self._fails_alone(item)]
-            if len(whole) < len(items):
-                return self._rows(whole) if whole else []
+            usable = [item for item in items if not self._fails_alone(item)]
+            if len(usable) < len(items):
+                return self._rows(usable) if usable else []
             for item in items:
                 self._failures.take(error, item.session.id, 0)
             return []
@@ -211,7 +210,7 @@ class DatasetWriter:
         return self._failures.count > before
 
     def _admits(self, item: ExportItem) -> bool:
-        """Whether a session may be in this dataset, and was chosen; counts those that are not."""
+        """True if the dataset may hold this session and the narrowing selected it. Counts the others."""
         reason: str | None = left_out(item) if self._exporter.for_training else None
         if reason is None or reason in self._query.include:
             file = self._query.held_out.overlap(item) if self._query.held_out is not None else None
@@ -222,15 +221,15 @@ class DatasetWriter:
         return False
 
     def finish(self) -> dict[str, Any]:
-        """Names the files, writes the manifest, and puts the folder in its place. Returns the manifest."""
+        """Renames the files, writes the manifest, and moves the folder to `out`. Returns the manifest."""
         with disk_errors(self._out):
             files = [entry for shards in self._shards.values() for entry in shards.finish()]
             manifest = self._manifest(files)
             self._destination.finish(manifest)
         return manifest
 
-    def _wanted(self, row: Row) -> bool:
-        """Counts and drops duplicates, and rows whose tokens spell a secret."""
+    def _keeps(self, row: Row) -> bool:
+        """False for duplicates and for rows whose tokens contain a secret; these are counted."""
         if row.texts and (self._redactor.finds(row.texts) or self._spells_secret(row)):
             self._counts["rows_with_secrets_left_out"] += 1
             return False
@@ -247,7 +246,7 @@ class DatasetWriter:
         return True
 
     def _spells_secret(self, row: Row) -> bool:
-        """Whether the row's own ids decode to a secret."""
+        """True if the row's own ids decode to a secret."""
         decode = self._decode
         return decode is not None and any(self._redactor.finds(decode(ids)) for ids in token_arrays(row.values))
 
@@ -266,12 +265,12 @@ class DatasetWriter:
 
     @property
     def size(self) -> int:
-        """About how many bytes the rows take so far."""
+        """The approximate size of the rows so far, in bytes."""
         return sum(shards.size for shards in self._shards.values())
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What the manifest says of the query."""
+        """The part of the manifest that describes the query."""
         query = self._query
         return {
             "schema_version": SCHEMA_VERSION,
@@ -334,5 +333,5 @@ class DatasetWriter:
 
 
 def _canonical(content: Any) -> bytes:
-    """Equal content, equal bytes."""
+    """Encodes content deterministically: equal content gives equal bytes."""
     return msgspec.json.encode(content, order="sorted", enc_hook=lambda array: (array.dtype.str, array.tobytes()))

@@ -1,7 +1,7 @@
-"""`--decontaminate`: leaves out sessions that share a run of words with given files (a benchmark's questions, say).
+"""`--decontaminate`: leaves out sessions that share a run of words with given files (such as a benchmark's questions).
 
-A file is text, or JSON Lines of which every text counts. Words are compared in lower case, without punctuation; texts
-of fewer words than `words` are compared whole, against whole texts.
+A file is text, JSON or JSON Lines; in JSON every string counts. Words are compared in lower case, without punctuation.
+A text of fewer words than `words` is compared as a whole, with whole texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORD = re.compile(r"\w+")
 
 
 class HeldOut:
-    """The n-grams of files, by their hash: 8 bytes of a set each."""
+    """The n-grams of files. Only their hashes are kept, of 8 bytes each."""
 
     def __init__(self, files: Sequence[Path], words: int = NGRAM_WORDS) -> None:
         if words < 1:
@@ -35,7 +35,7 @@ class HeldOut:
                     self._grams.setdefault(gram, index)
 
     def overlap(self, item: ExportItem) -> str | None:
-        """The name of a file that shares an n-gram with a session's messages; None where none does."""
+        """The name of a file that shares an n-gram with a session's messages, or None."""
         seen: set[int] = set()
         for call in item.texts.values():
             for message in call.conversation:
@@ -56,12 +56,12 @@ class HeldOut:
 
 def _texts_of(file: Path) -> Iterable[str]:
     try:
-        whole = file.read_text(encoding="utf-8")
+        content = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"--decontaminate: can't read {file}: {error}") from error
     if file.suffix not in (".jsonl", ".json"):
-        return [whole]
-    lines = whole.splitlines() if file.suffix == ".jsonl" else [whole]
+        return [content]
+    lines = content.splitlines() if file.suffix == ".jsonl" else [content]
     try:
         return [text for line in lines if line.strip() for text in _strings(msgspec.json.decode(line))]
     except msgspec.DecodeError as error:
@@ -69,7 +69,7 @@ def _texts_of(file: Path) -> Iterable[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in a value of JSON."""
+    """Every string in a JSON value, except keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where a dataset goes: a folder that appears when everything is in it, or nowhere at all (a dry run)."""
+"""Where a dataset is written: a folder that appears only when it is complete, or nowhere (a dry run)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def encoded(manifest: Mapping[str, Any]) -> bytes:
 
 
 class SplitRows(Protocol):
-    """The rows of one split under way; `size` is about how many bytes they take."""
+    """The rows of one split while it is written. `size` is approximate, in bytes."""
 
     @property
     def size(self) -> int: ...
@@ -32,16 +32,16 @@ class SplitRows(Protocol):
     def write(self, values: Mapping[str, Any]) -> None: ...
 
     def finish(self) -> list[dict[str, Any]]:
-        """Closes the files: what the manifest says of each."""
+        """Closes the files. Returns the manifest's entry for each."""
         ...
 
     def drop(self) -> None:
-        """Lets go of what is open."""
+        """Closes and discards open files."""
         ...
 
 
 class Destination(Protocol):
-    """Begun once; then finished, or only dropped."""
+    """Call `begin` once, then `finish` and `drop`, or only `drop` if the export failed."""
 
     def begin(self) -> None: ...
 
@@ -53,7 +53,7 @@ class Destination(Protocol):
 
 
 class NewFolder:
-    """A new or empty folder. Files grow in a hidden one beside it, which takes its name at the end."""
+    """A new or empty folder. Files are written to a hidden folder beside it, which is renamed at the end."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -73,7 +73,7 @@ class NewFolder:
         (self._part / MANIFEST).write_bytes(encoded(manifest))
         (self._part / CARD).write_text(card(manifest, manifest["files"]), encoding="utf-8")
         for path in self._part.rglob("*"):
-            path.chmod(0o700 if path.is_dir() else 0o600)  # prompts and replies, whatever the umask
+            path.chmod(0o700 if path.is_dir() else 0o600)  # prompts and replies are private, whatever the umask
         self._part.rename(self._out)
 
     def drop(self) -> None:
@@ -81,7 +81,7 @@ class NewFolder:
 
 
 class Nowhere:
-    """Rows are made and encoded, so that what can't be is found, and thrown away."""
+    """Encodes rows, to find those that can't be encoded, and discards them."""
 
     def begin(self) -> None:
         pass
@@ -97,7 +97,7 @@ class Nowhere:
 
 
 class _Discarded:
-    """A split whose file is the null device."""
+    """A split that is written to the null device."""
 
     def __init__(self, file: RowFile) -> None:
         self._file = file

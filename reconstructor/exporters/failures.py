@@ -1,4 +1,4 @@
-"""Rows that could not be made: counted by reason, the first of them named, and left out."""
+"""Rows that failed. They are left out and counted by reason; the first ones are listed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections import Counter
 from typing import Any
 
 NAMED = 100
-"""So many failures are named in a manifest; the others are counted only."""
+"""The most failures that a manifest lists; the others are only counted."""
 
 
 class Failures:
-    """`take` counts one. A reason is the error's type and first line."""
+    """Counts failures by reason: the error's type and first line."""
 
     def __init__(self) -> None:
         self._reasons: Counter[str] = Counter()
         self._named: list[dict[str, Any]] = []
 
     def take(self, error: Exception, session_id: str, row: int) -> None:
-        """`row` is the place, from 0, among the rows that the format made of the group of this session."""
+        """Counts one failure. `row` is the row's index among the format's rows for this session's group."""
         reason = reason_of(error)
         self._reasons[reason] += 1
         if len(self._named) < NAMED:

@@ -1,4 +1,4 @@
-"""What the manifest says of a dataset's rows, and the card that the Hugging Face hub shows."""
+"""The manifest's statistics of a dataset's rows, and the dataset card for the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rolltap.reconstructor.exporters.base import ExportItem, Row
 from rolltap.types import NO_VERSION
 
 SCHEMA_VERSION = 1
-"""Of the manifest and the rows; it grows when a reader of older ones would misread them."""
+"""Version of the manifest and the rows. It grows when readers of the older form would misread the new one."""
 
 TOKEN_COLUMNS = ("token_ids", "input_ids", "tokens")
 IGNORED = -100
 
 
 class Figures:
-    """Counts of the rows that were written, by split, and of the sessions behind them."""
+    """Counts of the written rows by split, and the weight versions of their sessions."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, Counter[str]] = {}
@@ -28,7 +28,7 @@ class Figures:
         self._policies: dict[str, tuple[int, int]] = {}
 
     def take_item(self, item: ExportItem) -> None:
-        """A session that rows are made of."""
+        """Counts a session that rows are made from."""
         low, high = self._policies.get(item.session.policy, (NO_VERSION, NO_VERSION))
         for segment in item.rows:
             trained = segment.versions[segment.loss_mask]
@@ -39,7 +39,7 @@ class Figures:
         self._policies[item.session.policy] = low, high
 
     def take_row(self, split: str, row: Row) -> None:
-        """A row that was written. Rows without token columns count no tokens."""
+        """Counts the tokens of a written row; none for a row without token columns."""
         ids = next((row.values[name] for name in TOKEN_COLUMNS if name in row.values), None)
         if ids is None:
             return
@@ -54,12 +54,12 @@ class Figures:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Rows by length: up to each power of two tokens."""
+        """The number of rows by length in tokens, with powers of two as upper bounds."""
         return {f"<={2**power}": self._lengths[power] for power in sorted(self._lengths)}
 
     @property
     def policies(self) -> dict[str, dict[str, int | None]]:
-        """The policies whose sessions are in, with the oldest and newest weight version that carries loss."""
+        """The policies of the dataset's sessions, with the oldest and newest weight version that carries loss."""
         return {
             name: {"oldest_version": None if low == NO_VERSION else low, "newest_version": high if high >= 0 else None}
             for name, (low, high) in sorted(self._policies.items())
@@ -67,7 +67,7 @@ class Figures:
 
 
 def card(manifest: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
-    """README.md in the hub's layout: YAML that names each split's files, and what the manifest says, to read."""
+    """README.md in the hub's layout: YAML that lists each split's files, then a readable summary of the manifest."""
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for split in manifest["splits"]:
         if any(entry["path"].startswith(f"{split}-") for entry in files):

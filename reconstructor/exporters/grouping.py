@@ -1,6 +1,6 @@
-"""`--score` and `--group-by`: recorded sessions that belong to no rollout, judged and compared like rollouts.
+"""`--score` and `--group-by`: rewards and groups for recorded sessions without a rollout.
 
-A session's score (`rolltap.open(...).score`) stands for its reward; a tag, or what it begins with, for its group.
+A session's score (`rolltap.open(...).score`) is its reward. A tag, or the opening of its conversation, is its group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BY_TAG = "tag."
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """`score` names the score that is a session's reward, `by` is "opening" or "tag.NAME"; empty: neither."""
+    """`score`: name of the score that is the reward. `by`: "opening" or "tag.NAME". Empty: not used."""
 
     score: str = ""
     by: str = ""
@@ -27,9 +27,9 @@ class Grouping:
 
     @property
     def tag(self) -> str:
-        """The tag that groups; "" where none does."""
+        """The name of the grouping tag; "" if there is none."""
         return self.by.removeprefix(BY_TAG) if self.by.startswith(BY_TAG) else ""
 
     def of_tags(self, tags: Mapping[str, str]) -> str:
-        """The group that a session's tags name; "" for none."""
+        """The group for a session's tags; "" if the grouping tag is missing."""
         return f"{self.tag}={tags[self.tag]}" if self.tag in tags else ""

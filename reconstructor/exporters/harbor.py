@@ -1,7 +1,7 @@
 """Harbor's rollout details: per turn the prompt's ids, the completion's ids and their log-probabilities.
 
-One row a session; `rollout_details` holds one detail a segment with loss, the main agent's first, as Harbor's
-`RolloutDetail` wants it. A turn is listed where it is trained, and nowhere else.
+One row per session. `rollout_details` has one Harbor `RolloutDetail` per segment with loss, the main agent's first.
+A turn is listed only in the segment that trains it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rolltap.types import Segment
 
 @dataclass(frozen=True, slots=True)
 class Harbor:
-    """See the module."""
+    """One row per session; see the module's docstring."""
 
     name: ClassVar[str] = "harbor"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl",)
@@ -39,7 +39,7 @@ class Harbor:
 
 
 def rollout_detail(item: ExportItem, segment: Segment) -> dict[str, Any]:
-    """One `RolloutDetail`: lists of equal length, an entry a turn."""
+    """One `RolloutDetail`: lists of equal length, with one entry per turn."""
     calls = [item.calls[turn.call_id] for turn in trained_spans(segment)]
     extra: dict[str, list[Any]] = {"weight_versions": [versions_of(call) for call in calls]}
     for name in sorted({name for call in calls for name in call.extras}):

@@ -1,11 +1,11 @@
-"""`--state FILE`: a dataset that grows. Each run appends what has ended since the last one, and a killed run goes on.
+"""`--state FILE`: a growing dataset. Each run appends what has ended since the last run, and completes a killed one.
 
-The dataset is made of parts, each written like a dataset of its own (`DatasetWriter`). A finished part is entered in
-the state in one transaction with the units (groups, sessions without a group) that it holds, and then moved in. A part
-that is not in the state is thrown away; one that is there and was not moved is moved by the next run. So no unit is
-twice in a dataset and none is missing, whenever a run is killed.
+The dataset consists of parts, each written like a dataset of its own (`DatasetWriter`). A finished part is entered in
+the state, in one transaction with its units (groups, sessions without a group); then its files are moved into the
+dataset. The next run deletes a part that is not in the state, and moves one that is there but was not moved. So
+whenever a run is killed, each unit is in the dataset exactly once.
 
-A unit is taken once, when all of it has ended (`ExportItem.settled`); until then it waits for a later run.
+A unit is exported once, when all of it has ended (`ExportItem.settled`); until then it waits for a later run.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ create table if not exists tasks (split text, id text, primary key (split, id)) 
 
 
 class ExportState:
-    """What a growing dataset holds, in a SQLite file. One export at a time: a second one is refused."""
+    """The contents of a growing dataset, in a SQLite file. Raises `DatasetError` while another export uses the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with self._errors():  # used by one thread after another, never by two at once
+        with self._errors():  # several threads use it, but never two at once
             self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
             self._connection.execute("pragma locking_mode = exclusive")
             self._connection.execute("pragma synchronous = full")
@@ -70,7 +70,7 @@ class ExportState:
         return self._rows("select count(*) from tasks where split = ?", split)[0][0]
 
     def enter(self, number: int, manifest: Mapping[str, Any], units: Sequence[str], writer: DatasetWriter) -> None:
-        """A part, with what it holds, or nothing at all."""
+        """Enters a part with its units, contents and tasks, in one transaction."""
         with self._errors():
             run = self._connection.execute
             run("begin immediate")
@@ -98,10 +98,10 @@ class ExportState:
 
 
 class GrowingDataset:
-    """As `DatasetWriter`: takes groups, and `finish` returns the manifest of the whole dataset.
+    """Used like `DatasetWriter`: takes groups, and `finish` returns the manifest of the whole dataset.
 
-    `part(folder, known)` makes the writer of a part, where rows with the digests `known` are duplicates. A part ends at
-    about `part_bytes`.
+    `part(folder, known)` returns the writer of a part, in which rows with a digest in `known` are duplicates. A part
+    ends at about `part_bytes`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class GrowingDataset:
         self._state.close()
 
     def add(self, group: Sequence[ExportItem]) -> None:
-        """Takes in a group once, when all of it has ended."""
+        """Adds a group if all of it has ended and no earlier run added it."""
         unit = group[0].group_id or group[0].session.id
         if unit in self._units:
             return
@@ -154,8 +154,8 @@ class GrowingDataset:
             self._commit()
 
     def finish(self) -> dict[str, Any]:
-        """Enters the last part; the manifest of all of them, with how many sessions wait for a later run."""
-        if self._writer is None and not self._state.parts:  # the first run makes a dataset, also one without rows
+        """Enters the last part. Returns the manifest of all parts, with the number of sessions that wait."""
+        if self._writer is None and not self._state.parts:  # the first run writes a dataset even without rows
             self._writer = self._make(self._folder(self._number), self._contents)
             self._writer.__enter__()
         if self._writer is not None:
@@ -180,13 +180,13 @@ class GrowingDataset:
         return self._parts / f"{number:05d}"
 
     def _check(self, parts: Mapping[int, Mapping[str, Any]]) -> None:
-        """Refuses a folder that is not this state's, and another query than its earlier parts had."""
+        """Raises `DatasetError` if the folder or a file is not this state's, or the query is not the earlier parts'."""
         if not parts:
             if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
                 raise DatasetError(f"{self._out} is there and not empty, and --state knows nothing of it")
             return
-        asked = msgspec.json.decode(msgspec.json.encode(self._make(self._folder(0), set()).asked))
-        for name, value in asked.items():
+        query = msgspec.json.decode(msgspec.json.encode(self._make(self._folder(0), set()).asked))
+        for name, value in query.items():
             before = next(iter(parts.values()))[name]
             if before != value:
                 raise DatasetError(f"--state: {self._out} was made with {name} {before}, not {value}")
@@ -197,7 +197,7 @@ class GrowingDataset:
                     raise DatasetError(f"--state: {self._out / name} is gone")
 
     def _move(self, number: int, manifest: Mapping[str, Any]) -> None:
-        """Puts a part's files into the dataset, as far as they are not there."""
+        """Moves a part's files into the dataset, except those that an earlier run moved."""
         self._out.mkdir(mode=0o700, parents=True, exist_ok=True)
         for file in manifest["files"]:
             source = self._folder(number) / file["path"]
@@ -215,10 +215,10 @@ class GrowingDataset:
             figures["tasks"] = self._state.tasks(split)
         manifest["sessions_waiting"] = self.waiting
         for name, text in ((MANIFEST, encoded(manifest)), (CARD, card(manifest, manifest["files"]).encode())):
-            fresh = self._out / f".{name}"
-            fresh.write_bytes(text)
-            fresh.chmod(0o600)
-            fresh.rename(self._out / name)
+            temporary = self._out / f".{name}"
+            temporary.write_bytes(text)
+            temporary.chmod(0o600)
+            temporary.rename(self._out / name)
         return manifest
 
 

@@ -1,7 +1,7 @@
 """Desirable and undesirable completions: `prompt`, `completion`, `label`, as TRL's KTO reads them.
 
-`label` says whether the rollout's reward is above `threshold`. No pairs are needed, so every rollout with a reward and
-one main conversation has a row.
+`label` is true if the rollout's reward is above `threshold`. KTO needs no pairs, so every rollout with a reward and one
+main conversation has a row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rolltap.reconstructor.exporters.conversation import MessageForm, rewarded, 
 
 @dataclass(frozen=True, slots=True)
 class Kto(MessageForm):
-    """One row a rollout."""
+    """One row per rollout."""
 
     threshold: float = 0.0
 

@@ -1,4 +1,4 @@
-"""The language of `--where`, read by lark: conditions with `and`, `or`, `not`, `in (...)`, brackets and quotes."""
+"""The language of `--where`, parsed by lark: conditions with `and`, `or`, `not`, `in (...)`, brackets and quotes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WANTED = "FIELD OP VALUE, as in reward>=0.5 or task in (a, 'b c'), joined by and
 
 
 def parse(text: str, kinds: Mapping[str, Kind]) -> Expression:
-    """The expression of a text over fields of these kinds; `DatasetError` says where it can't be read, and why."""
+    """Parses a text over fields of these kinds. Raises `DatasetError`, with the place and the reason."""
     try:
         return _Builder(text, kinds).transform(_parser().parse(text))
     except UnexpectedInput as error:
@@ -57,7 +57,7 @@ def _parser() -> Lark:
 
 
 class _Builder(Transformer[Token, Expression]):
-    """Makes the expression of a parsed text."""
+    """Builds the expression from the parse tree."""
 
     def __init__(self, text: str, kinds: Mapping[str, Kind]) -> None:
         super().__init__()
@@ -75,15 +75,15 @@ class _Builder(Transformer[Token, Expression]):
 
     def condition(self, tokens: list[Token]) -> Expression:
         field, op, value = tokens
-        return self._made(field, str(op), value)
+        return self._comparison(field, str(op), value)
 
     def within(self, tokens: list[Token]) -> Expression:
-        return AnyOf(tuple(self._made(tokens[0], "=", value) for value in tokens[1:]))
+        return AnyOf(tuple(self._comparison(tokens[0], "=", value) for value in tokens[1:]))
 
     def without(self, tokens: list[Token]) -> Expression:
         return NotOf(self.within(tokens))
 
-    def _made(self, field: Token, op: str, value: Token) -> FilterCondition:
+    def _comparison(self, field: Token, op: str, value: Token) -> FilterCondition:
         name = str(field)
         kind = self._kinds.get("tag" if name.startswith("tag.") else name)
         if kind is None:
@@ -100,7 +100,7 @@ class _Builder(Transformer[Token, Expression]):
 
 
 def _value(name: str, kind: Kind, text: str) -> Any:
-    """A date without a time stays a text, which is compared with the day."""
+    """A condition's value by its kind. A date without a time stays a text, which is compared with the day."""
     try:
         if kind == "number":
             return float(text)

@@ -1,4 +1,4 @@
-"""Adds up the manifests of a dataset's parts."""
+"""Merges the manifests of a dataset's parts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ADDED = (
 
 
 def merged(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One manifest: what is counted is added, and the rest is the last part's. A task in two parts counts twice."""
-    whole = dict(manifests[-1])
+    """One manifest: counts are added, other values are the last part's. A task in two parts counts twice."""
+    result = dict(manifests[-1])
     for name in ADDED:
-        if name in whole:
+        if name in result:
             values = [manifest[name] for manifest in manifests]
-            whole[name] = values[0]
+            result[name] = values[0]
             for value in values[1:]:
-                whole[name] = _sum(whole[name], value)
-    whole["policies"] = _policies([manifest["policies"] for manifest in manifests])
-    whole["reconstruction"] = total(report_from(manifest["reconstruction"]) for manifest in manifests).to_dict()
-    return whole
+                result[name] = _sum(result[name], value)
+    result["policies"] = _policies([manifest["policies"] for manifest in manifests])
+    result["reconstruction"] = total(report_from(manifest["reconstruction"]) for manifest in manifests).to_dict()
+    return result
 
 
 def _sum(first: Any, second: Any) -> Any:

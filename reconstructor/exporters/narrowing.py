@@ -1,6 +1,6 @@
-"""`--best`, `--balance` and `--limit`: which of the sessions that `--where` keeps a dataset is made of.
+"""`--best`, `--balance` and `--limit`: select among the sessions that `--where` keeps.
 
-A first pass over the record notes a few words of each session (`Eligible`), a second writes those that were chosen.
+A first pass over the record collects a short entry per session (`Eligible`); a second pass writes the selected ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BalanceBy = Literal["", "harness", "task"]
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
-    """A session that may be chosen."""
+    """A session that may be selected."""
 
     session_id: str
     task_id: str
@@ -36,7 +36,7 @@ class Eligible:
 class Narrowing:
     """In this order: `best` rollouts of each task by reward, as many of each `balance`, `limit` in all. 0: no bound.
 
-    What is left to chance goes by a hash of the session's id and `seed`, so that a higher limit keeps the same ones.
+    Random choices follow a hash of `seed` and the session's id, so a higher limit keeps the sessions of a lower one.
     """
 
     best: int = 0
@@ -51,7 +51,7 @@ class Narrowing:
             raise DatasetError("--best and --limit: want a number of sessions, 1 or more")
 
     def __bool__(self) -> bool:
-        """Whether anything is bounded."""
+        """True if there is any bound."""
         return bool(self.best or self.balance or self.limit)
 
     def choose(self, sessions: Iterable[Eligible]) -> frozenset[str]:
@@ -68,7 +68,7 @@ class Narrowing:
         return frozenset(session.session_id for session in (kept[: self.limit] if self.limit else kept))
 
     def _best(self, sessions: Sequence[Eligible]) -> list[Eligible]:
-        """Of one task: the highest rewards, the older first where they are equal; none without a reward."""
+        """The sessions of one task with the highest rewards; of equal ones, the older. None without a reward."""
         scored = [(session.reward, session) for session in sessions if session.reward is not None]
         scored.sort(key=lambda pair: (-pair[0], pair[1].session_id))
         return [session for _, session in scored[: self.best]]
@@ -78,7 +78,7 @@ class Narrowing:
 
 
 def _by(sessions: Iterable[Eligible], name: Literal["harness", "task"]) -> list[list[Eligible]]:
-    """The sessions by task or harness, in the order of first sight."""
+    """The sessions grouped by task or harness, in the order of first appearance."""
     classes: defaultdict[str, list[Eligible]] = defaultdict(list)
     for session in sessions:
         classes[session.task_id if name == "task" else session.harness].append(session)

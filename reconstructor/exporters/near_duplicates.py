@@ -1,8 +1,8 @@
-"""`--near-duplicates SIMILARITY`: leaves out rows that say nearly what an earlier row says, by MinHash.
+"""`--near-duplicates SIMILARITY`: leaves out rows whose text is nearly that of an earlier row, by MinHash.
 
-What a row says are its runs of `RUN` words (or of token ids, where it holds no texts). The share of runs that two rows
-have in common (Jaccard) is estimated by `SIZE` minima of hashes, as in Broder, "On the resemblance and containment of
-documents" (1997); rows are compared where a band of minima is equal. 512 bytes a row.
+A row is the set of its runs of `RUN` words (or of token ids, if it has no texts). The share of runs that two rows have
+in common (Jaccard) is estimated by `SIZE` minima of hashes, as in Broder, "On the resemblance and containment of
+documents" (1997). Two rows are compared if a band of their minima is equal. Takes 512 bytes per row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rolltap.errors import DatasetError
 RUN = 5
 SIZE = 128
 BAND = 4
-"""Minima a band: of rows of similarity 0.7, one pair in five thousand shares no band."""
+"""Minima per band. At a similarity of 0.7, one pair of rows in five thousand shares no band."""
 
 PRIME = (1 << 31) - 1
 WORD = re.compile(r"\w+")
@@ -28,7 +28,7 @@ CHUNK = 4096
 
 
 class NearDuplicates:
-    """Remembers rows. Estimates are exact to about 0.04 (one standard deviation at a similarity of 0.8)."""
+    """Stores the signatures of rows. Estimates have an error of about 0.04 (one standard deviation at 0.8)."""
 
     def __init__(self, similarity: float) -> None:
         if not 0.5 <= similarity <= 1:
@@ -43,7 +43,7 @@ class NearDuplicates:
         self._bands: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
 
     def knows(self, content: Any) -> bool:
-        """Whether an earlier row says nearly the same; else it is remembered."""
+        """True if an earlier row is nearly the same; otherwise the row is stored."""
         signature = self._signature(_runs(content))
         keys = [(at, signature[at : at + BAND].tobytes()) for at in range(0, SIZE, BAND)]
         for index in {index for key in keys for index in self._bands.get(key, ())}:
@@ -63,7 +63,7 @@ class NearDuplicates:
 
 
 def _runs(content: Any) -> np.ndarray:
-    """The hashes of the different runs of words or ids in a row's content, below `PRIME`."""
+    """The hashes of the distinct runs of words or ids in a row's content, below `PRIME`."""
     words: list[bytes] = []
     for value in _leaves(content):
         words += [word.encode() for word in WORD.findall(value.lower())] if isinstance(value, str) else _ids(value)

@@ -1,8 +1,8 @@
-"""NeMo Gym's rollouts (`gym eval run`'s JSON Lines): one row a rollout, in the Responses API's items.
+"""NeMo Gym's rollouts (`gym eval run`'s JSON Lines): one row per rollout, with items of the Responses API.
 
-The last item of a trained reply holds `prompt_token_ids`, `generation_token_ids` and `generation_log_probs`, as Gym's
-own model servers write them; NeMo RL trains on these. It wants every prompt to begin with what came before it, so a
-rollout whose history broke off, or which has subagents, has no row.
+The last item of a trained reply has `prompt_token_ids`, `generation_token_ids` and `generation_log_probs`, as Gym's own
+model servers write them; NeMo RL trains on these. NeMo RL requires that every prompt begins with the previous prompt
+and reply, so a rollout with a break or with subagents has no row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rolltap.types import Call
 
 @dataclass(frozen=True, slots=True)
 class NemoGym:
-    """`agent` is the agent that Gym's figures are grouped by; "" is the rollout's harness."""
+    """`agent` is the agent by which Gym groups its metrics; "": the rollout's harness."""
 
     agent: str = ""
 
@@ -83,7 +83,7 @@ class NemoGym:
 
 
 def task_index(name: str) -> int:
-    """A number for a group that does not depend on what else is exported: 48 bits of its id's hash."""
+    """A group's number: 48 bits of its id's hash, so that it does not depend on the other exported groups."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
@@ -96,7 +96,7 @@ def _tokens(call: Call) -> dict[str, Any]:
 
 
 def _items(message: Message, place: str) -> list[dict[str, Any]]:
-    """A message as items of the Responses API; the words of a reply stand before its tool calls."""
+    """A message as items of the Responses API. A reply's text comes before its tool calls."""
     if message["role"] == "tool":
         fields = {"call_id": message.get("tool_call_id", ""), "output": content_text(message)}
         return [{"type": "function_call_output", **fields, "status": "completed"}]

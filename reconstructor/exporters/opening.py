@@ -1,7 +1,8 @@
-"""What a conversation begins with, apart from what changes by itself: clocks, working directories, billing headers.
+"""The opening of a conversation, compared without volatile text: clocks, working directories, billing headers.
 
-The harness's own text (`system`) and, where two conversations are known to be of one task, what it puts into the user's
-messages may differ in these. What a policy declares as volatile (`policies.NAME.ignore`) counts nowhere.
+Volatile text is ignored in the harness's own text (`system`). It is ignored in the user's messages, too, if both
+conversations are known to be of one task. Text that a policy declares as volatile (`policies.NAME.ignore`) is ignored
+in all messages but the assistant's.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ VOLATILE = tuple(
         r"(?<![\w/.:])(?:/[\w.@+~-]+){2,}/?",
     )
 )
-"""Billing headers, ids, dates, times, names of days, absolute paths."""
+"""Billing headers, UUIDs, dates, times, names of days, absolute paths."""
 
 
 def opening_key(item: ExportItem) -> str:
-    """Names what the session's main conversation begins with; "" where it has not one.
+    """A hash of the opening of the session's main conversation; "" unless it has exactly one.
 
-    Users' words count as they stand, apart from what the policy ignores: a path or date there may be the task.
+    Only the policy's patterns apply to user messages: a path or a date there may be the task.
     """
     main = [conversation for conversation in conversations(item) if not conversation.agent]
     if len(main) != 1:
@@ -45,13 +46,13 @@ def opening_key(item: ExportItem) -> str:
 
 
 def begin_alike(one: tuple[ExportItem, Conversation], other: tuple[ExportItem, Conversation]) -> bool:
-    """Whether two conversations of one task begin with the same messages, apart from what changes by itself."""
+    """True if two conversations of one task begin with the same messages, apart from volatile text."""
     roles = ("system", "developer", "user", "tool")
     return _beginning(one[1], one[0], roles) == _beginning(other[1], other[0], roles)
 
 
 def _beginning(conversation: Conversation, item: ExportItem, roles: Sequence[str]) -> list[Any]:
-    """The opening messages; those of `roles` without volatile text."""
+    """The opening messages. Those of `roles` are without volatile text."""
     opening = [each.message for each in conversation.recorded[: conversation.opening]]
     return [_steady(message, item.ignore, message["role"] in roles) for message in opening]
 

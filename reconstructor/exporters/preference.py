@@ -1,9 +1,9 @@
 """Preference pairs within a group, by reward: `prompt`, `chosen`, `rejected`, as TRL's DPO reads them.
 
-The rollouts of a group that have a reward and one main conversation are ranked; the best is paired with the worst, the
-second best with the second worst, and so on, as long as their rewards differ by more than `margin`. No rollout is used
-twice. Both sides begin alike, apart from clocks, paths and other text that changes by itself (`opening`): the prompt is
-the better one's. A completion is the whole rest of the conversation, the tools' answers included.
+The rollouts of a group that have a reward and one main conversation are ranked. The best is paired with the worst, the
+second best with the second worst, and so on. A pair is used if its rewards differ by more than `margin`, and no rollout
+is used twice. Both sides must have the same opening, apart from clocks, paths and other volatile text (`opening`); the
+prompt is the better one's. A completion is the whole rest of the conversation, including tool results.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Keeps secrets and personal data out of datasets.
 
-Texts are redacted in place, and counted by kind. Token ids can't be: a row whose tokens spell one is left out. What
-they spell is what their calls said; with the tokenizer at hand the ids themselves are decoded as well.
+Secrets in texts are replaced and counted by kind. Token ids can't be redacted: a row whose tokens contain a secret is
+left out. To find it, the texts of the row's calls are searched and, if there is a tokenizer, the decoded ids as well.
 
-What is looked for are `Detector`s: the patterns of well-known keys, always; others by `--detector NAME` (`DETECTORS`,
+`Detector`s define what is searched for: always the patterns of well-known keys; more by `--detector NAME` (`DETECTORS`,
 or a package's entry point `rolltap.detectors`) and by `--redact FILE`.
 """
 
@@ -27,26 +27,26 @@ ENTRY_POINTS = "rolltap.detectors"
 REPLACEMENT = "[redacted]"
 CONFIGURED = "configured secret"
 SHORT, KEPT = 64, 10_000
-"""Letters, and number, of texts that are remembered as harmless."""
+"""Texts without a secret are cached: at most `KEPT` of them, of at most `SHORT` characters each."""
 
 UNSUITABLE = ("Public IP (ipv4)",)
-"""What detect-secrets looks for beside secrets."""
+"""Kinds of detect-secrets that are not secrets."""
 
 
 class Detector(Protocol):
-    """Finds one kind of text that may not be in a dataset."""
+    """Finds one kind of text that must not be in a dataset."""
 
     @property
     def kind(self) -> str: ...
 
     def spans(self, text: str) -> Iterable[tuple[int, int]]:
-        """Where it stands, in order and apart from each other."""
+        """The matches as (start, end), in order and without overlap."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PatternDetector:
-    """A regular expression. A text without any of `anchors` can't match and is not searched, which is much faster."""
+    """A regular expression. A text without any of `anchors` can't match, so it is not searched: much faster."""
 
     kind: str
     pattern: re.Pattern[str]
@@ -85,14 +85,14 @@ KEYS: Sequence[PatternDetector] = (
 
 
 def _luhn(text: str) -> bool:
-    """Whether the digits are a payment card's: the check digit of ISO/IEC 7812."""
+    """True if the check digit of a payment card number is right (ISO/IEC 7812)."""
     digits = [int(digit) for digit in reversed(text) if digit.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]
     return (sum(digits[::2]) + sum(doubled)) % 10 == 0
 
 
 def _iban(text: str) -> bool:
-    """Whether the check digits of ISO 13616 hold."""
+    """True if the check digits are right (ISO 13616)."""
     plain = text.replace(" ", "")
     return int("".join(str(int(letter, 36)) for letter in plain[4:] + plain[:4])) % 97 == 1
 
@@ -106,7 +106,7 @@ PERSONAL: Sequence[PatternDetector] = (
 
 
 def library_detectors() -> list[PatternDetector]:
-    """What detect-secrets knows by shape, by its kind."""
+    """The regular expressions of detect-secrets, sorted by kind."""
     try:
         from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
         from detect_secrets.plugins.base import RegexBasedDetector
@@ -126,12 +126,12 @@ DETECTORS: Mapping[str, Callable[[], Sequence[Detector]]] = {
 
 
 def detectors_named(names: Iterable[str]) -> list[Detector]:
-    """The detectors of `--detector`, ours or installed packages'; unknown names list the known."""
+    """The detectors of `--detector`, built-in or installed. Raises `DatasetError`, with the known names, if unknown."""
     return [each for name in names for each in lookup("detector", name, DETECTORS, ENTRY_POINTS, DatasetError)()]
 
 
 def detectors_in(file: Path) -> list[Detector]:
-    """The regular expressions of a TOML file, `KIND = "PATTERN"` a line."""
+    """The regular expressions of a TOML file with one `KIND = "PATTERN"` per line."""
     try:
         kinds = tomllib.loads(file.read_text(encoding="utf-8"))
         return [PatternDetector(kind, re.compile(pattern)) for kind, pattern in kinds.items()]
@@ -140,16 +140,16 @@ def detectors_in(file: Path) -> list[Detector]:
 
 
 class Redactor:
-    """Finds well-known keys, the configured `secrets` (literal texts of at least 6 characters), and what `more` does.
+    """Finds well-known keys, `secrets` (literal texts of at least 6 characters), and the matches of `more`.
 
-    `replaced` counts by kind what was.
+    `replaced` counts the replacements by kind.
     """
 
     def __init__(self, secrets: Sequence[str] = (), more: Sequence[Detector] = ()) -> None:
         literal = sorted((secret for secret in secrets if len(secret) >= 6), key=len, reverse=True)
-        own = [_detector(CONFIGURED, "|".join(map(re.escape, literal)), *literal)] if literal else []
-        self._detectors: list[Detector] = [*own, *KEYS, *more]
-        self._harmless: set[str] = set()  # short texts that were looked through: keys, roles, names
+        configured = [_detector(CONFIGURED, "|".join(map(re.escape, literal)), *literal)] if literal else []
+        self._detectors: list[Detector] = [*configured, *KEYS, *more]
+        self._harmless: set[str] = set()  # short texts without a secret: keys, roles, names
         self.replaced: Counter[str] = Counter()
 
     @property
@@ -157,16 +157,16 @@ class Redactor:
         return self.replaced.total()
 
     def clean(self, value: Any) -> Any:
-        """`value` with every secret in its texts replaced; what holds none is handed back as it is."""
+        """`value` with every secret in its texts replaced. A text without a secret is returned as it is."""
         if isinstance(value, str):
-            return value if value in self._harmless or not self.finds(value) else self._cleaned(value)
+            return value if value in self._harmless or not self.finds(value) else self._replace(value)
         if isinstance(value, Mapping):
             return {self.clean(key): self.clean(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.clean(item) for item in value]
         return value
 
-    def _cleaned(self, text: str) -> str:
+    def _replace(self, text: str) -> str:
         for detector in self._detectors:
             for start, end in sorted(detector.spans(text), reverse=True):
                 text = text[:start] + REPLACEMENT + text[end:]
@@ -174,16 +174,16 @@ class Redactor:
         return text
 
     def finds(self, value: Any) -> bool:
-        """Whether a text in `value` holds a secret."""
+        """True if a text in `value` contains a secret."""
         if isinstance(value, str):
-            return value not in self._harmless and self._finds(value)
+            return value not in self._harmless and self._search(value)
         if isinstance(value, Mapping):
             return any(self.finds(key) or self.finds(item) for key, item in value.items())
         if isinstance(value, (list, tuple)):
             return any(self.finds(item) for item in value)
         return False
 
-    def _finds(self, text: str) -> bool:
+    def _search(self, text: str) -> bool:
         for detector in self._detectors:
             for _ in detector.spans(text):
                 return True
@@ -193,7 +193,7 @@ class Redactor:
 
 
 def token_arrays(value: Any) -> Iterator[list[int]]:
-    """The token ids in a row: every run of integers under a key that ends with `ids` or is `tokens`."""
+    """The token ids in a row: every list of integers under a key that ends with `ids` or is `tokens`."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _ids_in(item) if key == "tokens" or str(key).endswith("ids") else token_arrays(item)

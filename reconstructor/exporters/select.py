@@ -2,9 +2,9 @@
 
     reward>=0.5 and harness in (codex, pi) and not task~"swe *" and (date>=2026-03-01 or tag.team=a) and length<=8192
 
-Each condition is a field, an operator and a value, in quotes if it holds spaces. Texts and lists know `=`, `!=` and `~`
-(a shell pattern), numbers and dates all of `= != < <= > >=`. A field without a value (no reward yet, no task) satisfies
-only `!=`. What names fields of segments drops segments; the rest drops whole rollouts.
+Each condition is a field, an operator and a value, in quotes if it has spaces. Texts and lists have `=`, `!=` and `~`
+(a shell pattern); numbers and dates have `= != < <= > >=`. A field without a value (no reward yet, no task) satisfies
+only `!=`. Conditions on segment fields drop segments; the others drop whole rollouts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIELD_KINDS: Mapping[str, Kind] = {name: field.kind for name, field in {**ITEM_F
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """All of its parts must hold."""
+    """A selection: all of its parts must be true."""
 
     parts: Sequence[Expression] = ()
 
@@ -38,11 +38,11 @@ class Where:
         return " and ".join(part.text for part in self.parts)
 
     def holds(self, segment: Segment) -> bool:
-        """Whether a segment satisfies these conditions, which are all of segments."""
+        """True if the segment matches. All conditions must be on segment fields."""
         return all(part.holds(None, segment) for part in self.parts)
 
     def keep(self, item: ExportItem) -> ExportItem | None:
-        """The item with the segments that are wanted, or None if it is not wanted or none of its segments is."""
+        """The item with its matching segments, or None if the item or all of its segments don't match."""
         of_segments = [part for part in self.parts if part.of_segments]
         if not all(part.holds(item, None) for part in self.parts if not part.of_segments):
             return None
@@ -53,7 +53,7 @@ class Where:
 
 
 def _with_segments(trajectory: Trajectory, kept: tuple[Segment, ...]) -> Trajectory:
-    """The trajectory with some of its segments; what is counted on segments is counted again."""
+    """The trajectory with only the kept segments, and with its segment counts recomputed."""
     rows = [segment for segment in kept if segment.loss_mask.any()]
     counts = {
         **trajectory.counts,
@@ -67,12 +67,12 @@ def _with_segments(trajectory: Trajectory, kept: tuple[Segment, ...]) -> Traject
 
 
 def parse_where(texts: Sequence[str]) -> Where:
-    """The expressions of `--where`, given once or several times; `DatasetError` names what can't be read."""
+    """Parses the values of one or several `--where`. Raises `DatasetError` if one can't be parsed."""
     return Where(tuple(part for text in texts for part in _parts(text, FIELD_KINDS)))
 
 
 def parse_conditions(texts: Sequence[str], kinds: Mapping[str, Kind]) -> tuple[FilterCondition, ...]:
-    """The conditions of texts in this language, over fields of these kinds, where only `and` may join them."""
+    """Parses conditions over fields of these kinds. Raises `DatasetError` if anything but `and` joins them."""
     parts = [part for text in texts for part in _parts(text, kinds)]
     for part in parts:
         if not isinstance(part, FilterCondition):
@@ -81,8 +81,8 @@ def parse_conditions(texts: Sequence[str], kinds: Mapping[str, Kind]) -> tuple[F
 
 
 def _parts(text: str, kinds: Mapping[str, Kind]) -> tuple[Expression, ...]:
-    """What must all hold."""
+    """The parts of a text that `and` joins at its top level."""
     if not text.strip():
         return ()
-    whole = parse(text, kinds)
-    return whole.parts if isinstance(whole, AllOf) else (whole,)
+    expression = parse(text, kinds)
+    return expression.parts if isinstance(expression, AllOf) else (expression,)

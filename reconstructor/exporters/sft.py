@@ -1,11 +1,11 @@
 """Supervised fine-tuning on conversations: `messages` and `tools`, as TRL, Axolotl and others read them.
 
-`tools` is a JSON text (TRL decodes it). A tool call's arguments are an object where they are JSON. The trainer renders
-the conversation by its chat template, so its tokens need not be the sampled ones; `sft-tokens` holds those.
+`tools` is a JSON text (TRL decodes it). A tool call's arguments are an object if they are JSON. The trainer renders the
+conversation with its chat template, so its tokens may differ from the sampled ones; `sft-tokens` has the sampled ones.
 
-Each assistant message has a `weight`: 1 where this row trains it, 0 for context. A trainer that reads no weights (TRL)
-takes `targets=split`, a `prompt` and a `completion` for each reply that is trained, or `targets=whole`, conversations
-of which every reply is.
+Each assistant message has a `weight`: 1 if this row trains it, 0 for context. For a trainer that ignores weights (TRL)
+use `targets=split`, with a `prompt` and a `completion` per trained reply, or `targets=whole`, with only the
+conversations in which every reply is trained.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rolltap.reconstructor.exporters.conversation import (
 
 @dataclass(frozen=True, slots=True)
 class Sft(MessageForm):
-    """One row a conversation, or one a reply."""
+    """One row per conversation, or one per reply."""
 
     targets: Targets = "weight"
 

@@ -1,6 +1,6 @@
-"""Supervised fine-tuning on the sampled tokens: `input_ids` and `labels`, -100 wherever there is no loss.
+"""Supervised fine-tuning on the sampled tokens: `input_ids` and `labels`, which are -100 for tokens without loss.
 
-TRL takes it with `dataset_kwargs={"skip_prepare_dataset": True}`; nothing is rendered again.
+TRL reads it with `dataset_kwargs={"skip_prepare_dataset": True}`; nothing is rendered again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class SftTokens:
-    """One row a segment with loss."""
+    """One row per segment with loss."""
 
     name: ClassVar[str] = "sft-tokens"
     containers: ClassVar[tuple[Container, ...]] = ("parquet", "jsonl")

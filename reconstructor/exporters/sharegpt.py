@@ -1,12 +1,12 @@
 """ShareGPT, as LLaMA-Factory and others read it: `conversations` of `from` and `value`, `system`, `tools`.
 
 Turns alternate: `human` or `observation`, then `gpt` or `function_call`. Parallel calls are a JSON list in one
-`function_call`, their results a JSON list in one `observation`; reasoning stands before them in `<think>`. Words beside
-calls stand before these, which are in `<tool_call>` then: LLaMA-Factory keeps such words.
+`function_call`, their results a JSON list in one `observation`. Reasoning comes first, in `<think>`. If a reply has
+text and calls, the text comes before the calls, which are then in `<tool_call>`: LLaMA-Factory keeps such text.
 
-LLaMA-Factory reads no weights: it trains every turn of the model, or with `mask_history` the last one. So `targets` is
-`whole` (conversations of which every reply is trained) or `split` (a row a reply, for `mask_history`); with `weight`,
-for other readers, each turn of the model has a `weight` of 1 or 0.
+LLaMA-Factory ignores weights: it trains every turn of the model, or with `mask_history` only the last one. So `targets`
+is `whole` (conversations in which every reply is trained) or `split` (one row per reply, for `mask_history`). With
+`weight`, for other readers, each turn of the model has a `weight` of 1 or 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OURS = ("gpt", "function_call")
 
 @dataclass(frozen=True, slots=True)
 class ShareGpt:
-    """One row a conversation, or one a reply."""
+    """One row per conversation, or one per reply."""
 
     reasoning: ReasoningUse = "keep"
     targets: Targets = "whole"
@@ -69,7 +69,7 @@ class ShareGpt:
 
 
 def share_gpt_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages without the system's, as turns; consecutive ones of one side are joined."""
+    """The messages as turns, without system messages. Consecutive user messages or tool results are joined."""
     turns: list[dict[str, Any]] = []
     results: list[str] = []
     for message in messages:
@@ -89,7 +89,7 @@ def share_gpt_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def alternates(turns: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the turns go human or tool, then model, and so on, and end with the model."""
+    """True if the turns alternate between human or tool and model, and end with the model."""
     return (
         bool(turns) and len(turns) % 2 == 0 and all((turn["from"] in OURS) == (i % 2) for i, turn in enumerate(turns))
     )

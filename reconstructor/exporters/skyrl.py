@@ -22,7 +22,7 @@ from rolltap.reconstructor.exporters.verl import TaskPrompt
 
 @dataclass(frozen=True, slots=True)
 class SkyRlSft:
-    """One row a segment with loss: its sampled tokens, and a mask over all of them."""
+    """One row per segment with loss: its tokens, and a loss mask over all of them."""
 
     name: ClassVar[str] = "skyrl-sft"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
@@ -49,7 +49,7 @@ class SkyRlSft:
 
 @dataclass(frozen=True, slots=True)
 class SkyRlRl:
-    """One row a task: its opening messages, to be sampled from again in the environment `env_class`."""
+    """One row per task: its opening messages, for new rollouts in the environment `env_class`."""
 
     env_class: str = "rolltap"
     data_source: str = "rolltap"

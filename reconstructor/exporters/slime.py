@@ -1,9 +1,9 @@
-"""slime's recorded rollouts (`--load-debug-rollout-data`): `Sample`s in files of `torch.save`, as slime writes them.
+"""slime's recorded rollouts (`--load-debug-rollout-data`): `Sample`s in `torch.save` files, as slime writes them.
 
-The fields are those of `slime.utils.types.Sample.to_dict()` at commit 624b824 (21 August 2026); slime is not on a
-package index, so the tests hold the rows against a copy of its field names, not against its code. A sample is a segment
-with loss: its response begins with the first sampled token. Samples of one rollout share a `rollout_id`, so it weighs
-once.
+The fields are those of `slime.utils.types.Sample.to_dict()` at commit 624b824 (21 August 2026). slime is not on a
+package index, so the tests compare the rows with a copy of its field names, not with its code. A sample is a segment
+with loss; its response begins with the first sampled token. Samples of one rollout share a `rollout_id`, so that slime
+weighs the rollout once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rolltap.types import NO_VERSION, Finish, RolloutStatus, Segment
 
 @dataclass(frozen=True, slots=True)
 class Slime:
-    """One sample a segment. Numbers of groups, rollouts and samples are made of their ids, so that they do not depend
-    on what else is exported."""
+    """One sample per segment. Numbers of groups, rollouts and samples are hashes of their ids, so that they do not
+    depend on the rest of the export."""
 
     name: ClassVar[str] = "slime"
     containers: ClassVar[tuple[Container, ...]] = ("pt",)
@@ -78,7 +78,7 @@ def _sample(item: ExportItem, segment: Segment, index: int, conversation: Conver
 
 
 def _status(item: ExportItem, segment: Segment) -> str:
-    """What slime calls truncated: a rollout that ran out of time, or a last reply that ran out of tokens."""
+    """slime's status. "truncated": the rollout timed out, or its last trained reply reached the token limit."""
     late = item.rollout is not None and item.rollout.status is RolloutStatus.TIMED_OUT
     cut = item.calls[last_span(segment).call_id].finish is Finish.LENGTH
     return "truncated" if late or cut else "completed"

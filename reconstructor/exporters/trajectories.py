@@ -1,10 +1,10 @@
-"""The full record: one row a segment, with its arrays, turns, rewards and conversation.
+"""The full record: one row per segment, with its arrays, turns, rewards and conversation.
 
-Segments without loss (side calls, abandoned beginnings of a history) are rows too; `loss_mask` says so. `messages` are
-rebuilt from the recorded replies; `turns` has what is on record of each call, its kind and mask with the rule that
-decided, and the break before it. Log-probabilities of masked calls stand in their turn, those of trained calls in the
-row that trains them. Every other format can be made of all rows of a session. Calls that came to nothing (aborted,
-refused, undelivered) have no tokens in any row.
+Segments without loss (side calls, abandoned branches of a history) are rows too, with an all-false `loss_mask`.
+`messages` are rebuilt from the recorded replies. `turns` has the record of each call: its kind and mask, the rule that
+decided them, and the break before it. Log-probabilities of masked calls are in their turn, those of trained calls in
+the row that trains them. Every other format can be made from all rows of a session. Calls that were aborted, refused or
+not delivered have no tokens in any row.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COLUMNS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """See the module."""
+    """One row per segment; see the module's docstring."""
 
     name: ClassVar[str] = "trajectories"
     containers: ClassVar[tuple[Container, ...]] = ("parquet", "jsonl")
@@ -71,15 +71,15 @@ class Trajectories:
 
 
 class _Facts:
-    """What is known of a session's calls, by id."""
+    """The breaks and classifications of a session's calls, by call id."""
 
     def __init__(self, item: ExportItem) -> None:
         self.item = item
-        self.breaks = {found.call_id: found for found in item.trajectory.breaks}
-        self.classifications = {found.call_id: found for found in item.trajectory.classifications}
+        self.breaks = {break_.call_id: break_ for break_ in item.trajectory.breaks}
+        self.classifications = {each.call_id: each for each in item.trajectory.classifications}
 
     def of(self, turn: CallSpan) -> dict[str, Any]:
-        """A turn with everything that is on record of its call."""
+        """A turn with the record of its call."""
         call = self.item.calls[turn.call_id]
         classification, text = self.classifications.get(turn.call_id), self.item.texts.get(turn.call_id)
         return {
@@ -147,7 +147,7 @@ def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
 
 
 def _message(recorded: RecordedMessage) -> dict[str, Any]:
-    """A message; one that a call of this row sampled names the call, and has a weight."""
+    """A message. If a call of this row sampled it, it has the call's id and a weight."""
     if recorded.call_id is None:
         return dict(recorded.message)
     return {**recorded.message, "call_id": recorded.call_id, "weight": int(recorded.train)}

@@ -1,8 +1,8 @@
-"""Step transitions with returns, for offline RL: one row a trained call.
+"""Step transitions with returns, for offline RL: one row per trained call.
 
-An episode is one agent's trained calls of a session in the order in which they were made. A step's `reward` is the sum
-of the rewards of its own call (scope `call:<id>`); the rollout's reward comes with the main agent's last step, and
-`return_to_go` is G_t = r_t + gamma * G_{t+1}. `prompt_ids` is the state that the engine saw, `output_ids` the action.
+An episode is one agent's trained calls of a session, in call order. A step's `reward` is the sum of the rewards of its
+own call (scope `call:<id>`); the main agent's last step also has the rollout's reward. `return_to_go` is
+G_t = r_t + gamma * G_{t+1}. `prompt_ids` is the state that the engine saw, `output_ids` the action.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rolltap.types import NO_VERSION, Call, CallSpan, Int32, Segment
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """`gamma` discounts by step."""
+    """`gamma` is the discount per step."""
 
     gamma: float = 1.0
 
@@ -84,7 +84,7 @@ class Transitions:
 
 
 def step_rewards(item: ExportItem, turns: Sequence[CallSpan]) -> list[float]:
-    """Each step's reward in one agent's episode; the rollout's own is added to the main agent's last step."""
+    """The reward of each step of one agent's episode. The rollout's reward is added to the main agent's last step."""
     by_call: defaultdict[str, float] = defaultdict(float)
     for reward in item.rewards:
         scope, _, call_id = reward.scope.partition(":")

@@ -1,4 +1,4 @@
-"""What a `rollout_func` of TRL's `GRPOTrainer` gives back, recorded: one row a rollout."""
+"""The return values of a `rollout_func` of TRL's `GRPOTrainer`: one row per rollout."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rolltap.reconstructor.exporters.base import (
 
 @dataclass(frozen=True, slots=True)
 class TrlGrpo:
-    """The completion begins with the first sampled token. `env_mask` is 1 where a token is trained; `logprobs` are the
-    engine's there and 0 elsewhere."""
+    """The completion begins with the first sampled token. `env_mask` is 1 for a trained token. `logprobs` are the
+    engine's for trained tokens, and 0 for others."""
 
     name: ClassVar[str] = "trl-grpo"
     containers: ClassVar[tuple[Container, ...]] = ("parquet", "jsonl")

@@ -1,8 +1,8 @@
-"""verifiers' saved runs (`traces.jsonl`): an episode a line, with one trace, the message graph that prime-rl trains on.
+"""verifiers' saved runs (`traces.jsonl`): one episode per line, with one trace: the message graph prime-rl trains on.
 
-A segment with loss is a path of its own through the graph, from a root, so a token that several segments hold has a
-mask of True in one of them only. A message that nobody sampled has no tokens, as with verifiers' clients that can't say
-which are its own: those of a prompt stand, with a mask of False, before the reply that was sampled behind it.
+Each segment with loss is a path of its own through the graph, from a root. A token in several segments has a mask of
+True in only one of them. A message that was not sampled has no tokens, as with those clients of verifiers that can't
+tell which tokens belong to it: the prompt's tokens are in the node of the next sampled reply, with a mask of False.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FINISHES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.TOOL_CALLS: "to
 
 @dataclass(frozen=True, slots=True)
 class Verifiers:
-    """One row a session. `env` is the environment's name in the episodes."""
+    """One row per session. `env` is the environment's name in the episodes."""
 
     env: str = "rolltap"
 
@@ -75,7 +75,7 @@ class Verifiers:
 
 
 class _Graph:
-    """A trace's nodes and calls. `versions` has [version, start, end] of the sampled tokens of each of `calls`."""
+    """A trace's nodes and calls. `versions` has [version, start, end] of the sampled tokens, for each of `calls`."""
 
     def __init__(self, item: ExportItem) -> None:
         self._item = item
@@ -84,20 +84,20 @@ class _Graph:
         self.versions: list[list[list[int]]] = []
 
     def add(self, segment: Segment) -> bool:
-        """A path for a segment, up to its last trained reply; False where a call of it has no text."""
+        """Adds a path for a segment, up to its last trained reply. Returns False if one of its calls has no text."""
         item, last = self._item, last_span(segment)
         turns = [turn for turn in segment.turns if turn.end <= last.end]
         recorded = recorded_messages(item, [(turn.call_id, turn.trained) for turn in turns])
         if recorded is None:
             return False
-        left, parent, begin, time = iter(turns), None, 0, item.session.created_at
+        sampled, parent, begin, time = iter(turns), None, 0, item.session.created_at
         for each in recorded:
             node: dict[str, Any] = {"parent": parent, "message": _message(each.message), "timestamp": time}
             if parent is None:
                 node["tools"] = [_tool(tool) for tool in item.texts[turns[0].call_id].tools]
             parent = len(self.nodes)
             if each.call_id is not None:
-                turn = next(left)
+                turn = next(sampled)
                 mask = segment.loss_mask[begin : turn.end]
                 node |= {
                     "sampled": True,
@@ -110,7 +110,7 @@ class _Graph:
         return True
 
     def _call(self, turn: CallSpan, node: int) -> float:
-        """Notes the call that sampled a node; when it ended."""
+        """Adds the call that sampled a node. Returns the time at which it ended."""
         call, text = self._item.calls[turn.call_id], self._item.texts[turn.call_id]
         end = text.finished_at or text.created_at
         self.calls.append(
@@ -128,7 +128,7 @@ class _Graph:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message in verifiers' words: its roles are four, and a tool call's arguments are a text."""
+    """A message in verifiers' form: one of four roles, and a tool call's arguments as a text."""
     role = {"developer": "system"}.get(message["role"], message["role"])
     if role == "assistant":
         calls = [_call(call) for call in message.get("tool_calls") or ()]

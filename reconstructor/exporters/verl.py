@@ -1,4 +1,4 @@
-"""verl's Parquet files for RL (`RLHFDataset`): prompts, rendered anew by verl.
+"""verl's Parquet files for RL (`RLHFDataset`): prompts, which verl renders again.
 
 For SFT, `rolltap.trainer_client.verl_sft` reads `sft-tokens` and `sft`.
 """
@@ -16,7 +16,7 @@ from rolltap.reconstructor.exporters.conversation import content_text, conversat
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """A task's opening messages as texts, and what its answer is judged by: its spec's `ground_truth`, else its
+    """A task's opening messages as texts. `truth`, for the judgement of its answer: its spec's `ground_truth`, else its
     evaluator as JSON."""
 
     id: str
@@ -25,7 +25,7 @@ class TaskPrompt:
 
     @classmethod
     def of(cls, group: Sequence[ExportItem]) -> TaskPrompt | None:
-        """None where no conversation of the group may be trained."""
+        """Returns None if no conversation of the group may be trained."""
         first = next(((item, each) for item in group for each in conversations(item) if not each.agent), None)
         if first is None:
             return None
@@ -39,7 +39,7 @@ class TaskPrompt:
 
 @dataclass(frozen=True, slots=True)
 class VerlRl:
-    """One row a task, to be sampled from again. `agent` names a verl agent loop (`agent_name`)."""
+    """One row per task, for new rollouts. `agent` names a verl agent loop (`agent_name`)."""
 
     data_source: str = "rolltap"
     ability: str = "agent"

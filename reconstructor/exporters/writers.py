@@ -1,4 +1,4 @@
-"""Files of rows: JSON Lines, Parquet and slime's, in shards of about the same size."""
+"""Files of rows: JSON Lines, Parquet and slime's format, in shards of about the same size."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FLUSH_BYTES = 16 << 20
 
 
 class RowFile(Protocol):
-    """One shard under way."""
+    """One shard while it is written."""
 
-    size: int  # bytes so far, about
+    size: int  # bytes so far, approximate
     rows: int
 
     def write(self, values: Mapping[str, Any]) -> None: ...
@@ -35,12 +35,12 @@ class RowFile(Protocol):
     def close(self) -> None: ...
 
     def drop(self) -> None:
-        """Lets go of the file, which will be removed."""
+        """Closes the file, which will be removed."""
         ...
 
 
 class JsonlFile:
-    """One JSON object a line; arrays become lists, NaN becomes null."""
+    """One JSON object per line. Arrays become lists, NaN becomes null."""
 
     def __init__(self, path: Path, schema: Mapping[str, str]) -> None:
         self._file = path.open("wb")
@@ -63,7 +63,7 @@ class JsonlFile:
 
 
 class ParquetFile:
-    """Columns by `TYPES`. Rows wait in memory until they are worth a row group."""
+    """Columns by `TYPES`. Rows wait in memory until they fill a row group (`FLUSH_BYTES`)."""
 
     def __init__(self, path: Path, schema: Mapping[str, str]) -> None:
         self._path = path
@@ -108,7 +108,7 @@ class ParquetFile:
         return value
 
     def _check(self, cells: Mapping[str, Any]) -> None:
-        """Refuses a row whose cells are not of their columns' types, before others wait behind it."""
+        """Raises `RowError` if a cell is not of its column's type, so that it can't fail a whole row group."""
         arrow = _arrow()
         for name, kind in self._types.items():
             if kind == "inferred" or isinstance(cells[name], np.ndarray):
@@ -130,7 +130,7 @@ class ParquetFile:
         if self._writer is None:
             from pyarrow.parquet import ParquetWriter
 
-            # Of tokens and log-probs a dictionary takes three times the time and saves four per cent.
+            # For tokens and log-probs a dictionary takes three times as long and saves only 4% of the size.
             plain = [name for name, kind in self._types.items() if kind == "string"]
             arrays = any(kind.startswith("list<") for kind in self._types.values())
             options: Any = {"use_dictionary": plain if arrays else True}
@@ -142,14 +142,14 @@ class ParquetFile:
 
 
 def _pickled(value: Any) -> bytes:
-    """A value's pickle as a part of another one: without the protocol before it and the stop behind it."""
+    """A value's pickle as part of another pickle: without the leading protocol and the trailing stop opcode."""
     return pickle.dumps(value, protocol=2)[2:-1]
 
 
 class TorchFile:
-    """slime's file of rollouts: what `torch.save` makes of `{"rollout_id": 0, "samples": rows}`, written row by row.
+    """slime's file of rollouts: the format of `torch.save({"rollout_id": 0, "samples": rows})`, written row by row.
 
-    Arrays become lists. torch is not needed to write it.
+    Arrays become lists. Does not need torch.
     """
 
     HEAD = pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.MARK + _pickled("rollout_id") + _pickled(0)
@@ -189,11 +189,11 @@ FILES: Mapping[Container, Callable[[Path, Mapping[str, str]], RowFile]] = {
 }
 
 TYPES = ("string", "int32", "int64", "float32", "float64", "bool", "json", "messages", "inferred")
-"""Column types; `list<...>` of the plain ones too. `json` is an encoded text, `messages` a list of chat messages."""
+"""Column types, and `list<...>` of the plain ones. `json` is an encoded text, `messages` a list of chat messages."""
 
 
 class Shards:
-    """The files of one split: `<split>-00000-of-00002.<container>`, named when their number is known."""
+    """The files of one split: `<split>-00000-of-00002.<container>`, renamed when their number is known."""
 
     def __init__(self, folder: Path, split: str, container: Container, schema: Mapping[str, str], size: int) -> None:
         self._folder = folder
@@ -217,7 +217,7 @@ class Shards:
         self._open.write(values)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Closes and names the files: what the manifest says of each."""
+        """Closes and renames the files. Returns the manifest's entry for each."""
         if self._open is not None:
             self._end()
         named = []
@@ -228,7 +228,7 @@ class Shards:
         return named
 
     def drop(self) -> None:
-        """Lets go of the open file."""
+        """Closes the open file."""
         if self._open is not None:
             self._open.drop()
 
@@ -245,7 +245,7 @@ class Shards:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns what the disk refuses into one line."""
+    """Turns an `OSError` of the disk into a `DatasetError` of one line."""
     try:
         yield
     except OSError as error:
@@ -267,7 +267,7 @@ def _arrow() -> Any:
 
 
 def _lists(value: Any) -> Any:
-    """A row's value without numpy and its types."""
+    """A row's value without numpy types."""
     if isinstance(value, Mapping):
         return {key: _lists(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -295,7 +295,7 @@ def _type(arrow: Any, kind: str) -> Any:
 
 
 def _messages_type(arrow: Any, arguments: Any) -> Any:
-    """A list of chat messages, with the type of a tool call's arguments."""
+    """A list of chat messages. `arguments` is the type of a tool call's arguments."""
     text = arrow.string()
     function = arrow.struct([("name", text), ("arguments", arguments)])
     call = arrow.struct([("id", text), ("type", text), ("function", function)])
@@ -304,9 +304,9 @@ def _messages_type(arrow: Any, arguments: Any) -> Any:
 
 
 def _message_struct(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its arguments, and content that is not a text, as JSON texts (spaced as chat templates do).
+    """A message with its arguments and its non-text content as JSON texts (spaced as in chat templates).
 
-    Arguments are JSON also where they are a text: their readers decode Arrow's JSON type.
+    Arguments that are a text are encoded, too: readers decode Arrow's JSON type.
     """
     content = message.get("content")
     plain = content if content is None or isinstance(content, str) else json.dumps(content, ensure_ascii=False)
@@ -332,7 +332,7 @@ def _plain(value: Any) -> Any:
 
 
 def _weight(value: Any) -> int:
-    """About how many bytes a value takes."""
+    """The approximate size of a value in bytes."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, (str, bytes)):
