@@ -1,8 +1,8 @@
-"""The ledger's side of a rollout: its attempts begin, end in exactly one terminal state, and are rewarded.
+"""The ledger's side of a rollout: begins its attempts, reports exactly one terminal state each, and posts rewards.
 
-A subclass says what an attempt does: `lifecycle.RolloutRunner` runs our own harnesses, `harbor.runner.HarborRunner`
-Harbor's trials. Failures of the infrastructure are reported to the ledger, which allows a few retries as new attempts
-with new keys: by this runner if it opened the group, else by the node that claims the rollout next.
+A subclass runs the attempt: `lifecycle.RolloutRunner` with our own harnesses, `harbor.runner.HarborRunner` with
+Harbor's trials. Infrastructure failures are reported to the ledger, which allows a few retries as new attempts with new
+keys: by this runner if it opened the group, else by the node that claims the rollout next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rolltap.types import Cause, RolloutStatus, Task
 log = logging.getLogger("rolltap.runner")
 
 KEY_MARGIN_S = 60.0
-"""Seconds for which an agent's key is valid after its time limit."""
+"""Seconds for which an agent's key stays valid after its time limit."""
 
 SETTLE_S = 10.0
 
@@ -40,7 +40,7 @@ class Named(Protocol):
 
 
 class RolloutWork(Protocol):
-    """What the ledger's side has to know of the rollouts of one task."""
+    """The properties of one task's rollouts that `AttemptRunner` needs."""
 
     @property
     def task(self) -> Task: ...
@@ -109,7 +109,7 @@ DEFAULT_SLOTS = Slots()
 
 @dataclass(slots=True)
 class RolloutState(Generic[W]):
-    """A running rollout. `attempt` is its number in the ledger (0: none); `session` is set once the attempt began."""
+    """A running rollout. `attempt`: its number in the ledger (0: none). `session`: set when the attempt begins."""
 
     claim: ClaimedRollout
     assignment: W
@@ -162,8 +162,8 @@ class AttemptRunner(ABC, Generic[W]):
             async with self._alive:
                 state.session, state.seen, state.tampering = None, Transcript(), []
                 result = await self._attempt(state)
-        except LedgerError as refused:  # ended elsewhere: cancelled, or leased to another runner
-            return await self._ended_elsewhere(state, refused)
+        except LedgerError as error:  # ended elsewhere: cancelled, or claimed by another node
+            return await self._ended_elsewhere(state, error)
         except RolltapError as error:
             result = Result.by(error)
         except asyncio.CancelledError:
@@ -179,15 +179,15 @@ class AttemptRunner(ABC, Generic[W]):
         return await self._finish(state, result)
 
     def abandon(self, claim: ClaimedRollout) -> None:
-        """Notes that another node has the rollout now: when its `run` is cancelled, nothing is reported."""
+        """Marks the rollout as claimed by another node: if its `run` is cancelled, nothing is reported."""
         self._abandoned.add(claim)
 
     @abstractmethod
     async def _attempt(self, state: RolloutState[W]) -> Result:
-        """One attempt from its beginning to its end, in stages, with `_open` for its session."""
+        """Runs one attempt in stages, with `_open` for its session."""
 
     async def settle(self) -> None:
-        """Waits, `SETTLE_S` seconds at most, for workspaces that are no longer wanted to be removed."""
+        """Waits, at most `SETTLE_S` seconds, for the removal of discarded workspaces."""
         if self._leftovers:
             await asyncio.wait(self._leftovers, timeout=SETTLE_S)
 
@@ -205,7 +205,7 @@ class AttemptRunner(ABC, Generic[W]):
                 state.seconds[stage] = time.monotonic() - started
 
     async def _open(self, state: RolloutState[W]) -> OpenedSession:
-        """Begins an attempt. Where this is cancelled it still learns the attempt's number: only that can be ended."""
+        """Begins an attempt. If cancelled, still waits for the attempt's number, which is needed to end the attempt."""
         limits = state.assignment.limits
         ttl = limits.agent_s + KEY_MARGIN_S
         start = self._client.start_rollout(state.claim, ttl=ttl, runner=self._name, turns=limits.turns)
@@ -225,8 +225,8 @@ class AttemptRunner(ABC, Generic[W]):
         try:
             try:
                 await self._reward(state, result.verdict)
-            except InvalidRequest as refused:  # an unknown scope
-                result = Result.by(EvaluatorFailed(refused.message))
+            except InvalidRequest as error:  # an unknown scope
+                result = Result.by(EvaluatorFailed(error.message))
             end = FinishRollout(
                 result.status,
                 state.attempt,
@@ -238,14 +238,14 @@ class AttemptRunner(ABC, Generic[W]):
                 tampering=state.tampering,
             )
             standing = await self._client.finish_rollout(state.claim.rollout_id, end)
-        except LedgerError as refused:
-            return await self._ended_elsewhere(state, refused)
+        except LedgerError as error:
+            return await self._ended_elsewhere(state, error)
         if standing.status is RolloutStatus.PENDING:
             state.attempt = standing.attempt
             return self._summarise(state, replace(result, status=standing.status), None)
         scores = result.verdict.scores if result.verdict else ()
-        whole = [score.value for score in scores if score.scope == "rollout"]
-        return self._summarise(state, result, sum(whole) if whole else None)
+        values = [score.value for score in scores if score.scope == "rollout"]
+        return self._summarise(state, result, sum(values) if values else None)
 
     async def _reward(self, state: RolloutState[W], verdict: Verdict | None) -> None:
         """Appends one reward per scope: the sum of its scores, with the scores in its detail."""
@@ -265,11 +265,11 @@ class AttemptRunner(ABC, Generic[W]):
             )
             await self._client.reward(reward)
 
-    async def _ended_elsewhere(self, state: RolloutState[W], refused: LedgerError) -> RolloutSummary:
-        """The summary with the ledger's status, after it has refused this runner's result."""
+    async def _ended_elsewhere(self, state: RolloutState[W], error: LedgerError) -> RolloutSummary:
+        """The summary with the ledger's status, after the ledger refused this runner's result."""
         standing = await self._client.rollout_standing(state.claim.rollout_id)
         state.attempt = standing.attempt
-        return self._summarise(state, Result(standing.status, refused.message), None)
+        return self._summarise(state, Result(standing.status, error.message), None)
 
     def _summarise(self, state: RolloutState[W], result: Result, reward: float | None) -> RolloutSummary:
         summary = RolloutSummary(

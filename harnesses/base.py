@@ -27,9 +27,9 @@ class Endpoint:
     """The address of a harness's model.
 
     `base_url` is the session's own prefix (`http://host:port/s/<session>`) without `/v1`; `key` is the session's key;
-    `model` is the policy's name as the harness is told it. The name matters: some harnesses change the shape of their
-    requests for names they know. `context` is the model's context in tokens, 0 where it is not known; harnesses
-    compact their history by it. Where several policies play, `roles` are the names of their models, `model` among them.
+    `model` is the name by which the harness requests the policy. The name matters: some harnesses send other requests
+    for names they know. `context` is the model's context in tokens, 0 if unknown; harnesses compact their history by
+    it. With several policies, `roles` are the names of their models, including `model`.
     """
 
     base_url: str
@@ -87,8 +87,8 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The result of a run. `output`: its printed text, without the middle if it is very long; `code`: None if a signal
-    ended it; `excess`: the exceeded limit that ended it ("": none)."""
+    """The result of a run. `output`: its text, without the middle if it is very long; `code`: None if a signal ended
+    it; `excess`: the exceeded limit that ended it ("": none)."""
 
     ending: Ending
     seconds: float
@@ -101,9 +101,9 @@ class Exit:
 class Command:
     """A launch as a process: pure data.
 
-    `env` is added to the runtime's clean environment; `files` maps paths below HOME to their text; `mounts` maps
-    absolute paths inside to folders of this machine that appear there, writable (a runtime without a file system of its
-    own refuses them); `endings` names the exit codes that mean something else than 0 done, other crashed.
+    `env` is added to the runtime's clean environment. `files` maps paths below HOME to their text. `mounts` maps
+    absolute paths in the workspace to folders of this machine, mounted writable (a runtime without a file system of its
+    own refuses them). `endings` maps exit codes with another meaning than 0: done, else: crashed.
     """
 
     argv: tuple[str, ...]
@@ -136,10 +136,10 @@ Launch = Command | PythonCall
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """The release of a harness that its recipe was tested with, and how to get it.
+    """The release of a harness that its recipe was tested with, and its package manager.
 
-    `executable` is looked up on PATH ("": a library, which has none); `also` are requirements that the release
-    forgets; `python` and `node` are the lowest versions it runs on.
+    `executable` is looked up on PATH ("": a library without one). `also`: requirements that the release does not
+    declare. `python` and `node`: the lowest versions that it supports.
     """
 
     manager: Literal["npm", "pip"]
@@ -178,10 +178,10 @@ class Harness(Protocol):
 
 
 class Workspace(Protocol):
-    """A prepared workspace to run in: a working copy and a throw-away HOME.
+    """A prepared workspace to run in: a working copy and a temporary HOME.
 
     `folder` is the working copy on this machine and `home_folder` its HOME; `workdir` and `home` are the paths that the
-    agent sees. After an agent ran, both may hold links that lead anywhere: follow none.
+    agent sees. After a run both may contain links to anywhere: never follow them.
     """
 
     folder: Path
@@ -194,19 +194,19 @@ class Workspace(Protocol):
         ...
 
     async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
-        """Runs until it ends or `timeout` seconds have passed; its whole process tree is gone when this returns.
+        """Runs until it ends or `timeout` seconds have passed. Its whole process tree has ended when this returns.
 
-        `reach` is the URL of the model, the only address that a runtime with a network of its own lets through.
-        `RuntimeFailed` if the workspace itself fails. Cancelling the call kills the tree as well.
+        `reach` is the URL of the model: the only address that a runtime with a network of its own allows. Raises
+        `RuntimeFailed` if the workspace itself fails. Cancelling the call kills the tree, too.
         """
         ...
 
     async def clear_home(self) -> None:
-        """Replaces HOME and the scratch folder by empty ones, whatever an agent left there. Links are not followed."""
+        """Replaces HOME and the scratch folder by empty ones. Links are removed, not followed."""
         ...
 
     async def close(self) -> None:
-        """Removes the workspace in any state."""
+        """Removes the workspace, whatever its state."""
         ...
 
 
@@ -214,8 +214,8 @@ class Workspace(Protocol):
 class RuntimeOptions:
     """Options of a runtime.
 
-    `base` is the folder of its workspaces (None: the system's temporary one); `bins` go before the system's PATH, and
-    `needs` are the folders that a sandbox must show, read-only; `image` is a container's.
+    `base`: the folder of its workspaces (None: the system's temporary folder). `bins`: put before the system's PATH.
+    `needs`: folders that a sandbox must mount, read-only. `image`: the container's image.
     """
 
     base: Path | None = None
@@ -225,7 +225,7 @@ class RuntimeOptions:
 
 
 class Runtime(Protocol):
-    """Makes workspaces. A runtime is one file with a class like this one and a line in `runtimes/registry.py`."""
+    """Creates workspaces. A runtime is one file with such a class, and a line in `runtimes/registry.py`."""
 
     launches: ClassVar[type[Launch]]
     """The kind of launches that its workspaces run: commands or Python calls."""
@@ -323,7 +323,7 @@ class Evaluator(Protocol):
 
     @property
     def needs_clean_workspace(self) -> bool:
-        """Whether it calls `Evidence.clean_workspace`; the runner then prepares that workspace while the agent runs."""
+        """True if it calls `Evidence.clean_workspace`: the runner then prepares that workspace while the agent runs."""
         ...
 
     @property

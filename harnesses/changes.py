@@ -54,7 +54,7 @@ def is_protected(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def apply_changes(every: list[Change], after: Path, target: Path, protected: tuple[str, ...]) -> list[Change]:
-    """Applies the changes to `target`, except for protected files and paths that a link leads outside.
+    """Applies the changes to `target`, except protected files and paths that lead outside through a link.
 
     Returns the changes that were not applied.
     """
@@ -73,7 +73,7 @@ def apply_changes(every: list[Change], after: Path, target: Path, protected: tup
 
 
 def _stays_inside(root: Path, destination: Path) -> bool:
-    """Whether no link on the way leads `destination` out of `root`."""
+    """True if no link in the path leads `destination` out of `root`."""
     return destination.parent.resolve().is_relative_to(root.resolve())
 
 

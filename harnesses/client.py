@@ -118,7 +118,7 @@ class AdminClient(AsyncHttpClient):
         await self._post("/rewards", reward if reward.id else replace(reward, id=new_id()))
 
     async def cap_turns(self, policy: str, turns: int) -> None:
-        """Sets the turn cap for attempts of the policy that begin from now on; 0 removes it."""
+        """Sets the turn cap for future attempts of the policy; 0 removes it."""
         await self._post(f"/policies/{policy}/turns", CapTurns(turns))
 
     async def open_session(
@@ -145,7 +145,7 @@ class AdminClient(AsyncHttpClient):
     ) -> list[LeasedRollout]:
         """Claims up to `capacity` rollouts for `node`. Claims expire `ttl` seconds after the node's last heartbeat.
 
-        Waits up to `wait` seconds for the first rollout. With `submission` it claims only rollouts of that one.
+        Waits up to `wait` seconds for the first rollout. With `submission`, claims only that submission's rollouts.
         """
         body = LeaseRollouts(capacity, ttl, wait, submission)
         reply = await self.send(Request("POST", f"/nodes/{node}/lease", values_of(body), wait=wait))
@@ -157,23 +157,23 @@ class AdminClient(AsyncHttpClient):
         return (await self.get("/nodes/waiting"))["waiting"]
 
     async def heartbeat(self, node: str, tokens: Sequence[str], *, ttl: float) -> set[str]:
-        """Extends the claims with `tokens` by `ttl` seconds; returns the rollouts that they still hold."""
+        """Extends the claims with `tokens` by `ttl` seconds. Returns the ids of the rollouts that are still claimed."""
         return set((await self._post(f"/nodes/{node}/heartbeat", Heartbeat(ttl, tokens)))["rollouts"])
 
     async def release(self, node: str) -> None:
-        """Gives back all of the node's claims, so that other nodes can run the rollouts at once."""
+        """Releases all of the node's claims, so that other nodes can run the rollouts at once."""
         await self._post(f"/nodes/{node}/release")
 
     async def close_session(self, session_id: str) -> bool:
-        """Closes a session; returns whether calls were refused because of its turn cap."""
+        """Closes a session. Returns True if calls were refused because of its turn cap."""
         return (await self._post(f"/sessions/{session_id}/close")).get("capped", False)
 
     async def check_log(self, session_id: str, log: HarnessLog) -> dict[str, Any]:
-        """Compares the harness's own log with the closed session; returns verdict and text. The first result counts."""
+        """Compares the harness's own log with the closed session. Returns verdict and text. The first result counts."""
         return await self._post(f"/sessions/{session_id}/log", log)
 
     async def answer(self, session_id: str) -> str:
-        """The last text that the main agent's model said in the session, as it is on record."""
+        """The last recorded text of the main agent's model in the session; "" if there is none."""
         turns = await self.get(f"/read/sessions/{session_id}/transcript")
         replies = [turn["reply"] for turn in turns if turn["kind"] == "main" and not turn["agent"] and turn["reply"]]
         texts = ["".join(part["text"] for part in reply["parts"] if part["kind"] == "text") for reply in replies]

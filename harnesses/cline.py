@@ -6,7 +6,7 @@ from rolltap.harnesses.base import Command, Job, Package
 from rolltap.harnesses.refusals import refuse_resume
 
 SCRIPT = 'cline auth -p openai -k "$ROLLTAP_KEY" -m "$ROLLTAP_MODEL" -b "$ROLLTAP_BASE" >/dev/null && exec cline "$1"'
-"""Cline keeps its provider in HOME, written by its own command."""
+"""Cline stores its provider in HOME, which only its own command can write."""
 
 
 class Cline:

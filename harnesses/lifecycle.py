@@ -50,7 +50,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class Workspaces:
-    """Those of one attempt: the agent's, and the one that it never touches."""
+    """The workspaces of one attempt: the agent's, and a clean one without access for the agent."""
 
     agent: Workspace | None = None
     clean: asyncio.Task[Workspace] | None = None
@@ -60,13 +60,13 @@ class RolloutRunner(AttemptRunner[Assignment]):
     """Runs rollouts with our own harnesses, runtimes and evaluators."""
 
     async def _attempt(self, state: RolloutState[Assignment]) -> Result:
-        assignment, places = state.assignment, Workspaces()
+        assignment, workspaces = state.assignment, Workspaces()
         try:
             async with self._stage(state, Stage.PREPARE):
-                workspace = places.agent = await self._prepare(assignment)
+                workspace = workspaces.agent = await self._prepare(assignment)
             async with self._stage(state, Stage.RUN):
                 if assignment.evaluator.needs_clean_workspace:
-                    places.clean = asyncio.create_task(self._prepare_clean(assignment))
+                    workspaces.clean = asyncio.create_task(self._prepare_clean(assignment))
                 before = await _look(assignment, workspace)
                 session = await self._open(state)
                 exit_ = await self._run_agent(assignment, session, workspace)
@@ -78,19 +78,19 @@ class RolloutRunner(AttemptRunner[Assignment]):
                 if exit_.excess:
                     state.tampering.append(TamperingAct.at(TamperingKind.LIMITS, exit_.excess))
                 try:
-                    verdict = await self._evaluate(state, workspace, places.clean, exit_)
+                    verdict = await self._evaluate(state, workspace, workspaces.clean, exit_)
                 except EvaluatorFailed as failure:
                     return Result.by(failure)
             return Result(STATUSES[exit_.ending], reason_of(exit_), verdict, CAUSES.get(exit_.ending))
         finally:
-            await asyncio.shield(_tear_down(places))
+            await asyncio.shield(_tear_down(workspaces))
 
     async def _prepare_clean(self, assignment: Assignment) -> Workspace:
         async with self._slots[Stage.PREPARE]:
             return await self._prepare(assignment)
 
     async def _prepare(self, assignment: Assignment) -> Workspace:
-        """Creates a workspace within the set-up time limit. One that is ready too late is removed."""
+        """Creates a workspace. Raises `SetupTimedOut` after the set-up time limit; a late workspace is removed."""
         preparing = asyncio.ensure_future(assignment.runtime.prepare(assignment.source))
         try:
             done, _ = await asyncio.wait({preparing}, timeout=assignment.limits.setup_s)
@@ -156,11 +156,11 @@ async def _close_when_prepared(preparing: asyncio.Future[Workspace]) -> None:
         await (await preparing).close()
 
 
-async def _tear_down(places: Workspaces) -> None:
-    if places.clean is not None:
-        if not places.clean.done():
-            places.clean.cancel()
+async def _tear_down(workspaces: Workspaces) -> None:
+    if workspaces.clean is not None:
+        if not workspaces.clean.done():
+            workspaces.clean.cancel()
         with suppress(asyncio.CancelledError, RolltapError):
-            await (await places.clean).close()
-    if places.agent is not None:
-        await places.agent.close()
+            await (await workspaces.clean).close()
+    if workspaces.agent is not None:
+        await workspaces.agent.close()

@@ -1,8 +1,8 @@
 """mini-swe-agent (PyPI): bash as its only tool, Chat Completions through LiteLLM, no streaming.
 
-Two kinds. `MiniSweAgent` runs the release's `mini` command as a process. `MiniSweAgentInProcess` drives the same
-release through its public Python API in a thread, which saves the seconds that importing LiteLLM costs each run: it is
-what runs dozens of rollouts at once on a small machine.
+Two kinds. `MiniSweAgent` runs the release's `mini` command as a process. `MiniSweAgentInProcess` calls the same
+release's public Python API in a thread. This saves each run the seconds of importing LiteLLM, so that a small machine
+can run dozens of rollouts at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENDINGS = {
     "RepeatedFormatError": Ending.LIMIT,
     "TimeExceeded": Ending.TIMED_OUT,
 }
-"""mini-swe-agent's exit statuses; any other is the name of the exception that ended it."""
+"""mini-swe-agent's exit statuses. Any other status is the name of the exception that ended the run."""
 
 AGENT_DEFAULTS: Mapping[str, Any] = {
     "system_template": "You solve tasks with bash. Every reply calls the bash tool.",
@@ -50,7 +50,7 @@ AGENT_DEFAULTS: Mapping[str, Any] = {
 
 CALL_TIMEOUT_S = 600.0
 ATTEMPTS = 3
-"""Tries of one model call; the proxy retries its engine itself, so few are needed."""
+"""Tries of one model call. Few are enough, as the proxy itself retries its engine."""
 
 
 class MiniSweAgent:
@@ -76,8 +76,8 @@ class MiniSweAgent:
 
 @dataclass(frozen=True, slots=True)
 class MiniSweAgentInProcess:
-    """`config` holds keyword arguments of the release's own classes, by part: `agent`, `model`, `environment`.
-    The templates default to two short ones.
+    """`config` has keyword arguments for the release's own classes, by part: `agent`, `model`, `environment`.
+    The default templates are two short ones.
 
     Its bash commands run as this process's children in the rollout's folder, with the rollout's HOME.
     """
@@ -99,7 +99,7 @@ def _run(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threading.Even
     agent = _make_agent(job, config, stop)
     try:
         result = agent.run(job.instruction)
-    except Exception as error:  # noqa: BLE001  foreign code: whatever ends it is its ending
+    except Exception as error:  # noqa: BLE001  foreign code: any exception is an ending of the run
         return (Ending.CANCELLED if stop.is_set() else Ending.CRASHED), f"{type(error).__name__}: {error}"
     status = str(result.get("exit_status", ""))
     return ENDINGS.get(status, Ending.CRASHED), status
@@ -119,7 +119,7 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
     litellm.suppress_debug_info = True  # else it prints advice with every failed call
 
     class StoppableEnvironment(LocalEnvironment):
-        """The release's local bash, which runs no further command once the rollout is to end."""
+        """The release's local bash, which refuses further commands when the rollout must end."""
 
         def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
             if stop.is_set():
@@ -136,7 +136,7 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
     }
     model = LitellmModel(model_name=f"openai/{job.endpoint.model}", model_kwargs=call_options, **model_options)
     environment_options = dict(config.get("environment", {}))
-    environment_options["env"] = {**_masked(), **environment_options.get("env", {}), "HOME": str(job.home)}
+    environment_options["env"] = {**_emptied_secrets(), **environment_options.get("env", {}), "HOME": str(job.home)}
     environment = StoppableEnvironment(cwd=str(job.workdir), **environment_options)
     agent_options = {
         **AGENT_DEFAULTS,
@@ -148,14 +148,14 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
     return DefaultAgent(model, environment, **agent_options)
 
 
-def _masked() -> dict[str, str]:
-    """The runner's own settings and keys, emptied for the agent's shell."""
-    secret = ("ROLLTAP_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "AWS_", "HF_")
-    return {name: "" for name in os.environ if name.startswith(secret)}
+def _emptied_secrets() -> dict[str, str]:
+    """The runner's own settings and keys, with empty values for the agent's shell."""
+    prefixes = ("ROLLTAP_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "AWS_", "HF_")
+    return {name: "" for name in os.environ if name.startswith(prefixes)}
 
 
 def quiet_environment() -> None:
-    """Sets what mini-swe-agent and LiteLLM read from this process's environment when they are imported."""
+    """Sets the environment variables that mini-swe-agent and LiteLLM read when they are imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", str(ATTEMPTS))

@@ -1,8 +1,8 @@
-"""The node agent: leases rollouts from the ledger over HTTP and runs them on this machine.
+"""The node agent: claims rollouts in the ledger over HTTP and runs them on this machine.
 
 There is one per machine, started by `rolltap node`, by Ray, by a Kubernetes Job or a Slurm array. All state is in the
 ledger. The node sends heartbeats. When it dies, its claims expire and other nodes claim its rollouts as new attempts
-with new keys. When a heartbeat's answer shows that the node has lost a claim, it kills that run and reports nothing
+with new keys. If a heartbeat's reply shows that the node has lost a claim, the node kills that run and reports nothing
 more about it.
 """
 
@@ -29,7 +29,7 @@ log = logging.getLogger("rolltap.node")
 class NodeSettings:
     """`ttl`: seconds after the last heartbeat until claims expire. `wait`: seconds that a request waits for work.
 
-    With `submission` the node runs only rollouts of that one.
+    With `submission` the node runs only that submission's rollouts.
     """
 
     name: str
@@ -116,11 +116,11 @@ class NodeAgent:
             return
         try:
             await self._runner.run(leased.claim, assignment)
-        except RolltapError as error:  # the ledger could not be told; the claim runs out and others try
+        except RolltapError as error:  # the report failed; the claim expires, and other nodes try the rollout
             log.warning("rollout %s: %s", leased.claim.rollout_id, error.message)
 
     async def _refuse(self, leased: LeasedRollout, error: RolltapError) -> None:
-        """Ends a rollout whose task cannot run on this node as failed, with the reason."""
+        """Ends a rollout as failed, with the reason, if its task can't run on this node."""
         with suppress(RolltapError):
             session = await self._client.start_rollout(leased.claim, ttl=60, runner=self._name)
             end = FinishRollout(
@@ -139,15 +139,15 @@ class NodeAgent:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._settings.ttl / 3)
-            claims_then = set(self._running)
+            claims = set(self._running)
             try:
-                tokens = sorted({claim.token for claim in claims_then})
-                own = await self._client.heartbeat(self._name, tokens, ttl=self._settings.ttl)
+                tokens = sorted({claim.token for claim in claims})
+                claimed_ids = await self._client.heartbeat(self._name, tokens, ttl=self._settings.ttl)
             except RolltapError as error:
                 log.warning("no heartbeat: %s", error.message)
                 continue
-            for claim in claims_then & set(self._running):
-                if claim.rollout_id not in own:
+            for claim in claims & set(self._running):
+                if claim.rollout_id not in claimed_ids:
                     self._drop(claim)
 
     def _drop(self, claim: ClaimedRollout) -> None:
@@ -155,7 +155,7 @@ class NodeAgent:
         self._running[claim].cancel()
 
     async def _leave(self, beating: asyncio.Task[None]) -> None:
-        """Kills the running rollouts and gives them back."""
+        """Kills the running rollouts and releases their claims."""
         beating.cancel()
         running = list(self._running.values())
         for claim in list(self._running):

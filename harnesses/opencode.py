@@ -15,11 +15,11 @@ PROVIDERS = {
     "anthropic": ("@ai-sdk/anthropic", "/v1"),
     "gemini": ("@ai-sdk/google", "/v1beta"),
 }
-"""Dialect → the bundled AI SDK provider, and what it wants behind the session's base URL."""
+"""Dialect → the bundled AI SDK provider, and the suffix of its base URL."""
 
 OUTPUT_TOKENS = 16_384
 TITLE = "rollout"
-"""A title given at launch: no call is made to invent one."""
+"""A title set at launch, so that no call is made to create one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class OpenCode:
         model = f"rolltap/{job.endpoint.model}"
         options = {"baseURL": job.endpoint.base_url + suffix, "apiKey": job.endpoint.key}
         context = job.endpoint.context
-        about = {"limit": {"context": context, "output": min(OUTPUT_TOKENS, context // 4)}} if context else {}
+        settings = {"limit": {"context": context, "output": min(OUTPUT_TOKENS, context // 4)}} if context else {}
         config = {
-            "provider": {"rolltap": {"npm": package, "options": options, "models": {job.endpoint.model: about}}},
+            "provider": {"rolltap": {"npm": package, "options": options, "models": {job.endpoint.model: settings}}},
             "model": model,
             "small_model": model,
             "permission": "allow",

@@ -1,15 +1,15 @@
-"""The output of runs, within a bound: the beginning, a line that counts what is left out, and the end."""
+"""The output of runs, within a limit: the beginning, a line with the number of omitted bytes, and the end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 KEPT_BYTES = 1 << 20
-"""Bytes of one run's output that are kept."""
+"""The most bytes kept of one run's output."""
 
 
 def read_output(path: Path, limit: int = KEPT_BYTES) -> str:
-    """The file's text; of more than `limit` bytes the first and the last half of them. "" where there is no file."""
+    """The file's text. If it has more than `limit` bytes: the first and the last half of them. "" without a file."""
     if not path.exists():
         return ""
     with path.open("rb") as file:
@@ -20,18 +20,18 @@ def read_output(path: Path, limit: int = KEPT_BYTES) -> str:
         head = file.read(limit // 2)
         file.seek(left_out, 1)
         tail = file.read(limit - len(head))
-    cut = f"\n[... {left_out:,} bytes are left out ...]\n".encode()
-    return (head + cut + tail).decode("utf-8", errors="replace")
+    marker = f"\n[... {left_out:,} bytes are left out ...]\n".encode()
+    return (head + marker + tail).decode("utf-8", errors="replace")
 
 
 def last_line(output: str) -> str:
-    """The line of an output that a reason quotes."""
+    """The last line of an output, at most 300 characters, for a reason."""
     lines = output.strip().splitlines()
     return lines[-1][:300] if lines else "it printed nothing"
 
 
 class Transcript:
-    """What the steps of an evaluation printed, in order."""
+    """The output of an evaluation's steps, in order."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []

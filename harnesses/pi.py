@@ -15,7 +15,7 @@ APIS = {
     "anthropic": ("anthropic-messages", ""),
     "gemini": ("google-generative-ai", "/v1beta"),
 }
-"""Dialect → Pi's name of the protocol, and what its client wants behind the session's base URL."""
+"""Dialect → Pi's name of the protocol, and the suffix of its client's base URL."""
 
 CONTEXT_TOKENS = 131_072
 OUTPUT_TOKENS = 16_384

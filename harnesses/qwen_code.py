@@ -12,7 +12,7 @@ from rolltap.harnesses.refusals import choice
 PACKAGE = Package("npm", "@qwen-code/qwen-code", "0.24.4", executable="qwen")
 AUTH_TYPES = {"openai_chat": "openai", "openai_responses": "openai-responses", "anthropic": "anthropic"}
 TURN_LIMIT = 53
-"""Its exit code at the cap of turns."""
+"""Its exit code at the turn cap."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Rollouts on a Ray cluster: one actor per node, which runs the node agent. Ray only places the actors.
 
-No tokens and no results travel through Ray: each actor talks to the server over HTTP, as a node started by hand does.
-Losing actors, nodes or the whole cluster costs only the attempts under way.
+Tokens and results never go through Ray: each actor talks to the server over HTTP, like a node started by hand.
+Losing actors, nodes or the whole cluster costs only the running attempts.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from rolltap.harnesses.specs import Defaults
 log = logging.getLogger("rolltap.ray")
 
 LOOK_S = 2.0
-"""How often the cluster is looked at for nodes that came or went, in seconds."""
+"""Seconds between checks for new and lost nodes of the cluster."""
 
 STOP_S = 10.0
-"""How long actors have to hear that they are to stop: those of a node or cluster that is gone never do."""
+"""Seconds for actors to confirm a stop; those of a lost node or cluster never do."""
 
 LEAVE_S = 30.0
-"""How long those that heard it have to give back what they hold."""
+"""Seconds for actors that confirmed to release their claims."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaySettings:
-    """`key` is a runner's. `cpus` are declared for each node's actor, `slots` are what it runs at once."""
+    """`key` is a runner's key. `cpus`: declared for each node's actor. `slots`: its concurrent rollouts."""
 
     admin_url: str
     key: str
@@ -57,7 +57,7 @@ class NodeActor:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Until `stop`."""
+        """Runs until `stop`."""
         async with AdminClient(self._settings.admin_url, self._settings.key) as client:
             node = NodeSettings(self._name, self._settings.slots, self._settings.ttl)
             await NodeAgent(client, node, self._settings.defaults).run(self._stop)
@@ -67,11 +67,11 @@ class NodeActor:
 
 
 class RayRunner:
-    """Keeps one actor on every node of the cluster that lives."""
+    """Keeps one actor on every live node of the cluster."""
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
-        self._actors: dict[str, tuple[Any, Any]] = {}  # node → its actor's handle, and the run's result to come
+        self._actors: dict[str, tuple[Any, Any]] = {}  # node → its actor's handle, the future of its run
 
     def connect(self) -> None:
         """Joins the cluster at `address`, or starts one on this machine."""
@@ -79,7 +79,7 @@ class RayRunner:
             ray.init(address=self._settings.address, include_dashboard=False, log_to_driver=False)
 
     def place(self) -> int:
-        """Starts actors where there is none, forgets those that died; returns how many there are."""
+        """Starts missing actors and forgets dead ones. Returns the number of actors."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         for node_id, (_, running) in list(self._actors.items()):
             ended, _ = ray.wait([running], timeout=0)
@@ -91,32 +91,32 @@ class RayRunner:
         return len(self._actors)
 
     def _start(self, node_id: str) -> tuple[Any, Any]:
-        where = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-        make: Any = ray.remote(num_cpus=self._settings.cpus)(NodeActor)
-        actor = make.options(scheduling_strategy=where).remote(
+        strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+        actor_class: Any = ray.remote(num_cpus=self._settings.cpus)(NodeActor)
+        actor = actor_class.options(scheduling_strategy=strategy).remote(
             self._settings, f"ray-{node_id[:12]}-{time.time_ns() % 10**6:06d}"
         )
         return actor, actor.run.remote()
 
     def run(self, seconds: float | None = None) -> None:
-        """Looks after the actors for `seconds`, or until interrupted; then stops them.
+        """Maintains the actors for `seconds`, or until interrupted; then stops them.
 
-        Looking is another thread's: a call to a cluster that is gone blocks for a minute and hears no signal.
+        A thread of its own does it: a call to a lost cluster blocks for a minute and can't be interrupted by a signal.
         """
-        looking = threading.Thread(target=self._look_after, name="ray-nodes", daemon=True)
-        looking.start()
+        thread = threading.Thread(target=self._maintain, name="ray-nodes", daemon=True)
+        thread.start()
         try:
-            looking.join(seconds)
+            thread.join(seconds)
         finally:
             self.stop()
 
-    def _look_after(self) -> None:
+    def _maintain(self) -> None:
         while True:
             self.place()
             time.sleep(LOOK_S)
 
     def stop(self) -> None:
-        """Asks every actor to give back what it holds, and waits for those that hear it."""
+        """Asks every actor to stop and release its claims, and waits for those that confirm."""
         with contextlib.suppress(RayError):
             stops = {actor.stop.remote(): running for actor, running in list(self._actors.values())}
             confirmed = _wait(list(stops), STOP_S)
@@ -125,5 +125,5 @@ class RayRunner:
 
 
 def _wait(results: list[Any], seconds: float) -> list[Any]:
-    """The results that are ready once all are, or after `seconds`."""
+    """Waits for all results, at most `seconds`. Returns those that are ready."""
     return ray.wait(results, num_returns=len(results), timeout=seconds)[0] if results else []

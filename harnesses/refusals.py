@@ -1,4 +1,4 @@
-"""Refusals in one line: unknown names, and what a harness or a runtime can't do."""
+"""Errors of one line, for unknown names and for unsupported features of a harness or a runtime."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ T = TypeVar("T")
 
 
 def choice(what: str, name: str, known: Mapping[str, T]) -> T:
-    """`known[name]`; `TaskInvalid` lists the known names."""
+    """`known[name]`. Raises `TaskInvalid`, with the known names, if it is unknown."""
     if name not in known:
         raise TaskInvalid(f"no {what} {name!r}; known: {', '.join(sorted(known))}", param=what.split()[0])
     return known[name]
 
 
 def refuse_image(name: str, image: str) -> None:
-    """`TaskInvalid` if a task asks for an image in a runtime without containers."""
+    """Raises `TaskInvalid` if a task names an image for a runtime without containers."""
     if image:
         raise TaskInvalid(f"the runtime {name!r} has no images; use 'docker' or 'apptainer'", param="image")
 
 
 def refuse_resume(name: str, job: Job) -> None:
-    """`TaskInvalid` if `job` asks harness `name` to continue an earlier conversation."""
+    """Raises `TaskInvalid` if `job` asks harness `name` to continue an earlier conversation."""
     if job.resume:
         raise TaskInvalid(f"{name} can't continue an earlier conversation; run it afresh", param="resume")

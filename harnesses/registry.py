@@ -56,14 +56,14 @@ ENTRY_POINTS = "rolltap.harnesses"
 
 
 def harness_names() -> list[str]:
-    """Ours in the order of the registry, then those of installed packages; without `command`."""
+    """The built-in names in the registry's order, then those of installed packages; without `command`."""
     return [*HARNESSES, *(name for name in known_names({}, ENTRY_POINTS) if name not in HARNESSES)]
 
 
 def get_harness(name: str, *, dialect: str = "", argv: tuple[str, ...] = ()) -> Harness:
     """The harness `name`; for `command`, one that runs `argv`.
 
-    `dialect` is for harnesses that speak several. `TaskInvalid` lists what is known.
+    `dialect` is for harnesses with several. Raises `TaskInvalid`, with the known names, if one is unknown.
     """
     if name == "command":
         if not argv:

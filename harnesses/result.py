@@ -1,4 +1,4 @@
-"""How a rollout ended, and whose doing that was."""
+"""How a rollout ended, and the cause."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STATUSES = {
     Ending.TIMED_OUT: RolloutStatus.TIMED_OUT,
     Ending.CANCELLED: RolloutStatus.CANCELLED,
 }
-"""A harness that crashed or ran out of time is still evaluated; its status says how it ended."""
+"""The status by ending. A rollout whose harness crashed or timed out is still evaluated."""
 
 CAUSES = {Ending.CRASHED: Cause.AGENT, Ending.TIMED_OUT: Cause.AGENT}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The terminal state of a rollout, and the verdict that it is finished with."""
+    """The terminal state of a rollout, and its verdict."""
 
     status: RolloutStatus
     reason: str
@@ -32,7 +32,7 @@ class Result:
 
     @classmethod
     def by(cls, error: RolltapError) -> Result:
-        """The result that an error of the machinery, not of the agent, leads to."""
+        """The result of an error of the infrastructure or the evaluation, not of the agent."""
         status = RolloutStatus.TIMED_OUT if isinstance(error, SetupTimedOut) else RolloutStatus.FAILED
         cause = Cause.EVALUATION if isinstance(error, EvaluatorFailed) else Cause.INFRASTRUCTURE
         return cls(status, f"{error.code}: {error.message}", cause=cause)

@@ -1,4 +1,4 @@
-"""Runs whole groups: opens them in the ledger as there is room, and takes every rollout to its end."""
+"""Runs whole groups: opens them in the ledger while there is room, and runs every rollout to its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedGroup
 from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 
 BACKPRESSURE_WAIT_S = 1.0
-"""How long to wait where the ledger asks to without saying how long."""
+"""Seconds to wait if the ledger limits the rate without a `retry_after`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ async def run_groups(
     tags: tuple[str, ...] = (),
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> list[GroupSummary]:
-    """A group of `n` rollouts for each assignment; the summaries in the assignments' order.
+    """Runs a group of `n` rollouts for each assignment. Returns the summaries in the assignments' order.
 
-    `assignments` is read as there is room, so it may be a generator that goes on until the training ends. While the
-    ledger says that too many groups are outstanding, no more are opened. Cancelling this call ends every rollout under
-    way as cancelled.
+    `assignments` is read while there is room, so it may be a generator that runs until the training ends. While the
+    ledger reports too many outstanding groups, no more are opened. Cancelling this call ends every running rollout as
+    cancelled.
     """
     runner = RolloutRunner(client, slots, progress=progress)
     return await run_groups_by(runner, client, assignments, policy=policy, n=n, tags=tags)
@@ -57,7 +57,7 @@ async def run_groups_by(
     n: int,
     tags: tuple[str, ...] = (),
 ) -> list[GroupSummary]:
-    """`run_groups` with a runner of one's own."""
+    """`run_groups` with a given runner."""
     room = asyncio.Semaphore(max(2, -(-2 * runner.at_once // n)))
     running: list[asyncio.Task[GroupSummary]] = []
     try:
@@ -80,7 +80,7 @@ async def run_groups_by(
 
 
 def first_of(errors: ExceptionGroup) -> Exception:
-    """The first error that is no group."""
+    """The first error that is not a group itself."""
     first = errors.exceptions[0]
     return first_of(first) if isinstance(first, ExceptionGroup) else first
 
@@ -88,14 +88,14 @@ def first_of(errors: ExceptionGroup) -> Exception:
 async def _open(
     client: AdminClient, assignment: RolloutWork, *, policy: PolicyOrRoles, n: int, tags: tuple[str, ...]
 ) -> OpenedGroup:
-    """Opens a group of the assignment's task, whose spec says which harness runs it."""
+    """Opens a group of the assignment's task, with the harness in its spec. Waits while the ledger limits the rate."""
     spec = {"harness": assignment.harness.name, **assignment.task.spec}
     task = replace(assignment.task, spec=spec)
     while True:
         try:
             return await client.open_group(task, policy=policy, n=n, tags=tags)
-        except RateLimited as limited:
-            await asyncio.sleep(limited.retry_after or BACKPRESSURE_WAIT_S)
+        except RateLimited as error:
+            await asyncio.sleep(error.retry_after or BACKPRESSURE_WAIT_S)
 
 
 async def _run_group(runner: AttemptRunner[W], group: OpenedGroup, assignment: W) -> GroupSummary:

@@ -1,6 +1,6 @@
-"""What a working copy starts from: callables that fill an empty folder (`base.Source`).
+"""The initial content of a working copy: callables that fill an empty folder (`base.Source`).
 
-Nothing a task names may leave the folder it fills: paths are checked where they are given.
+A task's paths must stay in the folder that is filled. They are checked when the source is created.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rolltap.errors import RuntimeFailed, TaskInvalid
 
 
 def inside(path: str) -> PurePosixPath:
-    """`path` as a relative path that stays in its folder; `TaskInvalid` otherwise."""
+    """`path` as a relative path. Raises `TaskInvalid` if it is absolute or leaves its folder."""
     pure = PurePosixPath(path)
     if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path:
         raise TaskInvalid(f"the path {path!r} leaves the task's folder; use a relative path without '..'")
@@ -25,7 +25,7 @@ def inside(path: str) -> PurePosixPath:
 
 
 def located(base: Path, path: str) -> Path:
-    """An absolute path as it is; a relative one below `base`, which it may not leave."""
+    """An absolute path as it is, a relative one below `base`. Raises `TaskInvalid` if it leaves `base`."""
     return Path(path) if Path(path).is_absolute() else base / inside(path)
 
 
@@ -39,7 +39,7 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files given by their text, keyed by relative path."""
+    """Files by relative path, with their text."""
 
     files: Mapping[str, str]
 
@@ -56,7 +56,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A copy of a folder. Blocks are shared with the original where the file system can (reflinks)."""
+    """A copy of a folder. Shares blocks with the original if the file system supports it (reflinks)."""
 
     path: Path
 
@@ -71,11 +71,11 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class GitCommit:
-    """A repository as it stood at a commit, with the history that leads there and nothing that came after.
+    """A repository at a commit, with the commit's history and nothing later.
 
-    Later commits would hold the answer of many tasks; a clone would carry them along. So a base is made once, in
-    `cache`, of only what the commit reaches, and each working copy is a copy of that base (blocks shared where the file
-    system can).
+    Later commits contain the answer to many tasks, and a clone would include them. So a base with only the commit's
+    history is made once, in `cache`, and each working copy is a copy of that base (with shared blocks if the file
+    system supports it).
     """
 
     repository: Path
@@ -92,7 +92,7 @@ class GitCommit:
         Folder(self.base())(folder)
 
     def base(self) -> Path:
-        """The base's folder, made if it is not there yet. Safe to call from many threads and processes."""
+        """The base's folder, created if it is missing. Safe to call from many threads and processes."""
         if shutil.which("git") is None:
             raise RuntimeFailed("git is not installed; install it to use repositories as task sources")
         resolve = ["git", "-C", str(self.repository), "rev-parse", "--verify", "--quiet", f"{self.commit}^{{commit}}"]
@@ -107,7 +107,7 @@ class GitCommit:
                 self._make(draft, commit)
                 draft.rename(base)
             except OSError:
-                if not base.is_dir():  # another process was not faster
+                if not base.is_dir():  # a real failure: no other process created it meanwhile
                     raise
             finally:
                 shutil.rmtree(draft, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""A task's `spec` as typed data: what it starts from, what runs it, and what scores it.
+"""A task's `spec` as typed data: its source, harness, runtime and evaluator.
 
-The ledger keeps the spec of a `Task` without reading it. It is checked when a task is submitted, so that an unknown
-harness or a path that leaves the task's folder is refused there.
+The ledger stores the spec of a `Task` without reading it. It is checked when a task is submitted: an unknown harness or
+a path that leaves the task's folder is refused there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLE_JOB = Job(Endpoint("http://127.0.0.1:1/s/sample", "key", "model"), "sampl
 
 
 class LimitsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`base.Limits`; what is left out has its default."""
+    """`base.Limits`; None: the default."""
 
     setup_s: float | None = None
     agent_s: float | None = None
@@ -53,12 +53,12 @@ class LimitsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The task starts from `files`, from `folder`, or from `repository` at `commit`; without any of them, from nothing.
+    """The task starts from `files`, from `folder`, or from `repository` at `commit`; else from an empty folder.
 
-    `harness`, `runtime` and `image` may be left to the command line. `argv` is for the harness `command`.
+    `harness`, `runtime` and `image` may come from the command line instead. `argv` is for the harness `command`.
     """
 
-    evaluator: EvaluatorTable = EvaluatorTable()  # `parse_spec` sets it: its class follows from its kind
+    evaluator: EvaluatorTable = EvaluatorTable()  # set by `parse_spec`: its class depends on its kind
     files: dict[str, str] | None = None
     folder: str | None = None
     repository: str | None = None
@@ -92,7 +92,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return Empty()
 
     def harness_name(self, default: str = "") -> str:
-        """An environment is played by its own loop where nobody names a harness."""
+        """The task's harness, else `default`, else the environment's own loop if the evaluator is an environment."""
         return self.harness or default or (ENVIRONMENT if isinstance(self.evaluator, EnvironmentCheck) else "")
 
     def build_harness(self, defaults: Defaults) -> Harness:
@@ -106,7 +106,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return self.evaluator.loop()
 
     def runtime_options(self, harness: Harness, defaults: Defaults) -> RuntimeOptions:
-        """Puts `harness` on PATH: our installation of its pinned release, else the user's own."""
+        """The options that put `harness` on PATH: our installation of its pinned release, else the user's own."""
         installation = (find(harness.package) or own(harness.package)) if harness.package else None
         bins, needs = (installation.bins, installation.needs) if installation else ((), ())
         if isinstance(harness, EnvironmentLoop):
@@ -116,7 +116,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a task is run with where it leaves a key out. Its relative paths are relative to `base`."""
+    """Values for the keys that a task omits. A task's relative paths are relative to `base`."""
 
     base: Path = Path()
     harness: str = ""
@@ -127,7 +127,7 @@ class Defaults:
 
 
 def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
-    """`TaskInvalid` names the key that is wrong."""
+    """Parses a spec. Raises `TaskInvalid`, with the wrong key."""
     table = dict(spec)
     evaluator = parse_evaluator(table.pop("evaluator", None))
     try:
@@ -137,9 +137,9 @@ def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
 
 
 def check(task: Task, policies: Collection[str]) -> None:
-    """Raises `TaskInvalid` if no node could run the task, as far as that shows without a node's files.
+    """Raises `TaskInvalid` if no node could run the task, as far as can be checked without a node's files.
 
-    `policies` are those that are served.
+    `policies` are the served ones.
     """
     spec = parse_spec(task.spec)
     _harness_of(task, spec, Defaults())
@@ -153,7 +153,7 @@ def check(task: Task, policies: Collection[str]) -> None:
 
 
 def resolve_paths(task: Task, defaults: Defaults) -> Task:
-    """`task` as it is submitted: with absolute paths, and the keys that it leaves out taken from `defaults`."""
+    """`task` as it is submitted: with absolute paths, and with omitted keys from `defaults`."""
     spec = parse_spec(task.spec)
     base = defaults.base
     complete = msgspec.structs.replace(
@@ -170,7 +170,7 @@ def resolve_paths(task: Task, defaults: Defaults) -> Task:
 
 
 def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
-    """Everything that `task` is run with on this machine; `TaskInvalid` if it can't be run here."""
+    """The assignment that runs `task` on this machine. Raises `TaskInvalid` if it can't run here."""
     spec = parse_spec(task.spec)
     harness = _harness_of(task, spec, defaults)
     runtime = runtime_for(spec.runtime or defaults.runtime, launch_type(harness))
@@ -191,7 +191,7 @@ def _harness_of(task: Task, spec: TaskSpec, defaults: Defaults) -> Harness:
 
 
 def check_installed(assignment: Assignment) -> None:
-    """`RuntimeFailed` names what to type where the harness's program has to be on this machine, and is not."""
+    """Raises `RuntimeFailed`, with the command to type, if this machine needs the harness's program and lacks it."""
     harness = assignment.harness
     if assignment.runtime.name not in ("process", "bubblewrap") or launch_type(harness) is PythonCall:
         return
@@ -200,5 +200,5 @@ def check_installed(assignment: Assignment) -> None:
 
 
 def launch_type(harness: Harness) -> type[Launch]:
-    """Whether the harness is a command or a Python call. A launch has no side effect, so a sample answers it."""
+    """The harness's kind of launch: command or Python call. Uses a sample launch, which has no side effects."""
     return type(harness.launch(SAMPLE_JOB))

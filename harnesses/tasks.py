@@ -1,7 +1,7 @@
-"""Task files: JSON lines, Harbor task folders, and SWE-style instances, read into `Task`s that are checked as read.
+"""Reads task files into checked `Task`s: JSON lines, Harbor task folders, and SWE-style instances.
 
-A line of JSON holds `id`, `instruction`, `tags` and the keys of `specs.TaskSpec`. A Harbor folder holds `task.toml`,
-`instruction.md`, `environment/` and `tests/test.sh`. An instance of the SWE-bench family holds `instance_id`, `repo`,
+A JSON line has `id`, `instruction`, `tags` and the keys of `specs.TaskSpec`. A Harbor folder has `task.toml`,
+`instruction.md`, `environment/` and `tests/test.sh`. An instance of the SWE-bench family has `instance_id`, `repo`,
 `base_commit`, `problem_statement`, `test_patch`, `FAIL_TO_PASS` and `PASS_TO_PASS`.
 """
 
@@ -27,8 +27,8 @@ SWE_KEYS = {"instance_id", "base_commit", "problem_statement"}
 def read_tasks(path: Path, repositories: Path | None = None, *, reward_key: str = "") -> list[Task]:
     """The tasks of a `.jsonl` file, of one Harbor folder, or of a folder of Harbor folders.
 
-    `repositories` is where SWE-style instances find their repositories, as `owner__name`; `reward_key` is which of a
-    Harbor task's rewards counts. `TaskInvalid` names the file, the line and the key that is wrong; ids are unique.
+    `repositories`: the folder with the repositories of SWE-style instances, as `owner__name`. `reward_key`: the Harbor
+    reward that counts. Raises `TaskInvalid`, with the file, the line and the wrong key; also for duplicate ids.
     """
     if path.is_dir():
         tasks = [harbor_task(folder, reward_key) for folder in task_folders(path)]
@@ -39,7 +39,7 @@ def read_tasks(path: Path, repositories: Path | None = None, *, reward_key: str 
 
 
 def refuse_twins(tasks: Sequence[Task], where: str) -> None:
-    """`TaskInvalid` if two tasks of one source have the same id."""
+    """Raises `TaskInvalid` if two tasks of one source have the same id."""
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
@@ -48,7 +48,7 @@ def refuse_twins(tasks: Sequence[Task], where: str) -> None:
 
 
 def task_folders(path: Path) -> list[Path]:
-    """The Harbor folders that `path` is or holds; none where there is no such folder."""
+    """The Harbor folder `path`, or those in it. Empty if `path` is no folder; raises `TaskInvalid` if it has none."""
     if not path.is_dir():
         return []
     folders = [path] if (path / "task.toml").is_file() else sorted(p.parent for p in path.glob("*/task.toml"))
@@ -77,7 +77,7 @@ def _read_lines(path: Path, repositories: Path | None) -> list[Task]:
 
 
 def task_from(line: Any, repositories: Path | None = None) -> Task:
-    """One line as a task; its spec is checked."""
+    """One line as a task, with a checked spec."""
     if not isinstance(line, dict):
         raise TaskInvalid("a task is a JSON object")
     if line.keys() >= SWE_KEYS:
@@ -93,7 +93,7 @@ def task_from(line: Any, repositories: Path | None = None) -> Task:
 def swe_task(instance: Mapping[str, Any], repositories: Path | None) -> Task:
     """An instance of the SWE-bench family: the repository at the base commit, tests from the test patch.
 
-    Beside the family's keys it may have `image`, and `python`, which runs the tests.
+    Besides the family's keys it may have `image`, and `python`, the interpreter for the tests.
     """
     repository = _text(instance, "repo")
     if repositories is None:
@@ -113,7 +113,7 @@ def swe_task(instance: Mapping[str, Any], repositories: Path | None) -> Task:
 
 
 def _tests(instance: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """A list of node ids; data sets also give it as a string of JSON."""
+    """A list of node ids; some data sets have it as a JSON string."""
     tests = instance.get(key, [])
     if isinstance(tests, str):
         try:
@@ -126,7 +126,7 @@ def _tests(instance: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def harbor_task(folder: Path, reward_key: str = "") -> Task:
-    """A Harbor folder. Its image is `environment.docker_image`; without one `environment/` is the working copy."""
+    """Reads a Harbor folder. Its image is `environment.docker_image`; else `environment/` is the working copy."""
     try:
         config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
         instruction = (folder / "instruction.md").read_text(encoding="utf-8")

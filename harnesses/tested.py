@@ -1,6 +1,6 @@
-"""Which releases of which harnesses ran in the stage of real harnesses, when, and with what result.
+"""The harness releases that ran in the test stage of real harnesses, with dates and results.
 
-`tested.json` is made from the stage's report by `scripts/harnesses_page.py`: harness → release → run → result.
+`scripts/harnesses_page.py` makes `tested.json` from the stage's report: harness → release → run → result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TABLE = "tested.json"
 
 @dataclass(frozen=True, slots=True)
 class ReleaseResult:
-    """A release and its runs in the stage: the last one's day, how many there are, and how many went as expected."""
+    """A release and its runs in the stage: the day of the last one, their number, and the number as expected."""
 
     release: str
     day: str
@@ -31,19 +31,19 @@ class ReleaseResult:
 
 @cache
 def stage_results() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]:
-    """Harness → release → run (protocol and scenario) → what came of it."""
+    """Harness → release → run (protocol and scenario) → its result."""
     return json.loads((files("rolltap.harnesses") / TABLE).read_text(encoding="utf-8"))
 
 
 def release_results(harness: str) -> list[ReleaseResult]:
-    """The releases of `harness` that ran, the newest first; none for a harness that is not ours."""
+    """The releases of `harness` that ran, newest first; empty if it is not a built-in harness."""
     releases = [
         ReleaseResult(
             release, max(run["day"] for run in runs.values()), len(runs), sum(one["passed"] for one in runs.values())
         )
         for release, runs in stage_results().get(harness, {}).items()
     ]
-    return sorted(releases, key=lambda tested: _order(tested.release), reverse=True)
+    return sorted(releases, key=lambda result: _order(result.release), reverse=True)
 
 
 def _order(release: str) -> list[int]:

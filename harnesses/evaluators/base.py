@@ -1,8 +1,8 @@
-"""The `evaluator` table of a task: one class per kind, in one file each.
+"""The `evaluator` table of a task: one class per kind, each in its own file.
 
-An evaluator is a class that derives from `EvaluatorTable` and one line in `registry.py`; an outside package registers
-its class under the entry point group `rolltap.evaluators`. The class's fields are the keys of the table, its tag is the
-table's `kind`. Most classes are the evaluator as well: they have `evaluate`.
+An evaluator is a subclass of `EvaluatorTable` and one line in `registry.py`; an outside package registers its class in
+the entry point group `rolltap.evaluators`. The class's fields are the keys of the table, its tag is the table's `kind`.
+Most classes are the evaluator itself, too: they have `evaluate`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rolltap.harnesses.client import AdminClient
 
 
 class EvaluatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """The defaults are those of an evaluator that needs no file and no policy."""
+    """Base of evaluator tables. The defaults fit an evaluator that needs no file and no policy."""
 
     example: ClassVar[str]
-    """A table that works, as JSON; it is quoted where a task's own is refused."""
+    """A valid table as JSON, for the error message if a task's table is wrong."""
 
     @property
     def name(self) -> str:
@@ -36,10 +36,10 @@ class EvaluatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
         return ()
 
     def check(self, policies: Collection[str]) -> None:
-        """Raises `TaskInvalid` if no node can evaluate by this table; `policies` are those that are served."""
+        """Raises `TaskInvalid` if no node can evaluate by this table. `policies` are the served ones."""
 
     def resolve_paths(self, base: Path) -> Self:
-        """The same table with paths relative to `base` made absolute."""
+        """The same table, with relative paths made absolute by `base`."""
         return self
 
     @property
@@ -49,9 +49,9 @@ class EvaluatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
     @property
     def needs(self) -> tuple[Path, ...]:
-        """Folders of this machine that a sandbox must show for the evaluation, read-only."""
+        """Folders of this machine that a sandbox must mount for the evaluation, read-only."""
         return ()
 
     def build(self, client: AdminClient) -> Evaluator:
-        """The evaluator, on the node that runs it; `TaskInvalid` if something is missing there."""
+        """The evaluator, on the node that runs it. Raises `TaskInvalid` if something is missing there."""
         return cast(Evaluator, self)

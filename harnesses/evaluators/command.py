@@ -13,10 +13,10 @@ from rolltap.harnesses.sources import inside
 
 
 class CommandCheck(EvaluatorTable, tag="command", frozen=True):
-    """Runs `command` with bash in the working copy that the agent left.
+    """Runs `command` with bash in the agent's working copy.
 
-    With `reward_file` (below the working copy) its content is the reward, and a missing file is an error. Without it,
-    exit code 0 is 1.0 and any other 0.0.
+    With `reward_file` (below the working copy) the file's content is the reward, and a missing file is an error.
+    Without it, the reward is 1.0 for exit code 0, else 0.0.
     """
 
     example = '{"kind": "command", "command": "test -f calc.py"}'
@@ -50,12 +50,12 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
 
 
 def _is_plain(folder: Path, path: Path) -> bool:
-    """Whether `path` is a regular file below `folder`, with no link on the way."""
+    """True if `path` is a regular file below `folder`, without a link in the path."""
     return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
 
 
 def _clear(folder: Path, path: Path) -> None:
-    """Removes a reward file that the agent wrote early, or a link on the way to it."""
+    """Removes a reward file that the agent wrote, or a link in its path."""
     step = folder
     for part in path.relative_to(folder).parts:
         step = step / part
@@ -65,7 +65,7 @@ def _clear(folder: Path, path: Path) -> None:
 
 
 def parse_reward(text: str) -> float:
-    """The finite number that `text` is; `EvaluatorFailed` otherwise."""
+    """`text` as a number. Raises `EvaluatorFailed` unless it is a finite number."""
     try:
         value = float(text.strip())
     except ValueError:

@@ -1,8 +1,8 @@
-"""The `harbor` evaluator: runs the task's `tests/test.sh` as Harbor does and reads the reward file that it writes.
+"""The `harbor` evaluator: runs the task's `tests/test.sh` as Harbor does, and reads the reward file that it writes.
 
-After the agent has ended, `tests/` appears at `/tests`, `/logs/verifier` is empty, and `test.sh` runs in the agent's
-workspace. It writes `/logs/verifier/reward.txt` (a number) or `reward.json` (an object of numbers, each kept by name;
-`chosen_reward` says which one counts).
+After the agent has ended, `tests/` is mounted at `/tests`, `/logs/verifier` is empty, and `test.sh` runs in the agent's
+workspace. It writes `/logs/verifier/reward.txt` (a number) or `reward.json` (an object of numbers by name, all of which
+are recorded; `chosen_reward` selects the one that counts).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rolltap.harnesses.sources import located
 class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
     """`tests` is the task's folder of that name; `env` is added to the environment of `test.sh`.
 
-    `reward_key` names the key of `reward.json` that counts, where it has several and none is `reward`.
+    `reward_key` is the key of `reward.json` that counts. It is needed if there are several and none is `reward`.
     """
 
     example = '{"kind": "harbor", "tests": "tests"}'
@@ -65,7 +65,10 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
 
 
 def read_rewards(folder: Path, output: str, seen: Transcript) -> dict[str, float]:
-    """The rewards that the verifier wrote to `folder`, by name; `reward.txt` holds `reward`. Links are refused."""
+    """The rewards that the verifier wrote to `folder`, by name; `reward.txt` has `reward`. Ignores links.
+
+    Raises `EvaluatorFailed` if there is none.
+    """
     number, table = folder / "reward.txt", folder / "reward.json"
     if number.is_file() and not number.is_symlink():
         text = read_output(number)
@@ -84,9 +87,9 @@ def read_rewards(folder: Path, output: str, seen: Transcript) -> dict[str, float
 
 
 def chosen_reward(rewards: Mapping[str, float], key: str = "") -> float:
-    """The reward that counts: that of `key` where one is named, else `reward`, else the only one.
+    """The reward that counts: that of `key` if it is set, else `reward`, else the only one.
 
-    `EvaluatorFailed` where that leaves a choice: a mean of unlike rewards would train something that nobody asked for.
+    Raises `EvaluatorFailed` if several are left: a mean of different rewards would train an unintended objective.
     """
     known = ", ".join(sorted(rewards)) or "none"
     if key:

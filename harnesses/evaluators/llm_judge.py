@@ -1,7 +1,7 @@
-"""The `llm_judge` evaluator: a model reads what was asked and what was done, and gives a score.
+"""The `llm_judge` evaluator: a model reads the task and the agent's changes, and returns a score.
 
-It asks through the proxy, in a session of its own that belongs to no rollout. The session's tag `kind` is `judge`: by
-that tag the proxy records each of its calls as `CallKind.JUDGE`, which is never trained and in no dataset.
+It calls the model through the proxy, in a session of its own without a rollout. The session's tag `kind` is `judge`: by
+it the proxy records each of its calls as `CallKind.JUDGE`, which is never trained and in no dataset.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SCORE = re.compile(r"^SCORE:\s*(\d+(?:\.\d+)?)\s*$", re.MULTILINE)
 
 
 class LlmJudgeTable(EvaluatorTable, tag="llm_judge", frozen=True):
-    """The model of `policy` scores by `criteria`."""
+    """The model of `policy` gives a score by `criteria`."""
 
     example = '{"kind": "llm_judge", "policy": "judge"}'
 
@@ -56,7 +56,7 @@ class LlmJudgeTable(EvaluatorTable, tag="llm_judge", frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LlmJudge:
-    """Asks the model of `policy`. The reward is the score over 10."""
+    """Asks the model of `policy`. The reward is its score divided by 10."""
 
     client: AdminClient
     policy: str
@@ -67,11 +67,11 @@ class LlmJudge:
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         clean = await evidence.clean_workspace()
-        changed = changes(clean.folder, evidence.workspace.folder)
+        agent_changes = changes(clean.folder, evidence.workspace.folder)
         prompt = PROMPT.format(
             instruction=evidence.task.instruction,
             output=evidence.exit.output[-4000:],
-            files=_shown(evidence, changed),
+            files=_changed_files(evidence, agent_changes),
             criteria=self.criteria,
         )
         tags = {"kind": "judge", "rollout": evidence.rollout_id}
@@ -107,10 +107,10 @@ class LlmJudge:
         return answer["choices"][0]["message"].get("content") or ""
 
 
-def _shown(evidence: Evidence, changed: list[Change]) -> str:
+def _changed_files(evidence: Evidence, agent_changes: list[Change]) -> str:
     """The changed files with their text, up to `SHOWN_BYTES` in all."""
     parts, budget = [], SHOWN_BYTES
-    for change in changed:
+    for change in agent_changes:
         path = evidence.workspace.folder / change.path
         text = ""
         if change.kind is not ChangeKind.DELETED and not path.is_symlink() and budget > 0:

@@ -1,8 +1,8 @@
-"""The `pytest` evaluator: runs the tests that must pass in a workspace that the agent never touched.
+"""The `pytest` evaluator: runs the tests that must pass, in a workspace without access for the agent.
 
-Only the agent's changes are carried into that clean workspace. Changes to test files are dropped and counted. Then the
-task's test patch is applied and the tests run. The reward is 1.0 if every named test passed, else 0.0; the detail names
-the tests that passed and failed.
+Only the agent's changes are copied into that clean workspace. Changes to test files are dropped and counted. Then the
+task's test patch is applied and the tests run. The reward is 1.0 if every named test passed, else 0.0; the detail lists
+the passed and the failed tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rolltap.harnesses.output import last_line
 
 REPORT = "junit.xml"
 PATCH = "test.patch"
-"""Both lie in the clean workspace's HOME, where the agent has laid no link."""
+"""Both are in the clean workspace's HOME, where the agent can't create links."""
 
 MISSING_PLUGIN = re.compile(r'Error importing plugin "([^"\n]{1,100})"')
 
@@ -39,7 +39,7 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[WorkingCopy()]))
 
 
 class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
-    """`must_pass` and `keep_passing` are pytest node ids; a bare file stands for all its tests. `python` runs them."""
+    """`must_pass` and `keep_passing` are pytest node ids; a file means all its tests. `python` runs them."""
 
     example = '{"kind": "pytest", "must_pass": ["tests/test_calc.py"]}'
 
@@ -54,7 +54,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
 
     @property
     def needs(self) -> tuple[Path, ...]:
-        """The folders of an absolute `python`: its virtual environment, its interpreter's."""
+        """The folders of an absolute `python`: its virtual environment, and its interpreter's prefix."""
         if not Path(self.python).is_absolute():
             return ()
         prefixes = (path.parent.parent for path in (Path(self.python), Path(self.python).resolve()))
@@ -62,8 +62,8 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         clean = await evidence.clean_workspace()
-        every, dropped = await asyncio.to_thread(self._carry, evidence.workspace.folder, clean.folder)
-        lines = [f"{change.kind.value} {change.path}{' (dropped)' if change in dropped else ''}" for change in every]
+        all_changes, dropped = await asyncio.to_thread(self._copy_changes, evidence.workspace.folder, clean.folder)
+        lines = [f"{each.kind.value} {each.path}{' (dropped)' if each in dropped else ''}" for each in all_changes]
         evidence.seen.add("the agent's changes", "\n".join(lines))
         if self.test_patch:
             await self._apply_patch(clean, evidence)
@@ -73,31 +73,34 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *options, *files))
         exit_ = await evidence.run(clean, "the tests", launch)
         results = read_report(clean.home_folder / REPORT, exit_.output)
-        passed = {test: _passed(test, results) for test in tests}
+        passed = {test: _test_passed(test, results) for test in tests}
         detail = {
             "passed": [test for test, ok in passed.items() if ok],
             "failed": [test for test, ok in passed.items() if not ok],
-            "changed": len(every),
+            "changed": len(all_changes),
             "dropped_test_changes": [change.path for change in dropped],
         }
         return Verdict((Score(float(all(passed.values()))),), detail)
 
-    def _carry(self, agent: Path, clean: Path) -> tuple[list[Change], list[Change]]:
-        """Every change of the agent, and those that were dropped."""
-        every = changes(clean, agent)
-        return every, apply_changes(every, agent, clean, TEST_FILES)
+    def _copy_changes(self, agent: Path, clean: Path) -> tuple[list[Change], list[Change]]:
+        """Applies the agent's changes to the clean folder. Returns all changes, and those that were dropped."""
+        all_changes = changes(clean, agent)
+        return all_changes, apply_changes(all_changes, agent, clean, TEST_FILES)
 
     async def _apply_patch(self, workspace: Workspace, evidence: Evidence) -> None:
         launch = Command(
             ("git", "apply", "--whitespace=nowarn", str(workspace.home / PATCH)), files={PATCH: self.test_patch}
         )
-        applied = await evidence.run(workspace, "git apply", launch)
-        if applied.ending is not Ending.DONE:
-            raise EvaluatorFailed(f"the test patch does not apply: {last_line(applied.output)}")
+        exit_ = await evidence.run(workspace, "git apply", launch)
+        if exit_.ending is not Ending.DONE:
+            raise EvaluatorFailed(f"the test patch does not apply: {last_line(exit_.output)}")
 
 
 def read_report(path: Path, output: str) -> dict[str, bool]:
-    """Node id → passed, from a JUnit report of family xunit1. A skipped test has not passed."""
+    """Node id → passed, from a JUnit report of family xunit1. A skipped test has not passed.
+
+    Raises `EvaluatorFailed` if the report is missing or can't be read.
+    """
     if path.is_symlink() or not path.is_file():
         if plugin := MISSING_PLUGIN.search(output):
             raise EvaluatorFailed(
@@ -119,12 +122,12 @@ def read_report(path: Path, output: str) -> dict[str, bool]:
     return results
 
 
-def _passed(test: str, results: dict[str, bool]) -> bool:
-    """Whether `test` ran and passed; a file, class or unparametrised function stands for all below it."""
-    below = [ok for node, ok in results.items() if node == test or node.startswith((f"{test}::", f"{test}["))]
-    return bool(below) and all(below)
+def _test_passed(test: str, results: dict[str, bool]) -> bool:
+    """True if `test` ran and passed; a file, class or unparametrised function means all tests below it."""
+    outcomes = [ok for node, ok in results.items() if node == test or node.startswith((f"{test}::", f"{test}["))]
+    return bool(outcomes) and all(outcomes)
 
 
 def _is_python_prefix(folder: Path) -> bool:
-    """Whether `folder` belongs to one Python alone, so that showing it shows nothing else."""
+    """True if `folder` belongs only to one Python, so that mounting it exposes nothing else."""
     return folder != Path("/") and ((folder / "pyvenv.cfg").is_file() or any(folder.glob("lib/python3*/os.py")))

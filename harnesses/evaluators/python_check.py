@@ -1,4 +1,4 @@
-"""The `python` evaluator: a callable looks at the working copy and returns the reward, or several by scope."""
+"""The `python` evaluator: a callable inspects the working copy and returns the reward, or several by scope."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Check = Callable[[Path], float | Mapping[str, float]]
 
 
 class PythonTable(EvaluatorTable, tag="python", frozen=True):
-    """`callable` is the `module:function` of a `Check` on the runner's path, or the `FILE.py:function` of one."""
+    """`callable` names a `Check`: `module:function` on the runner's path, or `FILE.py:function`."""
 
     example = '{"kind": "python", "callable": "os.path:getsize"}'
 
@@ -42,8 +42,8 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
 
     @property
     def _file(self) -> str:
-        where = self.callable.rpartition(":")[0]
-        return where if where.endswith(".py") else ""
+        module = self.callable.rpartition(":")[0]
+        return module if module.endswith(".py") else ""
 
     @property
     def _function(self) -> str:
@@ -52,7 +52,7 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
     def build(self, client: AdminClient) -> PythonCheck:
         try:
             return PythonCheck(getattr(self._module(), self._function))
-        except Exception as error:  # foreign code: whatever its import raises
+        except Exception as error:  # foreign code: its import may raise anything
             raise TaskInvalid(
                 f"no callable {self.callable!r} (module:function or FILE.py:function): {error}", param="evaluator"
             ) from error
@@ -82,7 +82,7 @@ class PythonCheck:
             result = await asyncio.to_thread(self.check, evidence.workspace.folder)
             values = result if isinstance(result, Mapping) else {"rollout": result}
             scores = tuple(Score(float(value), scope) for scope, value in values.items())
-        except Exception as error:  # the task's own code: whatever it raises
+        except Exception as error:  # the task's own code may raise anything
             evidence.seen.add("the check", traceback.format_exc())
             raise EvaluatorFailed(f"the check raised {type(error).__name__}: {error}") from error
         for score in scores:

@@ -35,7 +35,7 @@ def evaluator_class(kind: str) -> type[EvaluatorTable]:
 
 
 def parse_evaluator(table: Any) -> EvaluatorTable:
-    """The settings of a task's `evaluator` table; `TaskInvalid` says which key is wrong."""
+    """Parses a task's `evaluator` table. Raises `TaskInvalid`, with the wrong key."""
     if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
         message = f"the task needs an `evaluator` with a `kind`; {SessionCompleted.example} is the simplest"
         raise TaskInvalid(message, param="evaluator")

@@ -1,4 +1,4 @@
-"""The `session_completed` evaluator: 1.0 if the harness says that it finished, else 0.0."""
+"""The `session_completed` evaluator: 1.0 if the harness reports that it finished, else 0.0."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rolltap.harnesses.evaluators.base import EvaluatorTable
 
 
 class SessionCompleted(EvaluatorTable, tag="session_completed", frozen=True):
-    """Trusts the harness's own exit code, so it fits smoke tests and tasks whose rewards come from elsewhere."""
+    """Trusts the harness's exit code. For smoke tests, and for tasks whose rewards come from elsewhere."""
 
     example = '{"kind": "session_completed"}'
 

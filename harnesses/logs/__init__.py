@@ -1,1 +1,1 @@
-"""Readers of the logs that harnesses keep of their own runs; each is one file."""
+"""Readers of the logs that harnesses write of their own runs, one file each."""

@@ -1,6 +1,6 @@
-"""ATIF (Agent Trajectory Interchange Format, Harbor): `trajectory.json`, where a command of one's own leaves one.
+"""ATIF (Agent Trajectory Interchange Format, Harbor): `trajectory.json`, which the harness `command` may write.
 
-A step is a message of the user or the agent; the results of an agent's tool calls stand in its own step.
+A step is a message of the user or the agent; the results of an agent's tool calls are in the same step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def read_atif(remains: Remains) -> Iterator[LogEntry]:
             continue
         log = files.json(NAME)
         if not text(log.get("schema_version")).startswith("ATIF"):
-            continue  # a file of that name that is the task's
+            continue  # another file of that name, which belongs to the task
         for step in items(log.get("steps")):
             if step.get("source") == "user":
                 yield LogEntry("user")

@@ -1,4 +1,4 @@
-"""What a log reader is, and what it may rely on in a log: nothing. Fields are taken by the helpers here."""
+"""The type of a log reader, and helpers that read the fields of an untrusted log."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rolltap.harnesses.logs.files import LeftFiles
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a run left: its HOME and its working copy."""
+    """The folders of an ended run: its HOME and its working copy."""
 
     home: LeftFiles
     work: LeftFiles
 
 
 LogReader = Callable[[Remains], Iterable[LogEntry]]
-"""The entries of the main conversation that a harness logged, in order; nothing where it left no log.
+"""Returns the entries of the main conversation in a harness's log, in order; nothing if there is no log.
 
-Raises `LogUnreadable` for a log that it can't make sense of. Wrong types and missing fields in a log may also raise
-`LookupError`, `TypeError`, `ValueError` or `AttributeError`: an agent may have written it.
+Raises `LogUnreadable` if it can't parse the log. Wrong types and missing fields may also raise `LookupError`,
+`TypeError`, `ValueError` or `AttributeError`: an agent may have written the log.
 """
 
 

@@ -1,4 +1,4 @@
-"""After a run: the harness's own log is read and sent to be compared with the record."""
+"""After a run: reads the harness's own log and sends it to the server, which compares it with the record."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.logs.registry import log_reader
 
 MAX_ID_CHARS = 4 << 20
-"""Of all ids of a log: what is sent stays far below the server's bound of a request."""
+"""The most characters of all ids of a log, so that the request stays far below the server's size limit."""
 
 
 async def check_log(
     client: AdminClient, session: OpenedSession, harness: Harness, workspace: Workspace, exit_: Exit
 ) -> str:
-    """Has the log compared with the closed session; returns the verdict, "" for a harness whose log nobody reads.
+    """Has the log compared with the closed session. Returns the verdict; "" if the harness has no log reader.
 
-    To be called before anything else runs in the workspace: an evaluation clears HOME.
+    Call it before anything else runs in the workspace: an evaluation clears HOME.
     """
     log = await asyncio.to_thread(read_log, harness.name, workspace)
     if log is None:
@@ -33,20 +33,20 @@ async def check_log(
 
 
 def read_log(harness: str, workspace: Workspace) -> HarnessLog | None:
-    """The log that `harness` left in the workspace; None where there is no reader for it.
+    """The log of `harness` in the workspace; None if there is no reader for it.
 
-    What the agent wrote there can't raise: a log that can't be read has a `problem`.
+    A log that can't be read never raises: it has a `problem`.
     """
-    read = log_reader(harness)
-    if read is None:
+    reader = log_reader(harness)
+    if reader is None:
         return None
     try:
-        logged = read(Remains(LeftFiles(workspace.home_folder), LeftFiles(workspace.folder)))
-        entries = list(islice(logged, MAX_ENTRIES + 1))
+        log_entries = reader(Remains(LeftFiles(workspace.home_folder), LeftFiles(workspace.folder)))
+        entries = list(islice(log_entries, MAX_ENTRIES + 1))
     except LogUnreadable as error:
         return HarnessLog(problem=capped(error.message, PROBLEM_CHARS))
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        # The boundary to a file that an agent may have written: it has not the shape of its harness's log.
+        # The boundary to a file that an agent may have written: it has not the form of the harness's log.
         return HarnessLog(problem=capped(f"the log has another shape than known: {error!r}", PROBLEM_CHARS))
     if len(entries) > MAX_ENTRIES:
         return HarnessLog(problem=f"the log has more than {MAX_ENTRIES} entries")

@@ -1,7 +1,7 @@
-"""Claude Code: `~/.claude/projects/FOLDER/SESSION.jsonl`; subagents' files lie deeper. The agent SDK writes the same.
+"""Claude Code: `~/.claude/projects/FOLDER/SESSION.jsonl`; subagents' files are in subfolders. Same for the agent SDK.
 
-A reply is a line for each of its blocks, all with the reply's id and the usage of the whole. Results of a tool may
-stand between the lines of the reply that calls it.
+A reply has one line per block, each with the reply's id and the usage of the whole reply. A tool's results may be
+between the lines of the reply that calls it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
 
 FOLDER = ".claude/projects"
 SYNTHETIC = "<synthetic>"
-"""The model of messages that no model wrote: errors that are shown to the user."""
+"""The `model` of messages that no model wrote: errors shown to the user."""
 
 
 def read_claude_code(remains: Remains) -> Iterator[LogEntry]:
@@ -25,7 +25,7 @@ def read_claude_code(remains: Remains) -> Iterator[LogEntry]:
 
 def _entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
     reply: LogEntry | None = None
-    behind: list[LogEntry] = []
+    following: list[LogEntry] = []
     for line in lines:
         message = mapping(line.get("message"))
         if line.get("isSidechain") or line.get("isMeta") or message.get("model") == SYNTHETIC:
@@ -33,17 +33,17 @@ def _entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
         if line.get("type") == "assistant":
             if reply is None or reply.id != text(message.get("id")):
                 yield from ([reply] if reply is not None else [])
-                yield from behind
-                reply, behind = LogEntry("assistant", text(message.get("id"))), []
+                yield from following
+                reply, following = LogEntry("assistant", text(message.get("id"))), []
             calls = [
                 text(block.get("id")) for block in items(message.get("content")) if block.get("type") == "tool_use"
             ]
             tokens = count(mapping(message.get("usage")).get("output_tokens"))
             reply = LogEntry("assistant", reply.id, tokens, (*reply.tool_calls, *calls))
         elif line.get("type") == "user":
-            behind += _results(message.get("content"))
+            following += _results(message.get("content"))
     yield from ([reply] if reply is not None else [])
-    yield from behind
+    yield from following
 
 
 def _results(content: Any) -> list[LogEntry]:

@@ -1,7 +1,7 @@
-"""Codex: `~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl`, one file a thread; subagents have threads of their own.
+"""Codex: `~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl`, one file per thread; subagents have their own threads.
 
-A reply's items share the number of the last item that was sent with their request; its token counts follow them. Tools
-may run, and their results be logged, before that.
+All items of a reply have the number of the last item in its request. The reply's token counts come after its items;
+tool results may be logged before them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def read_codex(remains: Remains) -> Iterator[LogEntry]:
 
 @dataclass(slots=True)
 class _Reply:
-    """A reply whose items are being read, and what was logged in between."""
+    """A reply whose items are being read, and the other entries logged in between."""
 
     request: Any
     id: str
     calls: list[str] = field(default_factory=list)
-    behind: list[LogEntry] = field(default_factory=list)
+    following: list[LogEntry] = field(default_factory=list)
 
     def entries(self, id: str = "", tokens: int | None = None) -> Iterator[LogEntry]:
         yield LogEntry("assistant", id or self.id, tokens, tuple(self.calls))
-        yield from self.behind
+        yield from self.following
 
 
 def _entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
@@ -62,7 +62,7 @@ def _entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
             continue
         entry = _other(item)
         if entry is not None and reply is not None:
-            reply.behind.append(entry)
+            reply.following.append(entry)
         elif entry is not None:
             yield entry
     if reply is not None:

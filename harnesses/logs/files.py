@@ -1,4 +1,4 @@
-"""Files that an agent left behind, read as hostile: regular files only, no link followed, all sizes capped."""
+"""Reads files that an untrusted agent wrote: only regular files, no links followed, all sizes limited."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import msgspec
 from rolltap.errors import LogUnreadable
 
 MAX_BYTES = 64 << 20
-"""Of all files that are read below one root."""
+"""The most bytes read below one root, over all files."""
 
 MAX_FILES = 2_000
-"""Entries of folders that one search looks at."""
+"""The most folder entries in one search."""
 
 DEPTH = 6
 
@@ -28,17 +28,17 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(slots=True)
 class LeftFiles:
-    """What lies below `root`: the HOME or the working copy of a run that is over. `bytes_read` so far."""
+    """The files below `root`: the HOME or the working copy of an ended run. `bytes_read`: so far, of all files."""
 
     root: Path
     bytes_read: int = 0
 
     def find(self, folder: str, suffix: str) -> list[str]:
-        """The regular files below `folder` whose names end with `suffix`, the oldest first; none where it is no folder.
+        """The regular files below `folder` whose names end with `suffix`, oldest first; empty if it is no folder.
 
-        `LogUnreadable` where there are more entries than `MAX_FILES`.
+        Raises `LogUnreadable` if there are more than `MAX_FILES` entries.
         """
-        found: list[tuple[float, str]] = []
+        matches: list[tuple[float, str]] = []
         waiting, looked_at = [folder], 0
         while waiting:
             path = waiting.pop()
@@ -49,16 +49,16 @@ class LeftFiles:
                 if stat.S_ISDIR(status.st_mode) and entry_path.count("/") - folder.count("/") < DEPTH:
                     waiting.append(entry_path)
                 elif stat.S_ISREG(status.st_mode) and entry_path.endswith(suffix):
-                    found.append((status.st_mtime, entry_path))
-        return [path for _, path in sorted(found)]
+                    matches.append((status.st_mtime, entry_path))
+        return [path for _, path in sorted(matches)]
 
     def has(self, path: str) -> bool:
-        """Whether anything of this name is there."""
+        """True if there is a file or anything else of this name."""
         folder, _, name = path.rpartition("/")
         return any(entry_path == f"{folder}/{name}" for entry_path, _ in self._entries(folder))
 
     def read(self, path: str) -> bytes:
-        """The file's bytes. `LogUnreadable` for a link on the way, no regular file, or too many bytes in all."""
+        """The file's bytes. Raises `LogUnreadable` for a link in the path, no regular file, or `MAX_BYTES` exceeded."""
         try:
             folder = self._folder(path.rpartition("/")[0])
             try:
@@ -77,11 +77,11 @@ class LeftFiles:
         return data
 
     def json(self, path: str) -> Any:
-        """The file's JSON object."""
+        """The file's JSON object. Raises `LogUnreadable` if it is none."""
         return _object(self.read(path), path)
 
     def lines(self, path: str) -> Iterator[dict[str, Any]]:
-        """The JSON objects of the file's lines; of a last line that was cut off, nothing."""
+        """The JSON objects of the file's lines. A last line that was cut off is skipped."""
         for number, line in enumerate(io.BytesIO(self.read(path)), 1):
             if not line.strip():
                 continue
@@ -94,7 +94,7 @@ class LeftFiles:
             yield value
 
     def _folder(self, path: str) -> int:
-        """A descriptor of a folder below the root; every step is opened without following links."""
+        """A descriptor of a folder below the root. No part of the path is followed if it is a link."""
         descriptor = os.open(self.root, _FOLDER)
         for part in filter(None, path.split("/")):
             outer = descriptor

@@ -1,7 +1,7 @@
-"""Gemini CLI: `~/.gemini/tmp/FOLDER/chats/session-*.jsonl`. A later line with a message's id changes what it has.
+"""Gemini CLI: `~/.gemini/tmp/FOLDER/chats/session-*.jsonl`. A later line with a message's id updates its fields.
 
-A resumed run writes the former messages again, without their tokens and tool calls, into the same file if it begins
-within the same minute. Tokens are told apart into those of the answer and those of its thoughts.
+A resumed run writes the earlier messages again, without their tokens and tool calls; into the same file if it begins in
+the same minute. The answer's tokens and its thoughts' tokens are counted separately.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def _entries(message: Mapping[str, Any]) -> Iterator[LogEntry]:
         yield LogEntry("assistant", "", None if output is None else output + (thoughts or 0), calls)
     elif message.get("type") == "user":
         results = [mapping(part.get("functionResponse")) for part in items(message.get("content"))]
-        answered = [LogEntry("tool", text(result.get("id"))) for result in results if result]
-        yield from answered or [LogEntry("user")]
+        tool_results = [LogEntry("tool", text(result.get("id"))) for result in results if result]
+        yield from tool_results or [LogEntry("user")]

@@ -1,4 +1,4 @@
-"""mini-swe-agent: `~/.config/mini-swe-agent/last_mini_run.traj.json`, its messages as it sent and got them."""
+"""mini-swe-agent: `~/.config/mini-swe-agent/last_mini_run.traj.json`, its messages as sent and received."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """OpenCode: the tables `session`, `message` and `part` of `~/.local/share/opencode/opencode.db` (SQLite).
 
-A tool's result stands in the part of its call. Tokens are told apart into those of the answer and of its reasoning.
+A tool's result is in the part of its call. The answer's tokens and its reasoning's tokens are counted separately.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rolltap.harnesses.logs.files import LeftFiles
 FOLDER = ".local/share/opencode"
 NAME = "opencode.db"
 BESIDE = "-wal"
-"""A write-ahead log: what is not in the database's own file yet."""
+"""The write-ahead log: data that is not in the database's own file yet."""
 
 STEPS = 20_000_000
-"""Steps of SQLite's machine that a query may take: a database that an agent made may hold endless views."""
+"""The most steps of SQLite's machine per query: a database that an agent made may have endless views."""
 
 MESSAGES = """
     SELECT message.id, message.data, part.data FROM message JOIN session ON session.id = message.session_id
@@ -44,7 +44,7 @@ def read_opencode(remains: Remains) -> list[LogEntry]:
 
 
 def _rows(home: LeftFiles) -> list[tuple[str, str, str | None]]:
-    """Each message with each of its parts. SQLite is shown a copy, with nothing beside it but its own log."""
+    """Each message with each of its parts. SQLite opens a copy in a folder with nothing else but its own log."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / NAME
         for suffix in ("", BESIDE):
@@ -71,7 +71,7 @@ def _entries(rows: list[tuple[str, str, str | None]]) -> Iterator[LogEntry]:
         tokens = mapping(message.get("tokens"))
         output, reasoning = count(tokens.get("output")), count(tokens.get("reasoning"))
         total = None if output is None else output + (reasoning or 0)
-        if not total and not tools:  # it broke off: nothing of it has been counted
+        if not total and not tools:  # an interrupted reply without counts
             continue
         yield LogEntry("assistant", "", total, tuple(text(tool.get("callID")) for tool in tools))
         for tool in tools:

@@ -1,4 +1,4 @@
-"""Pi: `~/.pi/agent/sessions/FOLDER/*.jsonl`, a line a message."""
+"""Pi: `~/.pi/agent/sessions/FOLDER/*.jsonl`, one line per message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
 
 FOLDER = ".pi/agent/sessions"
 FAILED = ("error", "aborted")
-"""Reasons to stop of a reply that broke off; Pi takes it out of its history and asks again."""
+"""Stop reasons of an interrupted reply. Pi removes the reply from its history and sends the request again."""
 
 
 def read_pi(remains: Remains) -> Iterator[LogEntry]:

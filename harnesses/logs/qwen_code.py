@@ -1,4 +1,4 @@
-"""Qwen Code: `~/.qwen/projects/FOLDER/chats/SESSION.jsonl`, a line a message; its candidates' tokens are all tokens."""
+"""Qwen Code: `~/.qwen/projects/FOLDER/chats/SESSION.jsonl`, a line per message. `candidatesTokenCount`: all tokens."""
 
 from __future__ import annotations
 

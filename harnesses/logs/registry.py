@@ -1,4 +1,4 @@
-"""The logs that can be read, by harness."""
+"""The log readers by harness."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOG_READERS: Mapping[str, LogReader] = {
 
 
 def log_reader(harness: str) -> LogReader | None:
-    """The reader of this harness's log, ours or an installed package's; None where there is none."""
+    """The built-in or installed reader of this harness's log; None if there is none."""
     if harness not in known_names(LOG_READERS, ENTRY_POINTS):
         return None
     return lookup("harness log", harness, LOG_READERS, ENTRY_POINTS, TaskInvalid)

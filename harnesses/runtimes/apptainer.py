@@ -18,7 +18,7 @@ SCHEMES = ("docker", "oras", "library", "shub", "docker-archive", "oci")
 class ApptainerWorkspace(ContainerWorkspace):
     client = "apptainer"
     loopback_host = "127.0.0.1"
-    """The machine's network is the container's: apptainer isolates it for root only."""
+    """The container uses the machine's network: apptainer isolates it only for root."""
 
     def command_line(self, launch: Command, env: dict[str, str], limits: Limits) -> list[str]:
         argv = ["apptainer", "--quiet", "exec", "--containall", "--cleanenv", "--writable-tmpfs", "--no-eval"]
@@ -30,11 +30,11 @@ class ApptainerWorkspace(ContainerWorkspace):
         return [*argv, "--pwd", str(WORKDIR), self.image, *limited(launch.argv, limits)]
 
     def client_environment(self, env: dict[str, str]) -> dict[str, str]:
-        """`APPTAINERENV_X` becomes `X` inside."""
+        """apptainer sets `APPTAINERENV_X` as `X` in the container."""
         return {f"APPTAINERENV_{name}": value for name, value in env.items() if name != "HOME"}
 
     async def remove_container(self) -> None:
-        """Nothing outlives the client: its processes carry the run's mark and are killed with it."""
+        """Does nothing: the container's processes have the run's mark and are killed with the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class ApptainerRuntime:
 
     def __post_init__(self) -> None:
         require_image("apptainer", self.image)
-        scheme, marked, _ = self.image.partition("://")
-        if marked and scheme not in SCHEMES:
+        scheme, separator, _ = self.image.partition("://")
+        if separator and scheme not in SCHEMES:
             raise TaskInvalid(f"apptainer knows no {scheme}:// images; known: {', '.join(SCHEMES)}", param="image")
-        if not marked and not Path(self.image).exists():
+        if not separator and not Path(self.image).exists():
             raise TaskInvalid(f"no image file {self.image}; name a .sif file or docker://IMAGE", param="image")
 
     async def prepare(self, source: Source) -> ApptainerWorkspace:

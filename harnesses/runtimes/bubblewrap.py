@@ -1,9 +1,9 @@
-"""The `bubblewrap` runtime: a read-only system, a private file system, and a network that reaches the proxy only.
+"""The `bubblewrap` runtime: a read-only system, a private file system, and a network that reaches only the proxy.
 
-What the agent sees: the system's `/usr`, the installed harnesses, its working copy at `/workspace`, its HOME and an
-empty `/tmp` of a fixed size; own process, IPC, host-name and network namespaces; no capabilities, no way to new user
-namespaces, none of the system calls that no agent needs (`seccomp.py`). It does not see other rollouts, the database,
-the runner's environment or its processes. All of it ends with its first process. No root is needed where user
+The agent sees the system's `/usr`, the installed harnesses, its working copy at `/workspace`, its HOME and an empty
+`/tmp` of a fixed size. It has its own process, IPC, host-name and network namespaces, no capabilities, no new user
+namespaces, and none of the system calls that agents don't need (`seccomp.py`). It does not see other rollouts, the
+database, the runner's environment or its processes. The sandbox ends with its first process. It needs no root if user
 namespaces are allowed.
 """
 
@@ -37,7 +37,7 @@ WORKDIR = Path("/workspace")
 HOME = Path("/home/agent")
 AGENT_ID = 1000
 INTERPRETER = os.path.realpath(sys.executable)
-"""Runs the handoff inside; found there because Python's own folder is shown."""
+"""Runs the handoff in the sandbox, which mounts Python's folder for it."""
 
 SYSTEM = (
     *("--ro-bind", "/usr", "/usr"),
@@ -117,7 +117,7 @@ class BubblewrapWorkspace(FolderWorkspace):
         return Exit(ending or launch.ending(code), seconds, code, output, excess)
 
     def _walls(self, mounts: Mapping[str, Path], limits: Limits) -> list[str]:
-        argv = [shutil.which("bwrap") or "bwrap", *WALLS, *SYSTEM]  # never one that a harness brought along
+        argv = [shutil.which("bwrap") or "bwrap", *WALLS, *SYSTEM]  # never a harness's own copy of bwrap
         for folder in SCRATCH:
             argv += ["--size", str(limits.scratch_mb << 20), "--tmpfs", folder]
         for name, text in ETC.items():
@@ -134,16 +134,16 @@ class BubblewrapWorkspace(FolderWorkspace):
 
 @cache
 def refusal() -> str:
-    """Why no sandbox can be made on this machine, in bwrap's words; "" if it can. Tried once, for real."""
+    """Why this machine can't make a sandbox, in bwrap's words; "" if it can. Starts one sandbox to find out."""
     if shutil.which("bwrap") is None:
         return "bwrap is not installed"
-    tried = subprocess.run(["bwrap", *WALLS, *SYSTEM, "--", "/bin/true"], capture_output=True, text=True, check=False)
-    return tried.stderr.strip() or f"bwrap ended with {tried.returncode}" if tried.returncode else ""
+    result = subprocess.run(["bwrap", *WALLS, *SYSTEM, "--", "/bin/true"], capture_output=True, text=True, check=False)
+    return result.stderr.strip() or f"bwrap ended with {result.returncode}" if result.returncode else ""
 
 
 @dataclass(frozen=True, slots=True)
 class BubblewrapRuntime:
-    """`base` is the folder of the workspaces; `bins` are put before the system's PATH; `shown` are seen inside."""
+    """`base`: the folder of the workspaces. `bins`: put before the system's PATH. `shown`: visible in the sandbox."""
 
     base: Path | None = None
     bins: tuple[Path, ...] = ()

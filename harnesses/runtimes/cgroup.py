@@ -1,7 +1,7 @@
-"""A cgroup (version 2) for each run, where this process's own is delegated to it: memory, tasks and processor time.
+"""A cgroup (version 2) for each run, if this process's own is delegated to it: memory, tasks and processor time.
 
-A run is in its group from its first instruction and is killed as a whole; what it takes is counted by the kernel, also
-of root. Without delegation, or without the controllers, rlimits and the watchdog remain (`machine.py`).
+A run is in its group from its first instruction and is killed as a whole. The kernel counts what it uses, also for
+root. Without delegation, or without the controllers, only rlimits and the watchdog apply (`machine.py`).
 Source: Linux, `Documentation/admin-guide/cgroup-v2.rst`; systemd, `docs/CGROUP_DELEGATION.md`.
 """
 
@@ -23,21 +23,21 @@ CONTROLLERS = ("memory", "pids", "cpu")
 NEEDED = frozenset({"memory", "pids"})
 MISSING = "no cgroup v2 with memory and pids"
 TASKS_PER_PROCESS = 4
-"""The kernel counts threads, the watchdog processes: an honest process may have several."""
+"""The kernel counts threads, the watchdog counts processes; a normal process may have several threads."""
 RUNNER = "rolltap-runner"
-"""The runner's own group: a group that hands controllers on has no processes itself."""
+"""The runner's own group: a group that enables controllers for its children can't have processes itself."""
 RUNNER_WEIGHT = 10_000
-"""Processor time of the runner, which relays all runs' calls, beside 100 of each run."""
+"""CPU weight of the runner, which relays the calls of all runs; a run has 100."""
 CLOSE_S = 5.0
 SYSTEMD = Path("/run/systemd/system")
-"""There where systemd rules the groups: it marks those that it has delegated."""
+"""Exists if systemd manages the groups; it marks the delegated ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """This process's cgroup: the controllers of `CONTROLLERS` that it has, and those that bound it.
+    """This process's cgroup: its controllers of `CONTROLLERS`, and those by which it is limited (`bounded`).
 
-    `refusal`: why runs get no groups in it; "" where they do. `root`: of the whole machine, whose processes may stay.
+    `refusal`: why runs get no groups in it; "" if they do. `root`: the machine's root group, which may keep processes.
     """
 
     folder: Path | None = None
@@ -48,7 +48,7 @@ class Cgroup:
 
 
 def own_cgroup(process: Path = Path("/proc/self"), systemd: Path = SYSTEMD) -> Cgroup:
-    """An empty one where there is no cgroup v2, or it can't be read. Changes nothing."""
+    """Reads this process's cgroup, without changes. An empty `Cgroup` if there is no cgroup v2 or it can't be read."""
     with suppress(OSError):
         mounts = [line.split() for line in (process / "mounts").read_text().splitlines()]
         paths = [line[3:] for line in (process / "cgroup").read_text().splitlines() if line.startswith("0::/")]
@@ -64,7 +64,7 @@ def own_cgroup(process: Path = Path("/proc/self"), systemd: Path = SYSTEMD) -> C
 
 
 def _is_bounded(file: Path) -> bool:
-    """The root group has no such file."""
+    """True if the file sets a limit. The root group has no such file."""
     return file.exists() and file.read_text().split()[0] != "max"
 
 
@@ -79,7 +79,7 @@ def _refusal(group: Path, controllers: Sequence[str], root: bool, systemd: Path)
 
 
 def _delegated(group: Path) -> bool:
-    """Whether systemd has handed the group over: `Delegate=yes`."""
+    """True if systemd has delegated the group: `Delegate=yes`."""
     for name in ("user.delegate", "trusted.delegate"):
         with suppress(OSError):
             if os.getxattr(group, name) == b"1":
@@ -93,7 +93,7 @@ def _processes(group: Path) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """One run's group. `enter` puts a command into it, `excess` says what it was over, `close` ends and removes it."""
+    """One run's group. `enter` starts a command in it, `excess` returns the exceeded limit, `close` kills the run."""
 
     folder: Path
     limits: Limits
@@ -110,7 +110,7 @@ class RunGroup:
         }
         try:
             for name, bound in bounds.items():
-                if name != "memory.swap.max" or (folder / name).exists():  # a kernel without swap has none
+                if name != "memory.swap.max" or (folder / name).exists():  # missing in a kernel without swap
                     (folder / name).write_text(str(bound))
         except OSError:
             folder.rmdir()
@@ -118,11 +118,11 @@ class RunGroup:
         return cls(folder, limits)
 
     def enter(self, argv: Sequence[str]) -> list[str]:
-        """`argv` by a shell that is in the group before it becomes the command."""
+        """`argv`, started by a shell that enters the group before it execs the command."""
         return ["/bin/sh", "-c", 'echo $$ >"$0/cgroup.procs" || exit 125; exec "$@"', str(self.folder), *argv]
 
     def excess(self) -> str:
-        """Which limit the kernel has held against the run, in the watchdog's words; "": none."""
+        """The limit that the kernel enforced on the run, in the watchdog's words; "" if none."""
         if self._count("memory.events", "oom_kill"):
             return f"over {self.limits.memory_mb} MB of memory"
         if self._count("pids.events", "max"):
@@ -138,10 +138,10 @@ class RunGroup:
         return 0
 
     def close(self) -> None:
-        """Kills what is left in it, below it too. A group whose processes don't end within `CLOSE_S` stays behind."""
+        """Kills all processes in and below the group and removes it. It stays if they don't end within `CLOSE_S`."""
         until = time.monotonic() + CLOSE_S
         while True:
-            with suppress(OSError):  # Linux before 5.14 has no such file: `tree.py` has killed what it found
+            with suppress(OSError):  # Linux before 5.14 has no such file: there only `tree.py` kills processes
                 (self.folder / "cgroup.kill").write_text("1")
             with suppress(OSError):
                 self.folder.rmdir()
@@ -151,9 +151,9 @@ class RunGroup:
 
 
 def take_over(group: Cgroup) -> Path | None:
-    """Where runs get their groups: `group`, which hands its controllers on from now on; None where it can't.
+    """Enables the controllers of `group` for child groups. Returns the parent folder of runs' groups; None if it fails.
 
-    This process moves into a group of its own below it, as one that hands on controllers has no processes.
+    This process moves into a child group of its own: a group with enabled child controllers can't have processes.
     """
     if group.refusal or group.folder is None:
         return None
@@ -176,12 +176,12 @@ def take_over(group: Cgroup) -> Path | None:
 
 @cache
 def parent_of_runs() -> Path | None:
-    """Where this process's runs get their groups; taken over when the first one begins."""
+    """The parent folder of the groups of this process's runs. Taken over when the first run begins."""
     return take_over(own_cgroup())
 
 
 def run_group(limits: Limits) -> RunGroup | None:
-    """A group for one run; None where there are none here."""
+    """A new group for one run; None if this machine has none."""
     parent = parent_of_runs()
     if parent is None:
         return None

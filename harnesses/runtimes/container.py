@@ -1,6 +1,6 @@
-"""What docker and apptainer share: a workspace whose runs are command lines of a container engine's own client.
+"""The shared part of docker and apptainer: a workspace whose runs are command lines of a container engine's client.
 
-The working copy and HOME are folders of this machine that the container sees. The harness must be in the image.
+The working copy and HOME are folders of this machine, mounted in the container. The harness must be in the image.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ WORKDIR = Path("/workspace")
 HOME = Path("/home/agent")
 IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CLIENT_VARIABLES = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "XDG_RUNTIME_DIR")
-"""What the engine's client needs of the runner's environment; the container sees none of it."""
+"""Variables of the runner that the engine's client needs; the container does not get them."""
 
 ENGINE_FAILURES = frozenset({125, 255})
-"""Exit codes by which docker (125) and apptainer (255) say that the container itself could not be run."""
+"""Exit codes of docker (125) and apptainer (255) if the container itself could not be run."""
 
 
 def require_image(name: str, image: str) -> None:
@@ -38,11 +38,11 @@ def require_image(name: str, image: str) -> None:
 
 
 class ContainerWorkspace(FolderWorkspace):
-    """One subclass an engine says how a command line looks and how a container is removed."""
+    """One subclass per engine builds the command line and removes the container."""
 
     client: str
     loopback_host: str
-    """The name by which a container reaches the machine that it runs on."""
+    """The host name of the machine inside a container."""
 
     def __init__(self, folders: Folders, image: str) -> None:
         super().__init__(folders, WORKDIR, HOME)
@@ -51,22 +51,22 @@ class ContainerWorkspace(FolderWorkspace):
 
     @abstractmethod
     def command_line(self, launch: Command, env: dict[str, str], limits: Limits) -> list[str]:
-        """The client's argv that runs `launch`; values of `env` travel in the client's environment, not in argv."""
+        """The client's argv for `launch`. Values of `env` are in the client's environment, not in argv."""
 
     @abstractmethod
     async def remove_container(self) -> None:
-        """Ends what may still run of the last command line."""
+        """Ends the last command line's container if it still runs."""
 
     @abstractmethod
     def client_environment(self, env: dict[str, str]) -> dict[str, str]:
-        """How the client is told the container's environment."""
+        """The client's variables that pass `env` to the container."""
 
     @property
     def tmp_folder(self) -> Path:
         return self._folders.tmp
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
-        """Loopback is the container's own inside; the machine's is reached by its engine's name for it."""
+        """Replaces loopback, which is the container's own, by the engine's host name for the machine."""
         parts = urlsplit(endpoint.base_url)
         if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
             return endpoint
@@ -79,12 +79,12 @@ class ContainerWorkspace(FolderWorkspace):
             raise TaskInvalid(f"the runtime {self.client!r} runs commands only; use 'thread' for a Python call")
         self._folders.write_home(launch.files)
         inside = {**clean_environment(HOME, Path("/tmp"), IMAGE_PATH), **launch.env}
-        own = {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
+        client_env = {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
         started = time.monotonic()
         try:
             code, ending, excess = await run_tree(
                 self.command_line(launch, inside, limits),
-                env={**own, **self.client_environment(inside), MARK: self.container},
+                env={**client_env, **self.client_environment(inside), MARK: self.container},
                 cwd=self._folders.root,
                 stdin=launch.stdin,
                 out=self._folders.out,

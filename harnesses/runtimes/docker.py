@@ -1,4 +1,4 @@
-"""The `docker` runtime: one container a run, by the docker (or compatible) client."""
+"""The `docker` runtime: one container per run, with the docker client or a compatible one."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class DockerWorkspace(ContainerWorkspace):
             argv += ["--volume", f"{folder}:{inside}"]
         argv += ["--env", f"HOME={HOME}"]
         for name in self.client_environment(env):
-            argv += ["--env", name]  # the value is the client's own, out of other users' sight
+            argv += ["--env", name]  # the client takes the value from its environment, hidden from other users
         if launch.stdin:
             argv.append("--interactive")
         return [*argv, "--workdir", str(WORKDIR), "--entrypoint", "", self.image, *launch.argv]
 
     def client_environment(self, env: dict[str, str]) -> dict[str, str]:
-        """HOME is given by name, PATH is the image's; the client keeps its own."""
+        """All of `env` except HOME, which is set in argv, and PATH, which is the image's: the client has its own."""
         return {name: value for name, value in env.items() if name not in ("PATH", "HOME")}
 
     async def remove_container(self) -> None:
@@ -52,7 +52,7 @@ class DockerWorkspace(ContainerWorkspace):
 
 @dataclass(frozen=True, slots=True)
 class DockerRuntime:
-    """`network` is docker's: an internal one, with the proxy in it, keeps the agent from everything else."""
+    """`network` is a docker network. An internal one that contains the proxy blocks all other access."""
 
     image: str
     base: Path | None = None
@@ -77,7 +77,7 @@ class DockerRuntime:
 
 
 async def _docker(*arguments: str) -> tuple[int, str]:
-    """Exit code and output of a docker command."""
+    """Runs a docker command. Returns its exit code and output. Raises `RuntimeFailed` after `PULL_S`."""
     process = await asyncio.create_subprocess_exec(
         "docker",
         *arguments,

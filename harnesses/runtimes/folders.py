@@ -1,7 +1,7 @@
-"""The folders of a workspace: `work` is the working copy, `home` the throw-away HOME, `tmp` its scratch, `out` what it
-printed. All lie below one root that is removed as a whole.
+"""The folders of a workspace: `work` is the working copy, `home` the temporary HOME, `tmp` its scratch. `out` is the
+run's output. All are below one root, which is removed as a whole.
 
-The working copy of a repository is an overlay over its base where that can be mounted, else a copy.
+The working copy of a repository is an overlay over its base if it can be mounted, else a copy.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Folders:
         return self.root / "out"
 
     def write_home(self, files: Mapping[str, str]) -> None:
-        """Writes `files`, keyed by path below HOME, readable by their owner only.
+        """Writes `files`, keyed by path below HOME, readable only by their owner.
 
-        Links on the way, which an earlier run may have laid, are replaced, never followed.
+        Links in the paths, which an earlier run may have created, are replaced, never followed.
         """
         for name, text in files.items():
             target = self.home
@@ -59,17 +59,17 @@ class Folders:
             target.chmod(0o600)
 
     def clear_home(self) -> None:
-        """Replaces `home` and `tmp` by empty folders, whatever an agent made of them."""
+        """Replaces `home` and `tmp` by empty folders, also if an agent replaced them."""
         for path in (self.home, self.tmp):
             empty_folder(path)
 
     def output(self) -> str:
-        """What the last run printed, within the bound of `read_output`."""
+        """The output of the last run, within the limit of `read_output`."""
         return read_output(self.out)
 
 
 class FolderWorkspace:
-    """What all workspaces share: folders of this machine, seen by the agent at `workdir` and `home`."""
+    """The base of all workspaces: folders of this machine, which the agent sees at `workdir` and `home`."""
 
     def __init__(self, folders: Folders, workdir: Path | None = None, home: Path | None = None) -> None:
         self._folders = folders
@@ -82,19 +82,19 @@ class FolderWorkspace:
         return endpoint
 
     def output(self) -> str:
-        """What the last run printed; of one that was stopped, what it had printed by then."""
+        """The output of the last run; of a stopped run, the output until then."""
         return self._folders.output()
 
     async def clear_home(self) -> None:
         await asyncio.to_thread(self._folders.clear_home)
 
     async def close(self) -> None:
-        """Removes everything, folders that the agent made unwritable included."""
+        """Removes everything, including folders that the agent made unwritable."""
         await asyncio.to_thread(_remove, self._folders.root)
 
 
 def empty_folder(path: Path) -> None:
-    """Puts an empty folder at `path`, whatever is there. A link is removed, not followed."""
+    """Replaces `path` by an empty folder. A link is removed, not followed."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
@@ -121,7 +121,7 @@ def _make(base: Path | None, source: Source) -> Folders:
     except RolltapError:
         _remove(folders.root)
         raise
-    except Exception as error:  # the boundary to a task's own set-up, whatever it raises
+    except Exception as error:  # the boundary to a task's own set-up, which may raise anything
         _remove(folders.root)
         raise RuntimeFailed(f"can't prepare the working copy: {type(error).__name__}: {error}") from error
     return folders
@@ -133,7 +133,7 @@ def _remove(root: Path) -> None:
 
 
 def _unlock(function: object, path: str, _error: object) -> None:
-    """Gives back the permissions that an agent took from a folder, and removes it again."""
+    """Restores permissions that an agent removed from a folder, and retries the removal."""
     target = Path(path)
     target.parent.chmod(0o700)
     if target.is_dir() and not target.is_symlink():

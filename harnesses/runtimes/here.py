@@ -1,7 +1,7 @@
-"""The current folder itself, for one run that a person started. Only HOME is thrown away.
+"""Runs in the current folder itself, for one run that a person started. Only HOME is temporary.
 
-Most harnesses are started with their own approvals off: nobody is there to answer. So they run in the sandbox, where
-they see this folder and the proxy only, unless the person accepts that they may do whatever the person can.
+Most harnesses start with their own approvals off, as nobody answers them. So they run in the sandbox, where they see
+only this folder and the proxy, unless the person accepts that they may do whatever the person can.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ APPROVALS_OFF = frozenset(
 
 
 def approvals_off(harness: Harness) -> str:
-    """The argument that switches the harness's own approvals off; empty if its recipe gives none."""
+    """The argument that switches the harness's own approvals off; "" if its recipe has none."""
     launch = harness.launch(SAMPLE_JOB)
     words = launch.argv if isinstance(launch, Command) else ()
     return next((word for word in words if word in APPROVALS_OFF), "")
 
 
 def runtime_here(harness: Harness, installation: Installation | None, *, unsandboxed: bool) -> tuple[HereRuntime, str]:
-    """The runtime for this folder, and what the person is told of it; `RuntimeFailed` where there is no sandbox,
-    or nothing to run."""
+    """The runtime for this folder, and a notice for the person. Raises `RuntimeFailed` if there is no sandbox or the
+    harness is not installed."""
     folder, bins = Path.cwd(), installation.bins if installation else ()
     switch = approvals_off(harness)
     if not switch or unsandboxed:
@@ -66,8 +66,8 @@ def runtime_here(harness: Harness, installation: Installation | None, *, unsandb
 
 @dataclass(frozen=True, slots=True)
 class HereRuntime:
-    """Runs in `folder`: in `sandbox`, else with the caller's own PATH behind `bins`. What a source would fill is there
-    already."""
+    """Runs in `folder`: in `sandbox`, else with the caller's own PATH after `bins`. The folder is not filled from the
+    source."""
 
     folder: Path
     bins: tuple[Path, ...] = ()

@@ -1,4 +1,4 @@
-"""What of this machine bounds a run beside rlimits and the watchdog: the kernel's count of tasks, and cgroups."""
+"""This machine's limits of a run besides rlimits and the watchdog: the kernel's count of tasks, and cgroups."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from rolltap.harnesses.runtimes.cgroup import TASKS_PER_PROCESS, Cgroup
 
 
 def counts_tasks(release: str) -> bool:
-    """Whether a Linux of this release counts a user's tasks apart in each user namespace (5.14 and later).
+    """True if a Linux of this release counts a user's tasks per user namespace (5.14 and later).
 
-    Before, all runs of a runner's user were counted together, and one run's limit would have ended another's forks.
+    Older ones count all runs of the runner's user together: one run's limit would make another run's forks fail.
     """
     numbers = re.findall(r"\d+", release)[:2]
     return tuple(map(int, numbers)) >= (5, 14)
 
 
 def task_limit(limits: Limits) -> int:
-    """How many processes and threads the kernel lets a sandboxed run have; 0 where it can't count them.
+    """The kernel's limit of processes and threads for a sandboxed run; 0 if it can't count them.
 
-    It does not bind where the runner is root, also in a user namespace: there the watchdog alone counts.
+    It has no effect if the runner is root, also in a user namespace: then only the watchdog counts.
     """
     return limits.processes * TASKS_PER_PROCESS if counts_tasks(platform.release()) else 0
 
 
 def limits_here(cgroup: Cgroup, uid: int, release: str) -> tuple[str, str]:
-    """Which limits hold for a sandboxed run of this user, and what to do for better ones ("": nothing)."""
+    """The limits that apply to a sandboxed run of this user, and advice for better ones ("": none)."""
     if not counts_tasks(release):
         processes, user = "watchdog (the kernel counts none of a sandbox before Linux 5.14)", ""
     elif uid == 0:

@@ -1,7 +1,7 @@
-"""Working copies that cost nothing until they are written to: an overlay over a base that many rollouts share.
+"""Working copies without copying: an overlay over a base that many rollouts share.
 
-The base is never written to; what an agent writes lies in its workspace's `upper`. Mounting needs root, or a
-user namespace of one's own (`unshare -Urm rolltap node`); where it can't be done, working copies are plain copies.
+The base is never changed; an agent's changes are in its workspace's `upper`. Mounting needs root, or a user namespace
+of one's own (`unshare -Urm rolltap node`); without it, working copies are plain copies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rolltap.errors import RuntimeFailed
 
 @functools.cache
 def overlay_works(folder: Path) -> bool:
-    """Whether overlays can be mounted below `folder`, found out by doing it once."""
+    """True if overlays can be mounted below `folder`. Mounts one to find out."""
     if shutil.which("mount") is None or os.geteuid() != 0:
         return False
     trial = Path(tempfile.mkdtemp(prefix="rollout-overlay-", dir=folder))
@@ -35,7 +35,7 @@ def overlay_works(folder: Path) -> bool:
 
 
 def mount(base: Path, root: Path) -> None:
-    """Shows `base` at `root/work`, writable; changes go to `root/upper`."""
+    """Mounts `base` at `root/work`, writable; changes go to `root/upper`. Raises `RuntimeFailed` if it can't."""
     upper, scratch = root / "upper", root / "overlay"
     for path in (upper, scratch):
         path.mkdir(mode=0o700)
@@ -49,6 +49,6 @@ def mount(base: Path, root: Path) -> None:
 
 
 def unmount(root: Path) -> None:
-    """Undoes `mount`, whatever still has files open there; nothing where there is no mount."""
+    """Undoes `mount`, even if files are still open there. Does nothing without a mount."""
     if os.path.ismount(root / "work"):
         subprocess.run(["umount", "--lazy", str(root / "work")], capture_output=True, check=False)

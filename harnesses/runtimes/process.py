@@ -1,6 +1,6 @@
 """The `process` runtime: own HOME, working copy, process group, rlimits, cleaned environment.
 
-It keeps honest agents apart and ends what they start; it is no wall against a hostile one (see `bubblewrap.py`).
+It isolates honest agents from each other and ends their processes. It does not stop a hostile one (`bubblewrap.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def clean_environment(home: Path, tmp: Path, path: str) -> dict[str, str]:
-    """What a run sees instead of the runner's environment."""
+    """The environment of a run, in place of the runner's."""
     return {
         "HOME": str(home),
         "PATH": path,
@@ -41,17 +41,17 @@ def clean_environment(home: Path, tmp: Path, path: str) -> dict[str, str]:
 
 
 def limited(argv: tuple[str, ...], limits: Limits, tasks: int = 0) -> list[str]:
-    """`argv` under `limits`, set by a shell that then becomes the command: no moment runs without them.
+    """`argv` under `limits`, which a shell sets before it execs the command.
 
-    The address space is not limited, as V8 reserves terabytes of it, but what of it can be written is. Sizes of
-    `ulimit -f` are 512-byte blocks (POSIX), of `ulimit -d` 1,024 bytes. The watchdog counts processes. With `tasks` the
-    kernel counts processes and threads too: those of the user, so this is for a run with a user namespace of its own.
+    The address space is not limited, as V8 reserves terabytes of it; its writable data is. `ulimit -f` counts 512-byte
+    blocks (POSIX), `ulimit -d` 1,024 bytes. The watchdog counts processes. With `tasks` the kernel counts the user's
+    processes and threads, too, so this is only for a run with a user namespace of its own.
     """
     settings = (
         f"ulimit -c 0; ulimit -f {limits.file_mb * 2048}; ulimit -n {limits.open_files}; "
         f"ulimit -d {limits.memory_mb * 1024}"
     )
-    if tasks:  # -u in bash, -p in dash; where neither can be set, a lower limit holds already
+    if tasks:  # -u in bash, -p in dash; if neither can be set, a lower limit already applies
         settings += f"; {{ ulimit -u {tasks} || ulimit -p {tasks}; }} 2>/dev/null"
     return ["/bin/sh", "-c", f'{settings}; exec "$@"', "sh", *argv]
 
@@ -96,7 +96,7 @@ class ProcessWorkspace(FolderWorkspace):
 
 @dataclass(frozen=True, slots=True)
 class ProcessRuntime:
-    """`base` is the folder of the workspaces, `bins` are put before the system's PATH (installed harnesses)."""
+    """`base`: the folder of the workspaces. `bins`: put before the system's PATH (installed harnesses)."""
 
     base: Path | None = None
     bins: tuple[Path, ...] = ()

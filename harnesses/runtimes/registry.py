@@ -23,7 +23,7 @@ RUNTIMES: Mapping[str, type[Runtime]] = {
 }
 ENTRY_POINTS = "rolltap.runtimes"
 AUTO = "auto"
-"""`bubblewrap` for commands, `thread` for Python calls. It never falls back to a runtime without walls."""
+"""`bubblewrap` for commands, `thread` for Python calls. It never falls back to a runtime without a sandbox."""
 
 
 def runtime_class(name: str) -> type[Runtime]:
@@ -31,15 +31,15 @@ def runtime_class(name: str) -> type[Runtime]:
 
 
 def check_runtime(name: str) -> None:
-    """Raises `TaskInvalid` for a runtime that no node can know; "" is `auto`."""
+    """Raises `TaskInvalid` if the runtime is unknown; "" is `auto`."""
     if name not in ("", AUTO):
         runtime_class(name)
 
 
 def runtime_for(name: str, launches: type[Launch]) -> type[Runtime]:
-    """The runtime `name`, or what `auto` stands for; `TaskInvalid` if it can't run such launches.
+    """The runtime `name`, or the one that `auto` selects. Raises `TaskInvalid` if it can't run such launches.
 
-    `RuntimeFailed` if `auto` finds no sandbox on this machine.
+    Raises `RuntimeFailed` if `auto` needs a sandbox and this machine has none.
     """
     if name in ("", AUTO):
         if launches is PythonCall:

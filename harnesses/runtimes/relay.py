@@ -1,8 +1,8 @@
-"""The one hole in a sandbox's network: a listener inside it, whose connections the runner carries to the proxy.
+"""The only way out of a sandbox's network: a listener inside it, whose connections the runner relays to the proxy.
 
-The sandbox has a network namespace of its own with nothing but loopback. Its first process (`HANDOFF`) listens there,
-hands the listening socket out to the runner, and only then becomes the agent. The runner accepts on it and connects
-each connection to the one address it was made for; the agent can choose nothing.
+The sandbox has its own network namespace with only loopback. Its first process (`HANDOFF`) listens there, sends the
+listening socket to the runner, and only then execs the agent. The runner accepts connections on it and connects each to
+one fixed address; the agent can't choose another.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ os.execvp(sys.argv[3], sys.argv[3:])
 CHUNK = 1 << 16
 HANDOFF_S = 30.0
 CONNECTIONS = 128
-"""Connections of one sandbox at a time: two files each, of the runner's, which all rollouts share."""
+"""The most connections of one sandbox at a time. Each takes two of the runner's files, which all rollouts share."""
 
 SENT_PER_S = 32 << 20
-"""Bytes that one sandbox sends a second for long: what it sends faster waits, so that the others' calls do not."""
+"""A sandbox's sustained rate in bytes per second. Faster sending waits, so that other sandboxes' calls don't."""
 SAVED_S = 1.0
 LEAST_SENT = 16 << 10
-"""What a part counts at least, and a new connection: small ones cost the runner nearly as much."""
+"""The least bytes counted per part and per new connection: small ones cost the runner nearly as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the model really is: the only address that the sandbox's connections are carried to."""
+    """The model's real address: the only one that the sandbox's connections reach."""
 
     host: str
     port: int
@@ -57,17 +57,17 @@ class Target:
 
     @property
     def inner_port(self) -> int:
-        """The port inside the sandbox: the same, unless only root may listen on it."""
+        """The port inside the sandbox: the same, or 10,000 higher if only root may listen on it."""
         return self.port if self.port >= 1024 else self.port + 10_000
 
     def inside(self, endpoint: Endpoint) -> Endpoint:
-        """`endpoint` as the agent is told it."""
+        """`endpoint` with the address inside the sandbox."""
         path = urlsplit(endpoint.base_url).path
         return replace(endpoint, base_url=f"http://127.0.0.1:{self.inner_port}{path}")
 
 
 class Pace:
-    """Holds one sandbox to `SENT_PER_S`; what it did not use within the last `SAVED_S` it may use at once."""
+    """Limits one sandbox to `SENT_PER_S`, with a burst of what it did not use in the last `SAVED_S` seconds."""
 
     def __init__(self) -> None:
         self._used_until = 0.0
@@ -80,7 +80,7 @@ class Pace:
 
 
 class Relay:
-    """Waits for the sandbox's listener on `channel` and serves it until it is left."""
+    """Waits for the sandbox's listener on `channel`, and serves it until the context ends."""
 
     def __init__(self, channel: socket.socket, target: Target) -> None:
         self._channel = channel
@@ -140,23 +140,23 @@ class Relay:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there_reader, there_writer = await asyncio.open_connection(
+            proxy_reader, proxy_writer = await asyncio.open_connection(
                 self._target.host, self._target.port, ssl=self._target.tls or None
             )
         except OSError:
             writer.transport.abort()
             return
         try:
-            await asyncio.gather(_pump(reader, there_writer, self._pace), _pump(there_reader, writer))
+            await asyncio.gather(_pump(reader, proxy_writer, self._pace), _pump(proxy_reader, writer))
         except OSError:
             pass  # one side is gone; both ends are cut, as they would be without a relay
         finally:
             writer.transport.abort()
-            there_writer.transport.abort()
+            proxy_writer.transport.abort()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pace: Pace | None = None) -> None:
-    """Carries bytes until their end, which is passed on as an end of this direction only."""
+    """Copies bytes until the end of the stream, then closes only this direction."""
     while data := await reader.read(CHUNK):
         if pace is not None:
             await pace.take(len(data))

@@ -1,8 +1,8 @@
-"""The system calls that no agent needs: a seccomp filter that answers them with EPERM.
+"""A seccomp filter that refuses, with EPERM, the system calls that agents don't need.
 
-It takes away what reaches deep into the kernel (io_uring, bpf, perf, keyrings, userfaultfd, modules), mounts, clocks
-and other namespaces. The filter is classic BPF, made here: load the architecture, load the number, compare. Another
-architecture than the machine's own, and x32's numbers, are refused as a whole.
+It refuses calls with a large kernel attack surface (io_uring, bpf, perf, keyrings, userfaultfd, modules), and those for
+mounts, clocks and namespaces. The filter is classic BPF, built here: load the architecture, load the number, compare.
+All calls of another architecture than the machine's own, and of x32, are refused.
 Source: Linux, `include/uapi/linux/seccomp.h`, `arch/x86/entry/syscalls/syscall_64.tbl`, `asm-generic/unistd.h`.
 """
 
@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[int, tuple[int, ...]]] = {
         ),
     ),
 }
-"""By machine: its `AUDIT_ARCH`, and the numbers of the calls."""
+"""By machine: its `AUDIT_ARCH`, and the numbers of the refused calls."""
 
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
@@ -53,7 +53,7 @@ X32 = 0x40000000
 
 
 def program(machine: str) -> bytes:
-    """The filter for a machine, as `struct sock_filter`s; empty where its numbers are not known here."""
+    """The filter for a machine, as `struct sock_filter`s; empty if the machine is not in `REFUSED`."""
     if machine not in REFUSED:
         return b""
     arch, numbers = REFUSED[machine]
@@ -66,11 +66,11 @@ def program(machine: str) -> bytes:
 
 
 def filter_file() -> IO[bytes] | None:
-    """An open file that holds the filter for this machine, at its beginning; None where there is none."""
+    """An open file with the filter for this machine, at its beginning; None if there is no filter."""
     code = program(platform.machine())
     if not code:
         return None
-    file = tempfile.TemporaryFile()  # noqa: SIM115  whoever runs the sandbox closes it
+    file = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     file.write(code)
     file.flush()
     os.lseek(file.fileno(), 0, os.SEEK_SET)

@@ -1,8 +1,8 @@
 """The `thread` runtime: agents that are libraries, run in threads of the runner.
 
-There is no isolation: it shares the runner's process and sees the machine. It is for trusted agents and tiny tasks.
-A call that does not end when it is told to is left behind, its thread counted in `Exit.output`; its session is closed
-by then, so nothing it still does is recorded as trainable.
+There is no isolation: an agent shares the runner's process and sees the machine. Use it for trusted agents and tiny
+tasks. A call that does not stop when asked is abandoned with its thread, and `Exit.output` says so. Its session is
+closed by then, so its later calls are not recorded as trainable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 
 GRACE_S = 5.0
-"""How long a call may go on after it was told to stop, in seconds."""
+"""Seconds that a call may take to stop."""
 
 
 class ThreadWorkspace(FolderWorkspace):
@@ -53,7 +53,7 @@ class ThreadWorkspace(FolderWorkspace):
 
 @dataclass(frozen=True, slots=True)
 class ThreadRuntime:
-    """`base` is the folder of the workspaces; at most `threads` calls run at once."""
+    """`base`: the folder of the workspaces. At most `threads` calls run at once."""
 
     base: Path | None = None
     threads: int = 64

@@ -1,8 +1,8 @@
-"""Runs a command and ends its whole process tree, with daemons that left its group and session.
+"""Runs a command and ends its whole process tree, including daemons that left its group and session.
 
-Every process of a run inherits the environment variable `ROLLTAP_WORKSPACE`; ending a run kills its process group, then
-every process that has that mark, until none is left. (Linux only: the mark is read from `/proc`.) A run that has a
-cgroup of its own is killed by it first.
+Every process of a run inherits the environment variable `ROLLTAP_WORKSPACE`. Ending a run kills its process group, then
+every process with that mark, until there is none. (Linux only: the mark is read from `/proc`.) A run with a cgroup of
+its own is killed through it before the search for the mark.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ SWEEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a run may take of this machine; `folders` are those whose size counts."""
+    """A run's limits on this machine. `folders` count towards its disk limit."""
 
     limits: Limits
     folders: tuple[Path, ...]
 
 
 class TreeEnd(NamedTuple):
-    """How a tree ended: the exit code of its first process (negative: the signal that ended it), `Ending.TIMED_OUT` and
-    no code where its time was over, and which limit it was over ("": none)."""
+    """How a tree ended: the exit code of its first process (negative: the signal that ended it), or no code and
+    `Ending.TIMED_OUT` after its timeout; and the limit that it exceeded ("": none)."""
 
     code: int | None
     ending: Ending | None
@@ -55,9 +55,9 @@ async def run_tree(
     share: Share,
     pass_fds: tuple[int, ...] = (),
 ) -> TreeEnd:
-    """Runs `argv` with exactly `env`; `out` then holds what it printed, and a line of ours if it took over its share.
+    """Runs `argv` with exactly `env`. `out` gets its output, and a line of ours if it exceeded a limit.
 
-    No process of the run is alive when this returns or raises.
+    No process of the run is alive when this returns or raises. Raises `RuntimeFailed` if the command can't start.
     """
     mark = f"{MARK}={env[MARK]}".encode()
     group = run_group(share.limits)
@@ -100,7 +100,7 @@ async def run_tree(
 
 @contextmanager
 def _readable(text: str) -> Iterator[IO[bytes]]:
-    """A file that holds `text`: unlike a pipe it can't fill up or break, whatever the command reads of it."""
+    """A file with `text`. Unlike a pipe it can't fill up or break if the command does not read all of it."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
         file.seek(0)
@@ -120,7 +120,7 @@ def end_tree(mark: bytes, group: RunGroup | None) -> None:
 
 
 def kill_marked(mark: bytes) -> None:
-    """Kills every process whose environment holds `mark`, again until a sweep finds none."""
+    """Kills every process with `mark` in its environment. Repeats until a sweep finds none, at most `SWEEPS` times."""
     for _ in range(SWEEPS):
         pids = marked(mark)
         if not pids:
@@ -132,7 +132,7 @@ def kill_marked(mark: bytes) -> None:
 
 
 def marked(mark: bytes) -> list[int]:
-    """The processes (zombies excepted) whose environment holds `mark`."""
+    """The processes (except zombies) with `mark` in their environment."""
     pids = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():

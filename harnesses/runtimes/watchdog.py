@@ -1,9 +1,9 @@
-"""Ends runs that take more than their share: processes and memory of the whole tree, and disk in their folders.
+"""Ends runs that exceed a limit: processes and memory of the whole tree, and disk in their folders.
 
-Resource limits of the kernel hold for one process each, and the count of processes does not bind root. One thread
-looks at `/proc` twice a second for all runs of this machine's runner. A run's folders are measured every `DISK_EVERY`
-looks by a thread of the run's own: a slow disk or a million files delay no other run's limits. A run that is over a
-limit is killed at once, with a line that says which.
+rlimits apply to each process alone, and the limit of processes does not apply to root. One thread reads `/proc` twice a
+second for all runs of this machine's runner. A run's folders are measured every `DISK_EVERY` looks, in a thread of its
+own: a slow disk or a million files must not delay the other runs' limits. A run over a limit is killed at once, with a
+line that names the limit.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(eq=False)
 class WatchedRun:
-    """A run whose first process is `pid`. `kill` ends it; `excess` then says why."""
+    """A run whose first process is `pid`. `kill` ends it; `excess` is the limit that it exceeded."""
 
     pid: int
     limits: Limits
     folders: Sequence[Path]
     kill: Callable[[], None]
     excess: str = ""
-    over: bool = False  # the run has ended: its process's number may be another's
+    over: bool = False  # the run has ended: its pid may be another process's now
     looks: int = field(default=0)
     measuring: threading.Thread | None = field(default=None)
 
@@ -56,7 +56,7 @@ class WatchedRun:
 
 
 class Watchdog:
-    """The runs under way, and the thread that looks at them while there are any."""
+    """The active runs, and the thread that checks them while there are any."""
 
     def __init__(self) -> None:
         self._runs: set[WatchedRun] = set()
@@ -112,9 +112,9 @@ class ProcessTable:
         return table
 
     def of_run(self, pid: int) -> set[int]:
-        """The processes of the run that `pid` began, which leads a session: that session, and all below it.
+        """The processes of the run with the first process `pid`: those of its session, and all their descendants.
 
-        In a sandbox orphans stay below its first process, whatever session they make.
+        In a sandbox orphans remain descendants of the first process, also in a session of their own.
         """
         waiting = [pid, *self.sessions.get(pid, ())]
         members: set[int] = set()
@@ -127,7 +127,7 @@ class ProcessTable:
 
 
 def disk_usage(folders: Sequence[Path]) -> int:
-    """Bytes that the folders take on the disk. Links are not followed."""
+    """The folders' size on disk in bytes. Links are not followed."""
     total, waiting = 0, [str(folder) for folder in folders]
     while waiting:
         with suppress(OSError), os.scandir(waiting.pop()) as entries:

@@ -1,7 +1,7 @@
-"""Other people's trainers, fed by leases: a trainer, a file, all on the public client.
+"""Adapters that feed leased groups to third-party trainers: one file per trainer, all on the public client.
 
-Importing an adapter's module imports its trainer. Each keeps the contract of docs/bring-your-own-trainer.md: it
-acknowledges before the optimiser's step, pushes after it, and rewinds when it is started again.
+Importing an adapter's module imports its trainer. Each follows the contract of docs/bring-your-own-trainer.md: it
+acknowledges before the optimiser's step, pushes after it, and rewinds at a restart.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class UntestedTrainer(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Where an adapter is and what it was tested with: versions of `package`, which the extra `extra` installs.
+    """An adapter's module, and the tested versions of its trainer's `package`, which the extra `extra` installs.
 
-    A trainer that is on no package index has a `repository` on GitHub and the `commit` that was tested.
+    A trainer that is on no package index has a `repository` on GitHub and the tested `commit`.
     """
 
     trainer: str
@@ -36,7 +36,7 @@ class Adapter:
 
     @property
     def tested_with(self) -> str:
-        """The package, its versions, and the commit."""
+        """The package, the tested versions, and the commit if there is one."""
         return f"{self.package} {', '.join(self.tested)}" + f" at {self.commit[:7]}" * bool(self.commit)
 
     @property
@@ -47,7 +47,7 @@ class Adapter:
         return f"pip install '{self.package} @ git+https://github.com/{self.repository}@{self.commit}'"
 
     def check_installed(self) -> None:
-        """`ConfigError` without the package; `UntestedTrainer` is warned of where another version is installed."""
+        """Raises `ConfigError` without the package. Warns of `UntestedTrainer` if another version is installed."""
         try:
             installed = version(self.package)
         except PackageNotFoundError:
@@ -92,4 +92,4 @@ ADAPTERS: Mapping[str, Adapter] = {
         commit="559b44772e471d1538537b8805cc77f3824a5e64",
     ),
 }
-"""Every adapter by its name. The contract suite (tests/trainers) passes over all of them."""
+"""Every adapter by its name. The contract suite (tests/trainers) tests all of them."""

@@ -1,16 +1,16 @@
-"""ART on leased groups: `TrajectoryGroup`s whose choices carry the engine's own tokens, so that ART renders nothing.
+"""ART on leased groups: `TrajectoryGroup`s whose choices have the engine's own tokens, so that ART renders nothing.
 
-A rollout is a `Trajectory`, its segments are histories, and each run of trained tokens is a `Choice` with what vLLM
-gives ART: `prompt_token_ids`, `token_ids` and log-probs. ART assembles rows of them, compares rewards within the group
-and weighs a rollout once, however many rows it has. A masked rollout has its reward and no choice: it counts in the
-baseline only.
+A rollout is a `Trajectory`, its segments are histories, and each run of trained tokens is a `Choice` with the fields
+that vLLM returns to ART: `prompt_token_ids`, `token_ids` and log-probs. ART makes rows of them, compares rewards within
+the group, and weighs a rollout once, however many rows it has. A masked rollout has its reward and no choice: it counts
+only in the baseline.
 
-What a backend has trained can't be taken back, so groups are acknowledged before `train` is called. ART's step is the
-checkpoint that a run goes on from; groups of later steps are leased again.
+A backend can't undo a trained step, so groups are acknowledged before `train` is called. A run resumes from the
+checkpoint of ART's step; groups of later steps are leased again.
 """
 
 # pyright: reportMissingImports=false
-# The package is in the environments of its users only.
+# Only users of this adapter have the package.
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from openai.types.chat.chat_completion import Choice  # noqa: E402
 
 @dataclass(frozen=True, slots=True)
 class ArtSettings:
-    """How many steps are made, of a model with `vocabulary` tokens, and the backend's options for each of them."""
+    """Number of steps, vocabulary size of the model in tokens, and the backend's options for each step."""
 
     vocabulary: int
     steps: int
@@ -53,7 +53,7 @@ class ArtTrainer:
         self._check = make_recipe("dr_grpo", {})
 
     async def train(self) -> None:
-        """Up to the settings' step; goes on from the step that ART has."""
+        """Trains from ART's current step to the settings' last step."""
         with self.feed.leasing(self.settings.vocabulary):
             step = await self.model.get_step()
             self.feed.connect(self._note(step) if step else None, step, self._tokenizer)
@@ -63,18 +63,18 @@ class ArtTrainer:
                     continue
                 version = self.feed.version + 1
                 write_version(self._note(step + 1), self.feed.settings.policy, version)
-                made = await self.backend.train(self.model, groups_of(groups), **self.settings.options)
-                if made.step != step + 1 or made.checkpoint_path is None:
-                    raise TrainerError(f"ART made step {made.step} of {step + 1}, checkpoint {made.checkpoint_path}")
-                step = made.step
-                self.feed.push(Path(made.checkpoint_path), version)
+                reply = await self.backend.train(self.model, groups_of(groups), **self.settings.options)
+                if reply.step != step + 1 or reply.checkpoint_path is None:
+                    raise TrainerError(f"ART made step {reply.step} of {step + 1}, checkpoint {reply.checkpoint_path}")
+                step = reply.step
+                self.feed.push(Path(reply.checkpoint_path), version)
 
     def _note(self, step: int) -> Path:
         return self.feed.out / f"checkpoint-{step}"
 
 
 def groups_of(groups: Sequence[LeasedGroup]) -> list[art.TrajectoryGroup]:
-    """ART's groups, of the rollouts that are compared."""
+    """ART's groups, with the rollouts that are compared."""
     return [
         art.TrajectoryGroup(
             [_trajectory(record, group) for record in baseline(group)], metadata={"group": group.group.id}

@@ -1,9 +1,9 @@
-"""A foreign trainer's side of the contract, step by step, for an adapter to call from the trainer's own hooks.
+"""A third-party trainer's side of the contract, as steps that an adapter calls from the trainer's hooks.
 
     connect → (next_rows → acknowledge → push) …
 
-A step is acknowledged whole or not at all: where a part of it is lost, what was acknowledged comes back, and the caller
-forgets its gradient.
+A step is acknowledged as a whole or not at all: if a part of it is lost, acknowledged groups return to the ledger, and
+the caller discards its gradient.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.weights import served_tokenizer
 
 ABOUT = "rolltap.json"
-"""Beside a foreign trainer's checkpoint: the policy and the weight version that it is of."""
+"""In a third-party trainer's checkpoint folder: the policy and the weight version of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
-    """What a step leases, and how its weights reach the engines: by folders in `through`, or a sender.
+    """What a step leases, and how its weights reach the engines: by folders in `through`, or by a sender.
 
-    With `take_over`, the policy is taken from another run that owns it.
+    `take_over` takes the policy from another run that owns it.
     """
 
     policy: str
@@ -53,34 +53,34 @@ class FeedSettings:
 
 
 def open_feed(url: str, key: str, settings: FeedSettings, *, trainer: str, out: Path) -> Feed:
-    """A feed from the server at `url` for the run that keeps its checkpoints in `out`: started again on the same
-    folder, it is the same run, and gets its policy back."""
+    """A feed from the server at `url` for the run with its checkpoints in `out`. A restart with the same folder is the
+    same run, and keeps its policy."""
     return Feed(TrainerClient(url, key, trainer, run=run_id(out)), settings, out)
 
 
 @dataclass(slots=True)
 class Feed:
-    """The connection of one trainer to one policy. `version` is that of the weights in training."""
+    """The connection of one trainer to one policy. `version` is the version of the weights in training."""
 
     client: TrainerClient
     settings: FeedSettings
     out: Path
     version: int = 0
     _holder: LeaseHolder | None = field(default=None, init=False)
-    _fresh: bool = field(default=False, init=False)  # it goes on from no checkpoint
+    _fresh: bool = field(default=False, init=False)  # started without a checkpoint
 
     @contextlib.contextmanager
     def leasing(self, vocabulary: int, longest: int | None = None) -> Iterator[None]:
-        """Leases are held, and extended, inside only; those that were not acknowledged are given back at its end.
+        """Leases are possible, and extended, only inside this context. At its end unacknowledged ones are given back.
 
-        Groups with other tokens than the model's, or with a row of more than `longest` tokens, are refused.
+        Refuses groups with tokens outside the model's vocabulary, or with a row of more than `longest` tokens.
         """
-        chosen = self.settings
+        settings = self.settings
         options = LeaseOptions(
-            max_staleness=chosen.max_staleness, wait=chosen.wait, ttl=chosen.lease_ttl, tampered=chosen.tampered
+            max_staleness=settings.max_staleness, wait=settings.wait, ttl=settings.lease_ttl, tampered=settings.tampered
         )
-        sound = partial(check, vocabulary=vocabulary, longest=longest)
-        self._holder = LeaseHolder(self.client, chosen.policy, options, keep_zero_variance=True, check=sound)
+        check_group = partial(check, vocabulary=vocabulary, longest=longest)
+        self._holder = LeaseHolder(self.client, settings.policy, options, keep_zero_variance=True, check=check_group)
         try:
             with locked(self.out), self._holder:
                 yield
@@ -88,37 +88,37 @@ class Feed:
             self._holder = None
 
     def connect(self, checkpoint: Path | None, step: int, tokenizer: Any) -> None:
-        """Makes the server agree with what the trainer goes on from: `checkpoint` of `step`, or its model anew. Then
-        `serve`.
+        """Rewinds the server to the trainer's starting point: `checkpoint` of `step`, or the initial model. Call
+        `serve` next.
 
-        `CheckpointMismatch` if the policy is served with another tokenizer or chat template than `tokenizer`, or the
-        checkpoint is of another policy.
+        Raises `CheckpointMismatch` if the policy is served with another tokenizer or chat template than `tokenizer`, or
+        the checkpoint is of another policy.
         """
         policy = self.settings.policy
         check_tokenizer(self.client, policy, tokenizer)
         self._fresh = checkpoint is None
-        saved = 0 if checkpoint is None else read_version(checkpoint, policy)
-        rewound = self.client.rewind(step, {policy: saved}, take_over=self.settings.take_over)
-        self.version = rewound.versions[policy]
-        if checkpoint is not None and self.version != saved:
+        saved_version = 0 if checkpoint is None else read_version(checkpoint, policy)
+        reply = self.client.rewind(step, {policy: saved_version}, take_over=self.settings.take_over)
+        self.version = reply.versions[policy]
+        if checkpoint is not None and self.version != saved_version:
             write_version(checkpoint, policy, self.version)
 
     def serve(self, model: Any) -> None:
-        """Makes the engines agree, too: they get the weights of the version gone on from, unless they have them."""
-        served = self.client.policy(self.settings.policy)
-        if served.version != self.version or served.paused is not None or hasattr(model, "peft_config"):
+        """Pushes the weights of the starting point, unless the engines already serve them."""
+        policy = self.client.policy(self.settings.policy)
+        if policy.version != self.version or policy.paused is not None or hasattr(model, "peft_config"):
             try:
                 self.push(model, self.version)
-            except VersionTaken:  # by fresh adapters of another run: those of this one get the next number
+            except VersionTaken:  # another run's new adapters have this number: this run's get the next one
                 if not self._fresh:
                     raise
                 self.push(model, self.version + 1)
 
     def next_rows(self, recipe: Recipe, temperature: float = 1.0) -> tuple[tuple[LeasedGroup, ...], list[TrainedRow]]:
-        """Waits for the step's groups; with them, the rows they are trained as, at least one.
+        """Waits for the step's groups. Returns them and their rows, at least one.
 
-        `temperature` is what the trainer computes log-probs at. Groups that can't be
-        trained are refused with a reason, and others waited for.
+        `temperature`: at which the trainer computes log-probs. Groups that can't be trained are refused with a reason,
+        and others are awaited.
         """
         while True:
             self._leases.gather(self.settings.groups, lambda: False)
@@ -128,21 +128,21 @@ class Feed:
             self._leases.refuse("no rollout of these groups has a trained token")
 
     def acknowledge(self, step: int) -> bool:
-        """The groups become part of `step`. False: they are somebody else's now, forget what was made of them."""
+        """Makes the groups part of `step`. Returns False if their lease was lost: discard their rows and gradient."""
         acknowledged = self._leases.acknowledge(step)
-        if not acknowledged and self._leases.groups:  # of other leases than the one that was lost
+        if not acknowledged and self._leases.groups:  # groups of other leases than the lost one
             self.client.rewind(step - 1, {self.settings.policy: self.version})
         self._leases.clear()
         return acknowledged
 
     def refuse(self, reason: str) -> None:
-        """Nothing can be made of the groups held: each counts a failure."""
+        """Refuses the leased groups. Each counts a failure."""
         self._leases.refuse(reason)
 
     def push(self, model: Any, version: int) -> None:
-        """The engines serve `model`'s weights as `version` from now on."""
-        chosen = self.settings
-        weights.push(self.client, chosen.policy, model, version, through=chosen.through, mode=chosen.update_mode)
+        """Pushes `model`'s weights to the engines as `version`."""
+        settings = self.settings
+        weights.push(self.client, settings.policy, model, version, through=settings.through, mode=settings.update_mode)
         self.version = version
 
     @property
@@ -153,7 +153,7 @@ class Feed:
 
 
 def check_tokenizer(client: TrainerClient, policy: str, tokenizer: Any) -> None:
-    """`CheckpointMismatch` if the policy is served with another tokenizer or chat template than `tokenizer`."""
+    """Raises `CheckpointMismatch` if the policy is served with another tokenizer or chat template than `tokenizer`."""
     served, own = client.policy(policy).tokenizer_hash, served_tokenizer(tokenizer)
     if served and own and served != own:
         raise CheckpointMismatch(
@@ -163,29 +163,29 @@ def check_tokenizer(client: TrainerClient, policy: str, tokenizer: Any) -> None:
 
 
 def write_version(checkpoint: Path, policy: str, version: int) -> None:
-    """Notes what the checkpoint is of, in one rename. Called before the file that makes the checkpoint whole."""
+    """Writes the checkpoint's policy and version, in one rename. Call it before the checkpoint's last file."""
     checkpoint.mkdir(parents=True, exist_ok=True)
-    making = checkpoint / f".making-{ABOUT}"
-    with making.open("w", encoding="utf-8") as file:
+    temporary = checkpoint / f".making-{ABOUT}"
+    with temporary.open("w", encoding="utf-8") as file:
         json.dump({"policy": policy, "version": version}, file)
         file.flush()
         os.fsync(file.fileno())
-    making.rename(checkpoint / ABOUT)
+    temporary.rename(checkpoint / ABOUT)
 
 
 def read_version(checkpoint: Path, policy: str) -> int:
-    """The weight version of a checkpoint. `CheckpointMismatch` if it is no checkpoint of this policy."""
+    """The weight version of a checkpoint. Raises `CheckpointMismatch` if it is no checkpoint of this policy."""
     try:
-        about = json.loads((checkpoint / ABOUT).read_text(encoding="utf-8"))
-        of, version = str(about["policy"]), int(about["version"])
+        record = json.loads((checkpoint / ABOUT).read_text(encoding="utf-8"))
+        saved_policy, version = str(record["policy"]), int(record["version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointMismatch(f"{checkpoint} was not made with rolltap: {error!r}; start from its model") from error
-    if of != policy:
-        raise CheckpointMismatch(f"{checkpoint} is of policy {of!r}, not {policy!r}")
+    if saved_policy != policy:
+        raise CheckpointMismatch(f"{checkpoint} is of policy {saved_policy!r}, not {policy!r}")
     return version
 
 
 def newest_checkpoint(out: Path, finished_by: str) -> Path | None:
-    """The checkpoint of the highest step in `out` that holds the file which its trainer writes last."""
-    whole = [path for path in out.glob("checkpoint-*") if (path / finished_by).exists() and (path / ABOUT).exists()]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    """The complete checkpoint of the highest step in `out`. `finished_by` is the file that its trainer writes last."""
+    complete = [path for path in out.glob("checkpoint-*") if (path / finished_by).exists() and (path / ABOUT).exists()]
+    return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)

@@ -1,9 +1,9 @@
-"""NeMo RL's policy and loss on leased groups: rows are its message logs, its `Policy` makes the steps.
+"""NeMo RL's policy and loss on leased groups: rows become its message logs, its `Policy` makes the steps.
 
 A segment is a message log: a `user` message for each run of context, an `assistant` message for each run of trained
-tokens. NeMo RL's own loop takes one log a rollout and compares rewards by prompt; here a rollout may have several, with
-a rolltap recipe's advantages. The engine's log-probs are the old policy's, so no pass is made for them. Groups are
-acknowledged before `Policy.train`, and a checkpoint is made of each step.
+tokens. NeMo RL's own loop takes one log per rollout and compares rewards by prompt; here a rollout may have several
+logs, with a rolltap recipe's advantages. The engine's log-probs are the old policy's, so no pass recomputes them.
+Groups are acknowledged before `Policy.train`, and each step has a checkpoint.
 """
 
 # pyright: reportMissingImports=false
@@ -33,10 +33,9 @@ from nemo_rl.distributed.batched_data_dict import BatchedDataDict  # noqa: E402
 
 @dataclass(frozen=True, slots=True)
 class NemoSettings:
-    """How many steps are made, of a model with `vocabulary` tokens, its `tokenizer`, and rows of `longest` at most.
+    """Number of steps; the model's vocabulary size and `tokenizer`; `longest`: most tokens of a row.
 
-    A step's rows are filled up to a multiple of `multiple` (data-parallel size times micro batch) with rows that have
-    no loss.
+    A step's rows are padded to a multiple of `multiple` (data-parallel size times micro batch) with rows without loss.
     """
 
     steps: int
@@ -49,10 +48,10 @@ class NemoSettings:
 
 
 class NemoTrainer:
-    """Trains what `make_policy` returns, a NeMo RL `Policy`: it is given the checkpoint's folder, or None to begin.
+    """Trains the NeMo RL `Policy` that `make_policy` returns for a checkpoint's folder, or for None at the start.
 
-    `weights_of` brings the weights of a checkpoint to a Hugging Face folder that the engines see; of None, the model
-    that training begins with. `log` is the `log_metrics` of NeMo RL's `Logger`.
+    `weights_of` writes a checkpoint's weights to a Hugging Face folder that the engines see; for None: the initial
+    model's. `log` is the `log_metrics` of NeMo RL's `Logger`.
     """
 
     def __init__(
@@ -69,29 +68,29 @@ class NemoTrainer:
         self._recipe = make_recipe(settings.recipe, {})
 
     def train(self) -> None:
-        """Up to the settings' step; goes on from the newest checkpoint in the feed's folder."""
-        chosen, feed = self.settings, self.feed
-        with feed.leasing(chosen.vocabulary, longest=chosen.longest):
+        """Trains from the newest checkpoint in the feed's folder to the settings' last step."""
+        settings, feed = self.settings, self.feed
+        with feed.leasing(settings.vocabulary, longest=settings.longest):
             newest = newest_checkpoint(feed.out, ABOUT)
             step = 0 if newest is None else int(newest.name.rpartition("-")[2])
-            feed.connect(newest, step, chosen.tokenizer)
+            feed.connect(newest, step, settings.tokenizer)
             feed.serve(self._weights_of(newest))
             policy = self._make_policy(newest)
-            while step < chosen.steps:
-                groups, rows = feed.next_rows(self._recipe, chosen.temperature)
+            while step < settings.steps:
+                groups, rows = feed.next_rows(self._recipe, settings.temperature)
                 if not feed.acknowledge(step + 1):
                     continue
                 step += 1
-                batch = batch_of(rows, self.loss, chosen.tokenizer.pad_token_id, chosen.multiple)
+                batch = batch_of(rows, self.loss, settings.tokenizer.pad_token_id, settings.multiple)
                 if self.loss.reference_policy_kl_penalty:
                     policy.prepare_for_lp_inference()
                     reference = policy.get_reference_policy_logprobs(batch)["reference_logprobs"]
                     batch["reference_policy_logprobs"] = reference
                 policy.prepare_for_training()
-                made = policy.train(batch, self.loss, gbs=len(batch["input_ids"]))
+                results = policy.train(batch, self.loss, gbs=len(batch["input_ids"]))
                 staleness = max(group.staleness for group in groups)
                 metrics = {"rolltap_version": feed.version, "rolltap_staleness_max": staleness, "rows": len(rows)}
-                metrics |= {name: float(made[name].sum()) for name in ("loss", "grad_norm")}
+                metrics |= {name: float(results[name].sum()) for name in ("loss", "grad_norm")}
                 self._log(metrics, step, prefix="train")
                 feed.push(self._weights_of(self._save(policy, step)), feed.version + 1)
 
@@ -104,15 +103,15 @@ class NemoTrainer:
 
 
 def batch_of(rows: Sequence[TrainedRow], loss: Any, padding: int, multiple: int = 1) -> BatchedDataDict[Any]:
-    """The step as `Policy.train` and `ClippedPGLossFn` take it.
+    """The step in the form for `Policy.train` and `ClippedPGLossFn`.
 
-    A mean over tokens counts each once; where NeMo RL's is over sequences, a row's `sample_mask` is its share of its
-    rollout, so that the rows of a rollout weigh as one.
+    A mean over tokens counts each token once. If NeMo RL's mean is over sequences, a row's `sample_mask` is its share
+    of its rollout, so that the rows of a rollout weigh as one.
     """
     by_sequence = loss.loss_type.name == "SEQUENCE_LEVEL"
     weights = [row.share if by_sequence else 1.0 for row in rows]
-    filling = -len(rows) % multiple
-    logs = [message_log(row) for row in rows] + [message_log(rows[0])] * filling
+    padding_rows = -len(rows) % multiple
+    logs = [message_log(row) for row in rows] + [message_log(rows[0])] * padding_rows
     flat, lengths = batched_message_log_to_flat_message(logs, pad_value_dict={"token_ids": padding})
     old = flat["generation_logprobs"]
     return BatchedDataDict(
@@ -124,13 +123,13 @@ def batch_of(rows: Sequence[TrainedRow], loss: Any, padding: int, multiple: int 
             "prev_logprobs": old.clone(),
             "reference_policy_logprobs": torch.zeros_like(old),
             "token_mask": flat["token_loss_mask"],
-            "sample_mask": torch.tensor(weights + [0.0] * filling),
+            "sample_mask": torch.tensor(weights + [0.0] * padding_rows),
         }
     )
 
 
 def message_log(row: TrainedRow) -> list[dict[str, Any]]:
-    """The whole segment, run by run."""
+    """The whole segment: one message per run of trained or untrained tokens."""
     part = row.segment
     edges = sorted({0, len(part), *(place for run in trained_runs(part) for place in run)})
     messages = []

@@ -1,15 +1,15 @@
-"""OpenEnv's loop-owning sessions from the record: what TRL's `HarnessRolloutWorker` trains, without its proxy.
+"""OpenEnv's loop-owning sessions from the record, for TRL's `HarnessRolloutWorker`, without its proxy.
 
-A factory's sessions are the rollouts of leased groups: TRL's seed, one for all generations of a prompt, chooses the
-group, and each session is the next of its rollouts. `fetch_training_trace` gives a turn for each run of trained tokens,
-with what precedes it as its prompt, so each token is trained once, in its own context.
+A factory's sessions are the rollouts of leased groups. TRL's seed, one for all generations of a prompt, selects the
+group, and each session is the next of its rollouts. `fetch_training_trace` returns a turn for each run of trained
+tokens, with the tokens before it as its prompt, so that each token is trained once, in its own context.
 
-TRL's worker doesn't tell which rollouts a step was made of. A group is acknowledged when its last session is closed,
-and is lost with a trainer that is killed behind that: for exactly once take `trl_async`.
+TRL's worker does not report the rollouts of a step. A group is acknowledged when its last session is closed, and is
+lost if the trainer is killed after that: use `trl_async` for exactly-once training.
 """
 
 # pyright: reportMissingImports=false
-# The package is in the environments of its users only.
+# Only users of this adapter have the package.
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rolltap.trainer_client.adapters.openenv_traces import trace_of  # noqa: E40
 
 
 class PlayedSession(ResourceSession):
-    """A rollout that was played: there is nothing to wait for."""
+    """A finished rollout as a session: nothing has to be awaited."""
 
     def __init__(self, record: RolloutRecord, factory: LeasedSessionFactory, seed: int) -> None:
         self._record, self._factory, self._seed = record, factory, seed
@@ -49,7 +49,7 @@ class PlayedSession(ResourceSession):
         return trace_of(self._record)
 
     def verify(self, transcript: Any, final_state: Any = None) -> VerifyResult:
-        """The record's reward; None leaves the rollout out of the baseline."""
+        """The recorded reward; with None TRL leaves the rollout out of the baseline."""
         return VerifyResult(env_reward=self._record.reward, done=True)
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class PlayedSession(ResourceSession):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What sessions are made of: `generations` is TRL's `num_generations`, `vocabulary` and `tokenizer` the model's."""
+    """Settings of the sessions: `generations` is TRL's `num_generations`, `vocabulary` and `tokenizer` the model's."""
 
     policy: str
     generations: int
@@ -80,7 +80,7 @@ class SessionSettings:
 
 @dataclass(slots=True)
 class _SeedGroup:
-    """The group of one seed: rollouts not handed out yet, and how many sessions are still to be closed."""
+    """The group of one seed: rollouts that have no session yet, and the number of sessions that are not closed yet."""
 
     holder: LeaseHolder
     waiting: list[RolloutRecord]
@@ -89,7 +89,7 @@ class _SeedGroup:
 
 class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
     """Sessions of leased groups: `functools.partial(LeasedSessionFactory, url, key, settings, run)` is the worker's
-    `harness_session_factory`. TRL calls it with the `sampling` that its trainer computes with."""
+    `harness_session_factory`. TRL calls it with its trainer's `sampling`."""
 
     def __init__(
         self, url: str, key: str, settings: SessionSettings, run: str, *, sampling: dict[str, Any] | None = None
@@ -100,21 +100,21 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
         self._groups: dict[int, _SeedGroup] = {}
         self._lock = threading.Lock()
         check_tokenizer(self._client, settings.policy, settings.tokenizer)
-        served = self._client.policy(settings.policy)
-        self._client.rewind(int(time.time()), {settings.policy: served.version})  # steps are seconds: TRL tells none
+        policy = self._client.policy(settings.policy)
+        self._client.rewind(int(time.time()), {settings.policy: policy.version})  # TRL reports no steps: use seconds
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> PlayedSession:
-        """The next rollout of the seed's group; `ConfigError` when it has no more, which TRL counts as unscorable."""
+        """The next rollout of the seed's group. If there is none: `ConfigError`, which TRL counts as unscorable."""
         if seed is None:
             raise ConfigError("sessions need a seed: it says which generations are of one group")
         with self._lock:
-            group = self._groups.get(seed) or self._groups.setdefault(seed, self._leased())
+            group = self._groups.get(seed) or self._groups.setdefault(seed, self._lease_group())
             if not group.waiting:
                 raise ConfigError("the group has no more rollouts than were handed out")
             return PlayedSession(group.waiting.pop(0), self, seed)
 
     def closed(self, seed: int) -> None:
-        """With its last session the group is acknowledged."""
+        """Counts a closed session of the seed's group. The last one acknowledges the group."""
         with self._lock:
             group = self._groups[seed]
             group.unclosed -= 1
@@ -124,17 +124,17 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
                 group.holder.__exit__()
                 del self._groups[seed]
 
-    def _leased(self) -> _SeedGroup:
-        chosen = self._settings
-        options = LeaseOptions(max_staleness=chosen.max_staleness, wait=chosen.wait, ttl=chosen.lease_ttl)
-        sound = partial(check, vocabulary=chosen.vocabulary)
-        holder = LeaseHolder(self._client, chosen.policy, options, keep_zero_variance=True, check=sound).__enter__()
+    def _lease_group(self) -> _SeedGroup:
+        settings, client = self._settings, self._client
+        options = LeaseOptions(max_staleness=settings.max_staleness, wait=settings.wait, ttl=settings.lease_ttl)
+        check_group = partial(check, vocabulary=settings.vocabulary)
+        holder = LeaseHolder(client, settings.policy, options, keep_zero_variance=True, check=check_group).__enter__()
         while True:
             holder.gather(1, lambda: False)
             (group,) = holder.groups
             rollouts = baseline(group)
-            if len(rollouts) > chosen.generations:
-                holder.refuse(f"{len(rollouts)} rollouts do not fit in {chosen.generations} generations")
+            if len(rollouts) > settings.generations:
+                holder.refuse(f"{len(rollouts)} rollouts do not fit in {settings.generations} generations")
             elif rows_of([group], make_recipe("dr_grpo", {}), self._temperature):
                 return _SeedGroup(holder, rollouts, len(rollouts))
             else:

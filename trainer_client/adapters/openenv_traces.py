@@ -1,10 +1,10 @@
-"""A rollout as OpenEnv's `TrainingTrace`: a turn for each run of trained tokens, after what precedes it.
+"""A rollout as OpenEnv's `TrainingTrace`: a turn for each run of trained tokens, with the tokens before it as prompt.
 
-`openenv_sessions` imports it when it knows that OpenEnv is installed.
+`openenv_sessions` imports it after its check that OpenEnv is installed.
 """
 
 # pyright: reportMissingImports=false
-# The package is in the environments of its users only.
+# Only users of this adapter have the package.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rolltap.types import NO_VERSION, Scoring
 
 
 def trace_of(record: RolloutRecord) -> TrainingTrace:
-    """The rollout's trained tokens as OpenEnv's `TrainingTrace`; without turns where it is not to be trained."""
+    """The rollout's trained tokens as OpenEnv's `TrainingTrace`, without turns if it must not be trained."""
     return TrainingTrace(turns=list(_turns(record)) if record.rollout.scoring is Scoring.SCORED else [])
 
 

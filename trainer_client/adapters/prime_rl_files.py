@@ -1,11 +1,11 @@
-"""prime-rl's trainer on leased groups: this stands in its orchestrator's place, on the filesystem transport.
+"""prime-rl's trainer on leased groups: replaces its orchestrator, on the filesystem transport.
 
-A step is `rollouts/step_N/rank_R.bin`, which prime-rl's own packer fills with segments; the weights of the step before
-are awaited in `broadcasts/step_N`, pushed to the engines, and groups are leased then. Groups are acknowledged before
-the step's files appear. prime-rl's mean is over all trained tokens, so rows of a rollout weigh as their tokens do.
+A step is `rollouts/step_N/rank_R.bin`, which prime-rl's own packer fills with segments. Before groups are leased, the
+weights of the previous step are awaited in `broadcasts/step_N` and pushed to the engines. Groups are acknowledged
+before the step's files appear. prime-rl's mean is over all trained tokens, so a rollout's weight is its token count.
 
-Started again, it goes on from the newest checkpoint of the trainer and removes what was sent after it: start it before
-the trainer.
+A restart resumes from the trainer's newest checkpoint and removes the files of later steps: start it before the
+trainer.
 """
 
 # pyright: reportMissingImports=false
@@ -37,8 +37,8 @@ from prime_rl.transports.rollouts.types import TrainingSample  # noqa: E402
 
 @dataclass(frozen=True, slots=True)
 class PrimeSettings:
-    """What the trainer has in its own settings: its `output_dir`, `model.seq_len`, `max_steps`, and how many
-    data-parallel `ranks` it has. `model` is the folder that it starts from, of a config with `vocabulary` tokens."""
+    """The trainer's own settings: `output_dir`, `model.seq_len`, `max_steps`, and its number of data-parallel `ranks`.
+    `model` is the folder of the initial model, with `vocabulary` tokens in its config."""
 
     output_dir: Path
     seq_len: int
@@ -60,17 +60,17 @@ class LeasedOrchestrator:
         self.step = max(_steps(settings.output_dir / "checkpoints"), default=0)
 
     def run(self) -> None:
-        """Up to the last step; returns when its weights are served."""
-        chosen = self.settings
+        """Runs to the last step. Returns when its weights are served."""
+        settings = self.settings
         for folder in ("rollouts", "broadcasts"):
-            for step in _steps(chosen.output_dir / folder):
+            for step in _steps(settings.output_dir / folder):
                 if step > self.step:
-                    shutil.rmtree(chosen.output_dir / folder / f"step_{step}")
-        with self.feed.leasing(chosen.vocabulary, longest=chosen.seq_len):
+                    shutil.rmtree(settings.output_dir / folder / f"step_{step}")
+        with self.feed.leasing(settings.vocabulary, longest=settings.seq_len):
             self.feed.connect(self._note(self.step) if self.step else None, self.step, self._tokenizer)
-            self.feed.serve(self._weights(self.step) if self.step else chosen.model)
-            while self.step < chosen.steps:
-                groups, rows = self.feed.next_rows(self._recipe, chosen.temperature)
+            self.feed.serve(self._weights(self.step) if self.step else settings.model)
+            while self.step < settings.steps:
+                groups, rows = self.feed.next_rows(self._recipe, settings.temperature)
                 write_version(self._note(self.step + 1), self.feed.settings.policy, self.feed.version + 1)
                 if not self.feed.acknowledge(self.step + 1):
                     continue
@@ -79,19 +79,19 @@ class LeasedOrchestrator:
                 self.feed.push(self._weights(self.step), self.feed.version + 1)
 
     def _send(self, groups: Sequence[LeasedGroup], rows: Sequence[TrainedRow]) -> None:
-        """The files of this step, each in one rename, and a line in `metrics.jsonl`."""
-        chosen, folder = self.settings, self.settings.output_dir / "rollouts" / f"step_{self.step}"
+        """Writes the files of this step, each in one rename, and a line in `metrics.jsonl`."""
+        settings, folder = self.settings, self.settings.output_dir / "rollouts" / f"step_{self.step}"
         folder.mkdir(parents=True, exist_ok=True)
-        samples = [sample_of(row, chosen.temperature) for row in rows]
-        grid = prepare_batch(samples, chosen.seq_len, chosen.ranks, build_bin_cost(None))
+        samples = [sample_of(row, settings.temperature) for row in rows]
+        grid = prepare_batch(samples, settings.seq_len, settings.ranks, build_bin_cost(None))
         self._log(groups, rows)
         for rank, micro_batches in enumerate(grid):
-            making = folder / f"rank_{rank}.bin.tmp"
-            making.write_bytes(msgspec.msgpack.encode(micro_batches))
-            making.rename(making.with_suffix(""))
+            temporary = folder / f"rank_{rank}.bin.tmp"
+            temporary.write_bytes(msgspec.msgpack.encode(micro_batches))
+            temporary.rename(temporary.with_suffix(""))
 
     def _log(self, groups: Sequence[LeasedGroup], rows: Sequence[TrainedRow]) -> None:
-        """A line as prime-rl's `file` monitor writes them."""
+        """Writes a line in the form of prime-rl's `file` monitor."""
         staleness = [group.staleness for group in groups]
         line = {
             "step": self.step,
@@ -105,7 +105,7 @@ class LeasedOrchestrator:
             file.write(json.dumps(line) + "\n")
 
     def _weights(self, step: int) -> Path:
-        """Waits for the weights that the trainer has after `step`; `TrainerError` if they don't come."""
+        """Waits for the trainer's weights after `step`. Raises `TrainerError` after `weights_timeout` seconds."""
         folder = self.settings.output_dir / "broadcasts" / f"step_{step}"
         deadline = time.monotonic() + self.settings.weights_timeout
         while not (folder / "STABLE").exists():
@@ -115,12 +115,12 @@ class LeasedOrchestrator:
         return folder
 
     def _note(self, step: int) -> Path:
-        """The folder that says which weight version the trainer's checkpoint of `step` is."""
+        """The folder with the weight version of the trainer's checkpoint of `step`."""
         return self.feed.out / f"rolltap-{step}"
 
 
 def sample_of(row: TrainedRow, temperature: float) -> TrainingSample:
-    """The whole segment as prime-rl takes it: a token's values stand at the token itself."""
+    """The whole segment in prime-rl's form: a token's values have the token's own index."""
     part = row.segment
     return TrainingSample(
         token_ids=part.token_ids.tolist(),

@@ -1,4 +1,4 @@
-"""Leased groups to rows, the unit that foreign trainers train: a segment with its rollout's advantage and weight."""
+"""Leased groups to rows, the unit of third-party trainers: a segment with its rollout's advantage and weight."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rolltap.types import Segment
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedRow:
-    """One segment that holds trained tokens.
+    """One segment with trained tokens.
 
-    `share` is what the row has of its rollout's trained tokens: the shares of a rollout's rows add up to 1.
+    `share`: the row's share of its rollout's trained tokens; the shares of a rollout's rows add up to 1.
     """
 
     group: str
@@ -30,15 +30,15 @@ class TrainedRow:
 
     @property
     def tokens(self) -> int:
-        """How many of its tokens are trained."""
+        """The number of its trained tokens."""
         return int(self.segment.loss_mask.sum())
 
 
 def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe, temperature: float = 1.0) -> list[TrainedRow]:
-    """The step's rows, group by group, those of a rollout together, for a trainer that computes at `temperature`.
+    """The step's rows, group by group, with a rollout's rows together, for a trainer that computes at `temperature`.
 
-    `ConfigError` for a recipe that is more than one advantage a row, which is what foreign trainers take, and for
-    tokens that were sampled at another temperature or from a part of the vocabulary: their ratios would be wrong.
+    Raises `ConfigError` for a recipe with more than one advantage per row, which third-party trainers don't support,
+    and for tokens sampled at another temperature or from a part of the vocabulary: their ratios would be wrong.
     """
     check_recipe(recipe)
     step = view(groups)
@@ -61,22 +61,22 @@ def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe, temperature: float = 
 
 
 def trained_runs(part: Segment) -> list[tuple[int, int]]:
-    """Where runs of trained tokens begin and end, in order."""
+    """The runs of trained tokens as (begin, end), in order."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], part.loss_mask.astype(np.int8), [0]])))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """`ConfigError` for a recipe that is more than its advantages: the rest of it would be left out unseen."""
-    own = type(recipe)
+    """Raises `ConfigError` for a recipe with more than advantages: the rest would be silently ignored."""
+    kind = type(recipe)
     parts = ("loss", "updates", "passes", "networks", "replay", "turn_cap", "state")
-    changed = [part for part in parts if getattr(own, part) is not getattr(Recipe, part)]
-    changed += ["reads_policy"] * own.reads_policy
-    if own is not Recipe and own.credit is Recipe.credit:
-        changed.append("settings")
-    if changed:
+    extras = [part for part in parts if getattr(kind, part) is not getattr(Recipe, part)]
+    extras += ["reads_policy"] * kind.reads_policy
+    if kind is not Recipe and kind.credit is Recipe.credit:
+        extras.append("settings")
+    if extras:
         raise ConfigError(
-            f"recipe {own.__name__} has more than advantages ({', '.join(changed)}), and this trainer is given nothing "
+            f"recipe {kind.__name__} has more than advantages ({', '.join(extras)}), and this trainer is given nothing "
             "else: take another, or rolltap train"
         )
 

@@ -1,15 +1,15 @@
-"""SkyRL on leased groups: a generator whose output is the record's, in step-wise rows.
+"""SkyRL on leased groups: a generator that returns recorded rollouts, in step-wise rows.
 
-A segment is a step row of its rollout: its rows are together, and the last has `is_last_step` and the reward, from
-which SkyRL computes advantages for all of them. A masked rollout's rows have no loss, and count in the baseline. SkyRL
-must be told `generator.step_wise_trajectories=true`.
+A segment is a step row of its rollout. A rollout's rows are together, and the last has `is_last_step` and the reward,
+from which SkyRL computes advantages for all of them. A masked rollout's rows have no loss, and count in the baseline.
+SkyRL needs `generator.step_wise_trajectories=true`.
 
 Groups are acknowledged when they are returned, for SkyRL's global step. SkyRL's own weight sync is not used: after a
-step its trainer's callback pushes the policy it saved.
+step, its trainer's callback pushes the saved policy.
 """
 
 # pyright: reportMissingImports=false
-# The package is in the environments of its users only.
+# Only users of this adapter have the package.
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from skyrl.train.generators.base import (  # noqa: E402
 
 
 class LeasedGenerator(GeneratorInterface):
-    """Within `feed.leasing(...)`, after `feed.connect(...)`. Prompts are not used: harnesses have played already."""
+    """Use it within `feed.leasing(...)`, after `feed.connect(...)`. Prompts are not used: the rollouts are recorded."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
         self._check = make_recipe("dr_grpo", {})
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
-        """The next step's groups, acknowledged; `ConfigError` for an evaluation, which the record has nothing for."""
+        """The next step's groups, acknowledged. Raises `ConfigError` for an evaluation, which leases don't support."""
         batch, sampling = input_batch["batch_metadata"], input_batch["sampling_params"] or {}
         if batch is None or batch.training_phase != "train":
             raise ConfigError("this generator gives training batches only: set trainer.eval_interval=-1")
-        return await asyncio.to_thread(self._leased, batch.global_step, float(sampling.get("temperature", 1.0)))
+        return await asyncio.to_thread(self._next_output, batch.global_step, float(sampling.get("temperature", 1.0)))
 
-    def _leased(self, step: int, temperature: float) -> GeneratorOutput:
+    def _next_output(self, step: int, temperature: float) -> GeneratorOutput:
         while True:
             groups, _ = self.feed.next_rows(self._check, temperature)
             if self.feed.acknowledge(step):
@@ -55,7 +55,7 @@ class LeasedGenerator(GeneratorInterface):
 
 
 def output_of(groups: Sequence[LeasedGroup], version: int) -> GeneratorOutput:
-    """The groups' compared rollouts, group by group, in SkyRL's step-wise rows, for a step begun with `version`."""
+    """The groups' compared rollouts, group by group, in SkyRL's step-wise rows. `version`: at the step's start."""
     rows: list[tuple[Segment, TrajectoryID, float, bool, bool]] = []
     for group in groups:
         for number, record in enumerate(baseline(group)):

@@ -4,10 +4,10 @@
     --data-source-path rolltap.trainer_client.adapters.slime_rollout.LeasedSource
     --custom-reward-post-process-path rolltap.trainer_client.adapters.slime_rollout.advantages
 
-slime calls the source's `load` before its first step and its `save` once a checkpoint and its Hugging Face folder are
-written, which is pushed then. Groups are acknowledged before their samples are returned. A sample is a segment; those
-of a rollout share a `rollout_id`, so slime's mean over rollouts weighs them once. Advantages are a rolltap recipe's.
-slime's own engines are not used (`--debug-train-only`).
+slime calls the source's `load` before its first step, and its `save` after it wrote a checkpoint and the Hugging Face
+folder, which `save` pushes. Groups are acknowledged before their samples are returned. A sample is a segment; those of
+a rollout share a `rollout_id`, so slime's mean over rollouts weighs the rollout once. Advantages are a rolltap
+recipe's. slime's own engines are not used (`--debug-train-only`).
 """
 
 # pyright: reportMissingImports=false
@@ -36,15 +36,15 @@ from slime.rollout.base_types import RolloutFnTrainOutput  # noqa: E402
 from slime.rollout.data_source import DataSource  # noqa: E402
 from slime.utils.types import Sample  # noqa: E402
 
-WANTED: dict[str, tuple[Any, ...]] = {
+ALLOWED: dict[str, tuple[Any, ...]] = {
     "save_interval": (1,),  # each step is a weight version
     "rollout_global_dataset": (True,),  # else slime neither loads nor saves its data source
-    "advantage_estimator": ("grpo", "gspo", "cispo"),  # those that take a sample's reward as its advantage
+    "advantage_estimator": ("grpo", "gspo", "cispo"),  # those that use a sample's reward as its advantage
     "normalize_advantages": (False,),
     "rollout_top_p": (1.0,),
     "custom_reward_post_process_path": (f"{__name__}.advantages",),
 }
-"""slime's arguments, and the values with which a step trains each row with its recipe's advantage."""
+"""slime's arguments, and the values that train each row with its recipe's advantage."""
 
 
 class LeasedSource(DataSource):
@@ -61,18 +61,18 @@ class LeasedSource(DataSource):
         self.vocabulary = AutoConfig.from_pretrained(args.hf_checkpoint).vocab_size
 
     def load(self, rollout_id: int | None = None) -> None:
-        """slime goes on behind `rollout_id`, which is -1 for a run that begins."""
+        """Called by slime before the step after `rollout_id`, which is -1 for a new run."""
         step = 0 if rollout_id is None else rollout_id + 1
         tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
         self.feed.connect(self.note(step) if step else None, step, tokenizer)
         self.feed.serve(self._weights(step - 1) if step else Path(self.args.hf_checkpoint))
 
     def save(self, rollout_id: int) -> None:
-        """slime has saved the weights of this step."""
+        """Called by slime after it saved the weights of this step. Pushes them."""
         self.feed.push(self._weights(rollout_id), self.feed.version + 1)
 
     def next_step(self, rollout_id: int) -> tuple[Sequence[LeasedGroup], list[TrainedRow]]:
-        """The step's groups, acknowledged, and the rows they are trained as."""
+        """The step's groups, acknowledged, and their rows."""
         with self.feed.leasing(self.vocabulary):
             while True:
                 groups, rows = self.feed.next_rows(self.recipe, self.args.rollout_temperature)
@@ -81,7 +81,7 @@ class LeasedSource(DataSource):
                     return groups, rows
 
     def note(self, step: int) -> Path:
-        """The folder that says which weight version slime's checkpoint of `step` is."""
+        """The folder with the weight version of slime's checkpoint of `step`."""
         return self.feed.out / f"rolltap-{step}"
 
     def _weights(self, rollout_id: int) -> Path:
@@ -90,15 +90,15 @@ class LeasedSource(DataSource):
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         raise ConfigError("there are no prompts: harnesses have played the rollouts")
 
-    add_samples = get_samples  # nothing can be given back: the groups are acknowledged
+    add_samples = get_samples  # samples can't be returned: their groups are acknowledged
 
     def __len__(self) -> int:
         raise ConfigError("groups have no end: set --num-rollout")
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: LeasedSource, evaluation: bool) -> RolloutFnTrainOutput:
-    """The next step's samples, group by group. `args.global_batch_size` becomes the number of their rollouts, so that
-    slime makes one step of all of them and leaves none out."""
+    """The next step's samples, group by group. Sets `args.global_batch_size` to the number of their rollouts, so that
+    slime trains all of them in one step."""
     if evaluation:
         raise ConfigError("this rollout function gives training batches only: leave --eval-interval out")
     groups, rows = data_source.next_step(rollout_id)
@@ -112,12 +112,12 @@ def generate_rollout(args: Any, rollout_id: int, data_source: LeasedSource, eval
         samples[group].append(sample_of(row, (group, numbers[row.rollout], index), rewards[row.rollout]))
     staleness = [group.staleness for group in groups]
     metrics = {"staleness_max": max(staleness), "staleness_mean": sum(staleness) / len(staleness)}
-    logged = {f"rolltap/{name}": value for name, value in {"version": data_source.feed.version, **metrics}.items()}
-    return RolloutFnTrainOutput(samples=[one for one in samples if one], metrics=logged)
+    metrics = {f"rolltap/{name}": value for name, value in {"version": data_source.feed.version, **metrics}.items()}
+    return RolloutFnTrainOutput(samples=[one for one in samples if one], metrics=metrics)
 
 
 def sample_of(row: TrainedRow, numbers: tuple[int, int, int], reward: float | None) -> Sample:
-    """The whole segment as slime takes it. `numbers` are those of group, rollout and sample within the step."""
+    """The whole segment in slime's form. `numbers`: of the group, the rollout and the sample within the step."""
     part, start = row.segment, row.segment.prompt_length
     versions = sorted(set(part.versions[part.loss_mask].tolist()) - {NO_VERSION})
     group, rollout, index = numbers
@@ -137,14 +137,14 @@ def sample_of(row: TrainedRow, numbers: tuple[int, int, int], reward: float | No
 
 
 def advantages(args: Any, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
-    """The samples' rewards, and the recipe's advantages, which slime trains on."""
+    """The samples' rewards, and the recipe's advantages, on which slime trains."""
     return [float(one.reward) for one in samples], [one.metadata["advantage"] for one in samples]
 
 
 def check_arguments(args: Any) -> None:
-    """`ConfigError` for arguments of slime that would leave rows out or train something else."""
-    for name, wanted in WANTED.items():
-        if getattr(args, name, None) not in wanted:
-            raise ConfigError(f"slime's {name} is {getattr(args, name, None)!r}: it has to be {wanted}")
+    """Raises `ConfigError` for arguments of slime that would leave out rows or change the training."""
+    for name, allowed in ALLOWED.items():
+        if getattr(args, name, None) not in allowed:
+            raise ConfigError(f"slime's {name} is {getattr(args, name, None)!r}: it has to be {allowed}")
     if not args.save or not args.save_hf or not args.num_rollout:
         raise ConfigError("set --save, --save-hf FOLDER/{rollout_id} and --num-rollout")

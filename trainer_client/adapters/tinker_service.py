@@ -1,8 +1,8 @@
 """Tinker's training service on leased groups: rows become its `Datum`s, and the service makes the steps.
 
-What has been sent to the service can't be taken back, so groups are acknowledged before anything of them is sent. A
-step is made durable by `save_state`; started again, the service goes back to the newest one, and the groups after it
-are leased again. `advantages` carry the mean over the step's trained tokens, because the service's losses are sums.
+A request to the service can't be undone, so groups are acknowledged before any of their rows is sent. `save_state`
+makes a step durable. A restart resumes from the newest saved state, and the groups after it are leased again.
+`advantages` are divided by the step's trained tokens, because the service's losses are sums.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ADAPTERS["tinker"].check_installed()
 import tinker  # noqa: E402
 
 STATE = "tinker.json"
-"""In a checkpoint's folder: where the service keeps its state."""
+"""In a checkpoint's folder: the path of the service's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinkerSettings:
-    """The service's loss and optimiser, and the rolltap recipe that gives the advantages."""
+    """The service's loss and optimiser, and the rolltap recipe for the advantages."""
 
     vocabulary: int
     steps: int
@@ -44,9 +44,9 @@ class TinkerSettings:
 class TinkerTrainer:
     """Trains a model of the service from `feed`.
 
-    `open_client` gives a `tinker.TrainingClient`: a new one for None, else one that goes on from the state at the path,
-    with its optimiser. `fetch` brings the weights that the service keeps at a `tinker://` path to a folder that the
-    policy's engines see, a model's or a peft adapter's.
+    `open_client` returns a `tinker.TrainingClient`: a new one for None, else one that resumes from the state at the
+    path, with its optimiser. `fetch` copies the service's weights from a `tinker://` path to a folder that the policy's
+    engines see: a model's or a peft adapter's.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TinkerTrainer:
         self._recipe = make_recipe(settings.recipe, {})
 
     def train(self) -> None:
-        """Up to the settings' step; goes on from the newest checkpoint in the feed's folder."""
+        """Trains from the newest checkpoint in the feed's folder to the settings' last step."""
         with self.feed.leasing(self.settings.vocabulary):
             self._restore()
             while self.step < self.settings.steps:
@@ -86,11 +86,11 @@ class TinkerTrainer:
         self._push(self.feed.version)
 
     def _send(self, data: list[tinker.Datum]) -> None:
-        """Both requests at once, as the service wants them; the step is made when both have been answered."""
+        """Sends both requests before the first reply, as the service expects. Returns when the step is complete."""
         gradient = self.client.forward_backward(data, self.settings.loss, self.settings.loss_config)
-        applied = self.client.optim_step(self.settings.optimiser)
+        update = self.client.optim_step(self.settings.optimiser)
         gradient.result()
-        applied.result()
+        update.result()
 
     def _push(self, version: int) -> None:
         path = self.client.save_weights_for_sampler(f"version-{version}").result().path
@@ -104,7 +104,7 @@ class TinkerTrainer:
 
 
 def datum_of(row: TrainedRow, tokens: int) -> tinker.Datum:
-    """The row as the service takes it, which predicts each token from those before. `tokens` are the step's trained."""
+    """The row in the service's form: each token is predicted from those before. `tokens`: the step's trained tokens."""
     part = row.segment
     advantages = np.where(part.loss_mask, row.advantage / tokens, 0.0).astype(np.float32)
     return tinker.Datum(
@@ -113,7 +113,7 @@ def datum_of(row: TrainedRow, tokens: int) -> tinker.Datum:
             "target_tokens": part.token_ids[1:].astype(np.int64),
             "logprobs": part.logprobs[1:],
             "advantages": advantages[1:],
-        },  # type: ignore[arg-type]  # the SDK makes its TensorData of arrays
+        },  # type: ignore[arg-type]  # the SDK converts arrays to its TensorData
     )
 
 

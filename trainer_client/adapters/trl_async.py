@@ -1,12 +1,12 @@
-"""TRL's `AsyncGRPOTrainer` on leased groups: its tree packing, its loss, its weight transfer's moments; our record.
+"""TRL's `AsyncGRPOTrainer` on leased groups: TRL's tree packing, loss and times of weight transfer; our record.
 
-It is given a rollout worker that makes nothing, and a weight transfer that pushes to the policy. Between the two, its
-data loader is replaced: TRL's own draws rows from a queue without regard to steps and fetches one batch ahead, so that
-nobody could say which groups a step was made of. Here one lease is one step, dealt to `gradient_accumulation_steps`
-passes; the mean is over all trained tokens of the step, as with one pass. If a step has fewer rows than passes, rows of
-advantage 0 fill up.
+It gets a rollout worker that does nothing, and a weight transfer that pushes to the policy. Its data loader is
+replaced: TRL's own takes rows from a queue regardless of steps and fetches one batch ahead, so that the groups of a
+step would be unknown. Here one lease is one step, split into `gradient_accumulation_steps` passes. The mean is over all
+trained tokens of the step, as with one pass. If a step has fewer rows than passes, it is filled with rows of advantage
+0.
 
-`model_version` is the policy's weight version. Where there is no CUDA, torch's SDPA stands in for FlashAttention 3.
+`model_version` is the policy's weight version. Without CUDA, torch's SDPA replaces FlashAttention 3.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from rolltap.trainer_client.adapters.trl_cpu import stand_in_for_cuda  # noqa: E
 
 
 class LeasedAsyncGRPOTrainer(LeasedTrainer, AsyncGRPOTrainer):
-    """An `AsyncGRPOTrainer` that leases its batches and pushes its weights by `feed`. Staleness is bounded by the
-    feed's `max_staleness`; `recipe` is one of rolltap's."""
+    """An `AsyncGRPOTrainer` that leases its batches and pushes its weights through `feed`. The feed's `max_staleness`
+    limits staleness; `recipe` is one of rolltap's."""
 
     def __init__(self, model: str, args: AsyncGRPOConfig, feed: Feed, *, recipe: str = "grpo", **options: Any) -> None:
         check_arguments(args)
         if not torch.cuda.is_available():
             stand_in_for_cuda()
-        unread = Dataset.from_dict({"prompt": [""]})
-        super().__init__(model, None, args, unread, rollout_worker=NoWorker(), weight_transfer=Push(self), **options)
+        prompts = Dataset.from_dict({"prompt": [""]})  # never read
+        super().__init__(model, None, args, prompts, rollout_worker=NoWorker(), weight_transfer=Push(self), **options)
         self.recipe = make_recipe(recipe, {})
         self.hook(feed)
 
@@ -54,7 +54,7 @@ class LeasedAsyncGRPOTrainer(LeasedTrainer, AsyncGRPOTrainer):
         return DataLoader(self._rollout_dataset, batch_size=None)
 
     def batches(self, groups: Sequence[LeasedGroup], rows: list[TrainedRow]) -> Iterator[dict[str, torch.Tensor]]:
-        """The passes of a step."""
+        """The batches of a step, one per pass."""
         metrics, passes = self._metrics["train"], self.args.gradient_accumulation_steps
         metrics["sample/staleness_max"].append(float(max(group.staleness for group in groups)))
         metrics["sample/staleness_mean"].append(sum(group.staleness for group in groups) / len(groups))
@@ -77,7 +77,7 @@ class LeasedAsyncGRPOTrainer(LeasedTrainer, AsyncGRPOTrainer):
 
 
 class _Leases(IterableDataset[Any]):
-    """Step after step; nothing is leased before it is asked for. `wait_s` is what TRL reports as its wait."""
+    """The batches of each step. A step is leased only when it is requested. `wait_s`: the wait that TRL reports."""
 
     def __init__(self, trainer: LeasedAsyncGRPOTrainer) -> None:
         self._trainer = trainer
@@ -85,14 +85,14 @@ class _Leases(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         while True:
-            began = time.monotonic()
+            started = time.monotonic()
             groups, rows = self._trainer.feed.next_rows(self._trainer.recipe, self._trainer.temperature)
-            self.wait_s += time.monotonic() - began
+            self.wait_s += time.monotonic() - started
             yield from self._trainer.batches(groups, rows)
 
 
 def check_arguments(args: AsyncGRPOConfig) -> None:
-    """`ConfigError` for what would leave groups out or push in other places than between two steps."""
+    """Raises `ConfigError` for arguments that would leave out groups or push at other times than between steps."""
     if args.token_budget:
         raise ConfigError("token_budget drops long rows: leave it out, gradient_accumulation_steps deals the rows")
     if args.weight_sync_steps != 1:
@@ -100,7 +100,7 @@ def check_arguments(args: AsyncGRPOConfig) -> None:
 
 
 def sample_of(row: TrainedRow, group: int, metrics: dict[str, float]) -> dict[str, Any]:
-    """The row as TRL's packing takes it."""
+    """The row in the form of TRL's packing."""
     part = row.segment
     return {
         "input_ids": part.token_ids,

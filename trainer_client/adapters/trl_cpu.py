@@ -1,4 +1,4 @@
-"""TRL's `AsyncGRPOTrainer` without CUDA: its tree attention by torch's SDPA, exact, a segment at a time."""
+"""TRL's `AsyncGRPOTrainer` without CUDA: exact tree attention with torch's SDPA, one segment at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trl.experimental.async_grpo.packing import TREE_ATTENTION
 
 
 def stand_in_for_cuda() -> None:
-    """Replaces the two things that the trainer asks of CUDA when it is made: FlashAttention 3, and a device's FLOPs."""
+    """Replaces the two CUDA features that the trainer's constructor uses: FlashAttention 3, and a device's FLOPs."""
     trainer: Any = async_grpo_trainer
     trainer.register_tree_attention = _register
     trainer.get_peak_flops_per_device = lambda *_: None
@@ -28,9 +28,9 @@ def _register() -> None:
 def sdpa_tree_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **tree: Any
 ) -> tuple[Tensor, None]:
-    """What `trl.experimental.async_grpo.packing.tree_attention` computes.
+    """Computes the same as `trl.experimental.async_grpo.packing.tree_attention`.
 
-    Each segment's queries see the keys of its path from the root, causally: the last query sees all of them.
+    Each segment's queries attend causally to the keys of its path from the root: the last query attends to all of them.
     """
     if tree.get("softcap"):
         raise ValueError("SDPA has no softcap: this model needs FlashAttention 3")
@@ -38,13 +38,13 @@ def sdpa_tree_attention(
     window, outputs = tree.get("sliding_window"), []
     for segment in range(len(queries) - 1):
         path = tree["tree_kv_index"][keys[segment] : keys[segment + 1]]
-        own = query[:, :, queries[segment] : queries[segment + 1]]
-        at = torch.arange(len(path) - own.shape[2], len(path), device=query.device)[:, None]
-        seen = torch.arange(len(path), device=query.device)[None]
-        mask = (seen <= at) & (seen > at - window) if window else seen <= at
+        part = query[:, :, queries[segment] : queries[segment + 1]]
+        at_query = torch.arange(len(path) - part.shape[2], len(path), device=query.device)[:, None]
+        at_key = torch.arange(len(path), device=query.device)[None]
+        mask = (at_key <= at_query) & (at_key > at_query - window) if window else at_key <= at_query
         outputs.append(
             scaled_dot_product_attention(
-                own, key[:, :, path], value[:, :, path], mask, scale=tree.get("scaling"), enable_gqa=True
+                part, key[:, :, path], value[:, :, path], mask, scale=tree.get("scaling"), enable_gqa=True
             )
         )
     return torch.cat(outputs, 2).transpose(1, 2), None

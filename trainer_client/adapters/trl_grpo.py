@@ -1,13 +1,13 @@
-"""TRL's `GRPOTrainer` on leased groups: its batches are the record's, everything after them is TRL's own.
+"""TRL's `GRPOTrainer` on leased groups: batches come from the record, everything after them is TRL's own.
 
-It is a subclass that replaces `_generate_and_score_completions`: `rollout_func` could return one row a rollout only,
+It is a subclass that replaces `_generate_and_score_completions`: `rollout_func` could return only one row per rollout,
 and its log-probs would not reach the loss without vLLM. A batch here has the segments' own tokens, masks and log-probs
-(as `old_per_token_logps`, so the ratio is to what the engine sampled with), and each row its rollout's advantage,
-scaled where TRL's loss takes means over rows, so that a rollout weighs once however many rows it has.
+(as `old_per_token_logps`, so the ratio is to the engine's sampling policy). Each row has its rollout's advantage,
+scaled if TRL's loss takes means over rows, so that a rollout weighs once however many rows it has.
 
-A step's rows are dealt to `gradient_accumulation_steps` passes of equal size; the rows that fill up the last pass carry
+A step's rows are split into `gradient_accumulation_steps` passes of equal size; the rows that fill the last pass have
 no loss. Groups are acknowledged before the optimiser's step; if they are lost, or the gradient is not finite, the step
-changes no weight. One process only.
+changes no weight. Supports only one process.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 from trl.trainer.utils import pad  # noqa: E402
 
 RECIPES = {"group": "grpo", "none": "dr_grpo", "batch": "lite_ppo"}
-"""Our recipe for each `scale_rewards` of TRL's; the spread is divided by with 1e-6 added, where TRL adds 1e-4."""
+"""Our recipe for each `scale_rewards` of TRL. The divisor is the standard deviation plus 1e-6; TRL adds 1e-4."""
 
 ROW_MEANS = ("grpo", "dr_grpo")
 """Losses that divide by the number of rows; `dapo` divides by the number of trained tokens."""
 
 
 class LeasedGRPOTrainer(LeasedTrainer, GRPOTrainer):
-    """A `GRPOTrainer` that leases its batches and pushes its weights by `feed`. Reward functions and a dataset are not
-    given: rewards are the record's."""
+    """A `GRPOTrainer` that leases its batches and pushes its weights through `feed`. It takes no reward functions and
+    no dataset: rewards are recorded."""
 
     def __init__(self, model: Any, args: GRPOConfig, feed: Feed, *, processing_class: Any, **options: Any) -> None:
         check_arguments(args)
-        prompts = Dataset.from_dict({"prompt": [""] * (args.generation_batch_size or 1)})  # it is never read
+        prompts = Dataset.from_dict({"prompt": [""] * (args.generation_batch_size or 1)})  # never read
         super().__init__(model, _no_reward, args, prompts, processing_class=processing_class, **options)
         self._passes, self._pad_token = args.gradient_accumulation_steps, processing_class.pad_token_id
         self.hook(feed)
@@ -60,7 +60,7 @@ class LeasedGRPOTrainer(LeasedTrainer, GRPOTrainer):
 
 
 class _Pushes(TrainerCallback):
-    """Serves the weights that the trainer goes on from, then each step's."""
+    """Serves the weights of the starting point, then each step's."""
 
     def __init__(self, trainer: LeasedGRPOTrainer) -> None:
         self._trainer = trainer
@@ -74,7 +74,8 @@ class _Pushes(TrainerCallback):
 
 
 def check_arguments(args: GRPOConfig) -> None:
-    """`ConfigError` for what would train other tokens, weights or ratios than the record's, or leave it unused."""
+    """Raises `ConfigError` for arguments that would train other tokens, weights or ratios than the recorded ones, or
+    not use them."""
     unusable = {
         "loss_type": args.loss_type not in ("dapo", *ROW_MEANS),
         "importance_sampling_level": args.importance_sampling_level != "token",
@@ -91,11 +92,11 @@ def check_arguments(args: GRPOConfig) -> None:
 
 
 def batch_of(rows: list[TrainedRow], loss_type: str, passes: int, pad_token: int) -> dict[str, torch.Tensor]:
-    """The rows as TRL's loss takes them: prompts padded on the left, the rest on the right, `passes` equal parts."""
-    whole = [*rows, *rows[:1] * (-len(rows) % passes)]
-    scale = len(whole) / len({row.rollout for row in rows}) if loss_type in ROW_MEANS else 1.0
-    advantages = [row.advantage * scale * (row.share if loss_type == "grpo" else 1.0) for row in whole]
-    parts = [row.segment for row in whole]
+    """The rows in the form of TRL's loss: prompts padded on the left, the rest on the right, `passes` equal parts."""
+    padded = [*rows, *rows[:1] * (-len(rows) % passes)]
+    scale = len(padded) / len({row.rollout for row in rows}) if loss_type in ROW_MEANS else 1.0
+    advantages = [row.advantage * scale * (row.share if loss_type == "grpo" else 1.0) for row in padded]
+    parts = [row.segment for row in padded]
     prompts = [torch.from_numpy(part.token_ids[: part.prompt_length]).long() for part in parts]
     rest = [torch.from_numpy(part.token_ids[part.prompt_length :]).long() for part in parts]
     masks = [torch.from_numpy(part.loss_mask[part.prompt_length :]).long() for part in parts]

@@ -1,4 +1,4 @@
-"""What both TRL adapters add to a transformers `Trainer`: where the contract's moments lie in its loop."""
+"""Shared by both TRL adapters: hooks that follow the contract in the loop of a transformers `Trainer`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, write_
 
 
 class LeasedTrainer:
-    """A mixin before the trainer's class: leases are held within `train`, checkpoints know their weight version."""
+    """A mixin before the trainer's class: leases during `train`, and adds the weight version to checkpoints."""
 
     args: Any
     state: Any
@@ -28,25 +28,25 @@ class LeasedTrainer:
     resumed: Path | None = None
 
     def hook(self, feed: Feed) -> None:
-        """Called at the end of the trainer's `__init__`."""
+        """Call it at the end of the trainer's `__init__`."""
         if self.accelerator.num_processes > 1:
             raise ConfigError("one process can be fed so far; for more GPUs use rolltap train under torchrun")
         self.feed = feed
         self.add_callback(_Contract(self))  # type: ignore[attr-defined]
 
     def train(self, resume_from_checkpoint: str | bool | None = True, *options: Any, **named: Any) -> Any:
-        """Trains; goes on from the newest whole checkpoint in `output_dir` if there is one (or from the one given).
+        """Trains, from the newest complete checkpoint in `output_dir` if there is one (or from the given one).
 
-        `False` starts from the model anew, and what was acknowledged before is leased again.
+        `False` restarts from the initial model; groups that were acknowledged before are leased again.
         """
         newest = newest_checkpoint(Path(self.args.output_dir), TRAINER_STATE_NAME)
-        chosen = newest if resume_from_checkpoint in (True, None) else resume_from_checkpoint
-        self.resumed = Path(chosen) if chosen else None
+        checkpoint = newest if resume_from_checkpoint in (True, None) else resume_from_checkpoint
+        self.resumed = Path(checkpoint) if checkpoint else None
         with self.feed.leasing(self.model.config.vocab_size):
             return super().train(str(self.resumed) if self.resumed else None, *options, **named)  # type: ignore[misc]
 
     def connect(self) -> None:
-        """Called when the trainer has restored its checkpoint, before its first step."""
+        """Call it after the trainer restored its checkpoint, before its first step."""
         self.feed.connect(self.resumed, self.state.global_step, self.processing_class)
 
     def plain_model(self) -> Any:
@@ -59,7 +59,7 @@ class LeasedTrainer:
 
 
 class _Contract(TrainerCallback):
-    """Acknowledges before the optimiser's step."""
+    """Acknowledges before the optimiser's step. If this fails, or the gradient is not finite, drops the gradient."""
 
     def __init__(self, trainer: LeasedTrainer) -> None:
         self._trainer = trainer
@@ -71,29 +71,29 @@ class _Contract(TrainerCallback):
             feed.refuse(f"step {state.global_step + 1}: the gradient is not finite")
         elif feed.acknowledge(state.global_step + 1):
             return
-        model.zero_grad(set_to_none=True)  # the optimiser passes by weights that have no gradient
+        model.zero_grad(set_to_none=True)  # the optimiser skips weights without a gradient
 
 
 class Push:
-    """TRL's weight transfer, to the policy: at the start what is gone on from, then each step's weights."""
+    """TRL's weight transfer, as pushes to the policy: first the starting point's weights, then each step's."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def init_weight_transfer(self) -> None:
         self._trainer.connect()
-        self._trainer.model_version = self._trainer.feed.version - 1  # TRL counts one more at each transfer
+        self._trainer.model_version = self._trainer.feed.version - 1  # TRL adds one at each transfer
 
     def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
-        """Pushes them, with the frozen ones, which TRL leaves out."""
-        sent = {name: weight.cpu() for name, weight in iterator}
-        plain = self._trainer.plain_model()
-        frozen = (
+        """Pushes the weights, with the frozen ones, which TRL leaves out."""
+        trained = {name: weight.cpu() for name, weight in iterator}
+        model = self._trainer.plain_model()
+        parameters = (
             {}
-            if hasattr(plain, "peft_config")
-            else {name: one.detach().cpu() for name, one in plain.named_parameters()}
+            if hasattr(model, "peft_config")
+            else {name: one.detach().cpu() for name, one in model.named_parameters()}
         )
-        self._trainer.feed.push({**frozen, **sent}, self._trainer.model_version + 1)
+        self._trainer.feed.push({**parameters, **trained}, self._trainer.model_version + 1)
 
     def pause(self) -> None: ...
 
@@ -103,7 +103,7 @@ class Push:
 
 
 class NoWorker:
-    """TRL's rollout worker, of which nothing is wanted: harnesses make the rollouts."""
+    """A rollout worker for TRL that does nothing: harnesses make the rollouts."""
 
     def __init__(self) -> None:
         self.rollout_buffer: Any = queue.Queue()

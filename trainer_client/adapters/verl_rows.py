@@ -1,7 +1,7 @@
-"""Leased rows as verl's agent loops put theirs into TransferQueue: keys, fields and tags."""
+"""Leased rows in the form that verl's agent loops put into TransferQueue: keys, fields and tags."""
 
 # pyright: reportMissingImports=false
-# The package is in the environments of its users only.
+# Only users of this adapter have the package.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rolltap.types import NO_VERSION
 def rows_of_queue(
     groups: tuple[LeasedGroup, ...], rows: list[TrainedRow], step: int, version: int
 ) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Keys, fields and tags of the rows, as verl's agent loops write them, for a step begun with `version`."""
+    """Keys, fields and tags of the rows, in the form of verl's agent loops. `version`: at the step's start."""
     numbers = {group.group.id: number for number, group in enumerate(groups)}
     rewards = {record.rollout.id: record.reward or 0.0 for group in groups for record in group.rollouts}
     sessions: dict[str, int] = {}
@@ -36,8 +36,8 @@ def rows_of_queue(
 def _field_and_tag(row: TrainedRow, reward: float, step: int, version: int) -> tuple[dict[str, Any], dict[str, Any]]:
     part, prompt = row.segment, row.segment.prompt_length
     trained = part.versions[part.loss_mask & (part.versions != NO_VERSION)]
-    behind = [version - int(one) for one in ((trained.min(), trained.max()) if len(trained) else (version, version))]
-    steps = {"min_global_steps": step - 1 - behind[0], "max_global_steps": step - 1 - behind[1]}
+    staleness = [version - int(one) for one in ((trained.min(), trained.max()) if len(trained) else (version, version))]
+    steps = {"min_global_steps": step - 1 - staleness[0], "max_global_steps": step - 1 - staleness[1]}
     output = AgentLoopOutput(
         prompt_ids=part.token_ids[:prompt].tolist(),
         response_ids=part.token_ids[prompt:].tolist(),

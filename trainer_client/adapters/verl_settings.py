@@ -1,7 +1,7 @@
-"""What of verl's configuration a leased batch can keep, and where weights go."""
+"""Checks which of verl's configuration works with leased batches, and sets the folder for weights."""
 
 # pyright: reportMissingImports=false
-# The package is in the environments of its users only.
+# Only users of this adapter have the package.
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.recipe import Recipe
 
 RECIPES = {("grpo", True): "grpo", ("grpo", False): "dr_grpo", ("rloo", True): "rloo", ("rloo", False): "rloo"}
-"""Our recipe for each `algorithm.adv_estimator` and `norm_adv_by_std_in_grpo` of verl's."""
+"""Our recipe for each `algorithm.adv_estimator` and `norm_adv_by_std_in_grpo` of verl."""
 
 WEIGHTS = "rolltap.trainer_client.adapters.verl_weights"
 
 
 def recipe_of(config: Any) -> Recipe:
-    """The recipe that gives advantages in place of verl's estimator."""
+    """The recipe that replaces verl's advantage estimator."""
     return make_recipe(RECIPES[_estimator(config)], {})
 
 
@@ -31,12 +31,12 @@ def _estimator(config: Any) -> tuple[str, bool]:
 
 
 def prepare(config: Any, feed: Feed) -> None:
-    """Tells verl's workers where weights go."""
+    """Enables TransferQueue and sets the folder to which verl's workers write weights."""
     with open_dict(config):
         config.transfer_queue.enable = True
-        chosen = config.actor_rollout_ref.rollout.checkpoint_engine
-        chosen.backend, chosen.custom_backend_module = "rolltap", WEIGHTS
-        chosen.engine_kwargs = {"rolltap": {"folder": str(weights_folder(feed).absolute())}}
+        engine = config.actor_rollout_ref.rollout.checkpoint_engine
+        engine.backend, engine.custom_backend_module = "rolltap", WEIGHTS
+        engine.engine_kwargs = {"rolltap": {"folder": str(weights_folder(feed).absolute())}}
 
 
 def weights_folder(feed: Feed) -> Path:
@@ -46,7 +46,8 @@ def weights_folder(feed: Feed) -> Path:
 
 
 def check_arguments(config: Any) -> None:
-    """`ConfigError` for what would train other tokens, weights or ratios than the record's, or leave it unused."""
+    """Raises `ConfigError` for settings that would train other tokens, weights or ratios than the recorded ones, or
+    not use them."""
     actor, algorithm, trainer = config.actor_rollout_ref.actor, config.algorithm, config.trainer
     correction = algorithm.get("rollout_correction") or {}
     lora = max(config.actor_rollout_ref.model.get("lora_rank", 0), config.actor_rollout_ref.model.lora.get("rank", 0))

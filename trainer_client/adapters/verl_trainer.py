@@ -1,17 +1,17 @@
-"""verl's PPO trainer (v1, on TransferQueue) on leased groups: its actor, loss, optimiser, checkpoints; our record.
+"""verl's PPO trainer (v1, on TransferQueue) on leased groups: verl's actor, loss, optimiser, checkpoints; our record.
 
-Where verl draws a batch of its own rollouts, a lease is put into TransferQueue, as verl's agent loops put theirs: a key
-`{group}_{rollout}_{row}` a row, with the segment's tokens, mask and log-probs, and is acknowledged before anything is
-made of it. Advantages are a recipe's, over rollouts, since a row isn't one: `advantages` come with the rows, and verl's
-estimator is not called. A step trains all rows at once; verl itself adds rows without loss where ranks need as many.
+In place of a batch of verl's own rollouts, a lease is put into TransferQueue in the form of verl's agent loops: a key
+`{group}_{rollout}_{row}` per row, with the segment's tokens, mask and log-probs. It is acknowledged first. Advantages
+come with the rows and are a recipe's, over rollouts, as one rollout may have several rows; verl's estimator is not
+called. A step trains all rows at once; verl adds rows without loss if its ranks need them.
 
 No rollout engine is started: weights go to the policy's engines through `FeedSettings.through`, a folder that verl's
-workers and the engines see. `train` runs it. A version N of verl's terms (`min_global_steps`) is what a step N began
-with.
+workers and the engines see. `train` runs it. In verl's terms (`min_global_steps`), version N is the one at the start of
+step N.
 """
 
 # pyright: reportMissingImports=false
-# The package is in the environments of its users only.
+# Only users of this adapter have the package.
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from rolltap.trainer_client.adapters.verl_settings import (  # noqa: E402
 
 
 class LeasedPPOTrainer(PPOTrainer):
-    """A `PPOTrainer` that leases its batches and pushes its weights by `feed`."""
+    """A `PPOTrainer` that leases its batches and pushes its weights through `feed`."""
 
-    _enable_hybrid_replicas = False  # no rollout engine of verl's
+    _enable_hybrid_replicas = False  # verl starts no rollout engine
 
     def __init__(self, config: Any, feed: Feed) -> None:
         check_arguments(config)
@@ -64,8 +64,8 @@ class LeasedPPOTrainer(PPOTrainer):
         return {}
 
     def on_init_end(self) -> None:
-        saved = Path(self.config.trainer.default_local_dir).absolute() / f"global_step_{self.global_steps}"
-        self.feed.connect(saved if self.global_steps else None, self.global_steps, self.tokenizer)
+        folder = Path(self.config.trainer.default_local_dir).absolute() / f"global_step_{self.global_steps}"
+        self.feed.connect(folder if self.global_steps else None, self.global_steps, self.tokenizer)
         self._push(self.feed.version)
 
     def on_sample_end(self) -> None: ...
@@ -73,7 +73,7 @@ class LeasedPPOTrainer(PPOTrainer):
     def on_step_end(self) -> None: ...
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> Any:
-        """The push is before the checkpoint, which is of its version."""
+        """Pushes before the checkpoint, which is of the pushed version."""
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         self._push(self.feed.version + 1)
         return batch
@@ -100,18 +100,18 @@ class LeasedPPOTrainer(PPOTrainer):
         prune(through)
 
     def _write_weights(self, version: int) -> None:
-        """Every worker takes part: they gather, one writes."""
+        """All workers gather the weights; one writes them."""
         ray.get(self.actor_rollout_wg.update_weights(global_steps=version, mode="rolltap"))
 
 
 class _Leases:
-    """Stands for verl's replay buffer."""
+    """Replaces verl's replay buffer."""
 
     def __init__(self, trainer: LeasedPPOTrainer) -> None:
         self._trainer = trainer
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, float]]:
-        """The step's rows, in TransferQueue and acknowledged; with verl's metrics of the sampling."""
+        """Puts the step's rows into TransferQueue, acknowledged. Returns them, and metrics of the sampling for verl."""
         feed, temperature = self._trainer.feed, self._trainer.config.actor_rollout_ref.rollout.temperature
         while True:
             groups, rows = feed.next_rows(self._trainer.recipe, temperature)
@@ -124,8 +124,8 @@ class _Leases:
 
 
 def train(config: Any, feed: Feed) -> None:
-    """Starts verl's Ray and TransferQueue, and trains up to `trainer.total_training_steps`; goes on from the newest
-    checkpoint in `trainer.default_local_dir`."""
+    """Starts verl's Ray and TransferQueue, and trains from the newest checkpoint in `trainer.default_local_dir` to
+    `trainer.total_training_steps`."""
     check_arguments(config)
     if not ray.is_initialized():
         environment = {**get_ppo_ray_runtime_env(config).get("env_vars", {}), "TRANSFER_QUEUE_ENABLE": "1"}

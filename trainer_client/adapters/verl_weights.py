@@ -1,7 +1,7 @@
-"""verl's weights into a folder: a checkpoint engine named `rolltap`, which verl's workers import and send with."""
+"""Writes verl's weights to a folder: a checkpoint engine named `rolltap`, which verl's workers import and call."""
 
 # pyright: reportMissingImports=false
-# The package is in the environments of its users only.
+# Only users of this adapter have the package.
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from rolltap.trainer_client.weights import whole_folder
 
 @CheckpointEngineRegistry.register("rolltap")
 class FolderCheckpointEngine(CheckpointEngine):
-    """All ranks gather the weights; the master writes them, by the names of Hugging Face's folders, as
-    `version-N` of `folder`."""
+    """All ranks gather the weights. The master writes them in Hugging Face's format to `version-N` in `folder`."""
 
     def __init__(self, is_master: bool, bucket_size: int, folder: str) -> None:
         self._is_master, self._folder = is_master, Path(folder)
 
     async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
         """`global_steps` is the version."""
-        gathered = {}
+        tensors = {}
         for name, tensor in weights:
             if self._is_master:
-                gathered[name] = tensor.detach().cpu().contiguous()
+                tensors[name] = tensor.detach().cpu().contiguous()
         if self._is_master:
-            with whole_folder(self._folder / f"version-{global_steps}") as making:
-                save_torch_state_dict(gathered, making)
+            with whole_folder(self._folder / f"version-{global_steps}") as folder:
+                save_torch_state_dict(tensors, folder)
 
     def prepare(self) -> dict[str, Any]:
         return {}
