@@ -134,25 +134,33 @@ def harbor_task(folder: Path, reward_key: str = "") -> Task:
         raise TaskInvalid(f"{folder} is not a Harbor task: {error}") from error
     if not (folder / "tests" / "test.sh").is_file():
         raise TaskInvalid(f"{folder} has no tests/test.sh", param="tests")
-    environment = config.get("environment", {})
-    verifier = config.get("verifier", {})
+    environment, verifier, agent, about, metadata = (
+        _table(config, name) for name in ("environment", "verifier", "agent", "task", "metadata")
+    )
     image = environment.get("docker_image", "")
     files = folder / "environment"
     spec = TaskSpec(
         evaluator=HarborCheck(
-            str((folder / "tests").resolve()), {k: str(v) for k, v in verifier.get("env", {}).items()}, reward_key
+            str((folder / "tests").resolve()), {k: str(v) for k, v in _table(verifier, "env").items()}, reward_key
         ),
         folder=str(files.resolve()) if files.is_dir() and not image else None,
         image=image,
         limits=LimitsSpec(
             setup_s=environment.get("build_timeout_sec"),
-            agent_s=config.get("agent", {}).get("timeout_sec"),
+            agent_s=agent.get("timeout_sec"),
             evaluate_s=verifier.get("timeout_sec"),
         ),
     )
-    name = config.get("task", {}).get("name") or folder.resolve().name
-    tags = config.get("metadata", {}).get("tags", [])
+    name = about.get("name") or folder.resolve().name
+    tags = metadata.get("tags", [])
     return Task(name, instruction, msgspec.to_builtins(spec), tuple(tags))
+
+
+def _table(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise TaskInvalid(f"task.toml: `{key}` is a table, not {value!r}", param=key)
+    return value
 
 
 def _text(table: Mapping[str, Any], key: str) -> str:

@@ -115,7 +115,8 @@ def _changed_files(evidence: Evidence, agent_changes: list[Change]) -> str:
         text = ""
         if change.kind is not ChangeKind.DELETED and not path.is_symlink() and budget > 0:
             with path.open("rb") as file:
-                text = file.read(budget).decode("utf-8", errors="replace")
-            budget -= len(text)
+                content = file.read(budget)
+            budget -= len(content)
+            text = content.decode("utf-8", errors="replace")
         parts.append(f"## {change.path} ({change.kind.value})\n{text}")
     return "\n".join(parts) or "none"

@@ -137,12 +137,16 @@ class RunGroup:
                     return int(count)
         return 0
 
+    def kill(self) -> None:
+        """Kills all processes in and below the group at once. Linux before 5.14 can't: there `tree.py` kills them."""
+        with suppress(OSError):
+            (self.folder / "cgroup.kill").write_text("1")
+
     def close(self) -> None:
         """Kills all processes in and below the group and removes it. It stays if they don't end within `CLOSE_S`."""
         until = time.monotonic() + CLOSE_S
         while True:
-            with suppress(OSError):  # Linux before 5.14 has no such file: there only `tree.py` kills processes
-                (self.folder / "cgroup.kill").write_text("1")
+            self.kill()
             with suppress(OSError):
                 self.folder.rmdir()
             if not self.folder.exists() or time.monotonic() > until:

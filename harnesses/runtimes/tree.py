@@ -115,8 +115,10 @@ def kill_group(pid: int) -> None:
 def end_tree(mark: bytes, group: RunGroup | None) -> None:
     """Ends every process of a run, and removes its cgroup."""
     if group is not None:
-        group.close()
+        group.kill()
     kill_marked(mark)
+    if group is not None:
+        group.close()
 
 
 def kill_marked(mark: bytes) -> None:

@@ -98,7 +98,7 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
         self._settings = settings
         self._temperature = float((sampling or {}).get("temperature", 1.0))
         self._groups: dict[int, _SeedGroup] = {}
-        self._lock = threading.Lock()
+        self._lock, self._leasing = threading.Lock(), threading.Lock()
         check_tokenizer(self._client, settings.policy, settings.tokenizer)
         policy = self._client.policy(settings.policy)
         self._client.rewind(int(time.time()), {settings.policy: policy.version})  # TRL reports no steps: use seconds
@@ -107,8 +107,12 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
         """The next rollout of the seed's group. If there is none: `ConfigError`, which TRL counts as unscorable."""
         if seed is None:
             raise ConfigError("sessions need a seed: it says which generations are of one group")
+        with self._leasing:  # one at a time; sessions that end meanwhile don't wait for it
+            if (group := self._groups.get(seed)) is None:
+                group = self._lease_group()
+                with self._lock:
+                    self._groups[seed] = group
         with self._lock:
-            group = self._groups.get(seed) or self._groups.setdefault(seed, self._lease_group())
             if not group.waiting:
                 raise ConfigError("the group has no more rollouts than were handed out")
             return PlayedSession(group.waiting.pop(0), self, seed)

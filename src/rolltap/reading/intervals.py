@@ -36,8 +36,9 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval | No
 
 
 def paired(differences: Sequence[float]) -> Interval | None:
-    """Returns the interval of the mean of differences; None for fewer than two."""
-    if len(differences) < 2:
+    """Returns the interval of the mean of differences; None for fewer than two, and for equal ones: so few values can't
+    tell how others vary."""
+    if len(differences) < 2 or len(set(differences)) == 1:
         return None
     reach = student(len(differences) - 1) * math.sqrt(variance(differences) / len(differences))
     return fmean(differences) - reach, fmean(differences) + reach

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.harnesses.base import Limits
+from rolltap.harnesses.runtimes import tree
 from rolltap.harnesses.runtimes.cgroup import RUNNER, RunGroup, own_cgroup, take_over
 
 ALL = "cpu io memory pids\n"
@@ -90,6 +91,18 @@ def test_a_run_gets_its_bounds(tmp_path: Path) -> None:
     group = RunGroup.make(tmp_path, Limits(processes=7, memory_mb=3))
     bounds = {path.name: path.read_text() for path in group.folder.iterdir()}
     assert bounds == {"memory.max": "3145728", "memory.oom.group": "1", "pids.max": "28"}
+
+
+def test_processes_are_killed_before_the_end_of_their_group_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux before 5.14 has no `cgroup.kill`: a group whose processes nobody has killed stays for `CLOSE_S`."""
+    group, steps = RunGroup(tmp_path, Limits()), list[str]()
+    for step in ("kill", "close"):
+        monkeypatch.setattr(RunGroup, step, lambda self, step=step: steps.append(step))
+    monkeypatch.setattr(tree, "kill_marked", lambda mark: steps.append("marked"))
+    tree.end_tree(b"mark", group)
+    assert steps == ["kill", "marked", "close"]
 
 
 @pytest.mark.parametrize(

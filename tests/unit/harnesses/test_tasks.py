@@ -165,6 +165,13 @@ def test_harbor_folders(tmp_path: Path) -> None:
         read_tasks(tmp_path / "w")
 
 
+@pytest.mark.parametrize("toml", ['task = "sum"', "environment = 1", "[verifier]\nenv = []", "agent = [1]"])
+def test_a_table_of_harbors_that_is_none_is_named(toml: str, tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "sum", toml)
+    with pytest.raises(TaskInvalid, match="is a table, not"):
+        read_tasks(folder)
+
+
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
     return subprocess.run(

@@ -94,6 +94,7 @@ def test_intervals_are_those_of_the_books():
     assert (low + high) / 2 == pytest.approx(2.0)
     assert [student(n) for n in (1.9, 5, 10, 1000)] == pytest.approx([12.706, 2.571, 2.228, 1.962], abs=0.01)
     assert paired([0.5]) is None
+    assert paired([1.0, 1.0]) is None  # else two tasks would prove a gain
     assert tone(0.5, (0.1, 0.9)) == "better"
     assert tone(0.5, (-0.1, 0.9)) == tone(0.5, None) == ""
 
