@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-learning learning-table test-harnesses test-engines test-trainers test-sources faults bench docs audit lint clean help environments harbor engines trainers
+.PHONY: demo test test-learning learning-table test-harnesses test-engines test-trainers test-sources faults bench docs audit lint clean help environments engines trainers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -46,14 +46,12 @@ test-sources: $(VENV)/.test  ## slime, NeMo RL and prime-rl from check-outs in S
 
 environments: engines trainers  ## what test-engines and test-trainers install
 
-harbor:  ## the environment of tests/harnesses/test_harbor.py
-	@scripts/trainers.sh .cache/trainers/harbor-0.24.0
-
 engines:
 	@scripts/engines.sh .cache/engines/vllm-0.32.0
 
 trainers:
-	@for name in tinker-cookbook-0.5.8 verl-0.9.1 llamafactory-0.9.5 openenv-0.10.0 verifiers-0.4.0 environments-1 python-3.12; do \
+	@for name in tinker-cookbook-0.5.8 verl-0.9.1 llamafactory-0.9.5 openenv-0.10.0 verifiers-0.4.0 environments-1 \
+	  harbor-0.24.0 python-3.12; do \
 	  scripts/trainers.sh .cache/trainers/$$name || exit 1; done
 	@scripts/sinks.sh .cache/trainers/sinks-1
 

@@ -1,7 +1,6 @@
 """Harbor's agents on Harbor's tasks, without Docker: ids in `result.json`, rewards in the ledger, groups leased.
 
-In no stage of CI yet (docs/harbor.md). Harbor runs in an environment of its own (`make harbor`): Python 3.12. Engine,
-server and command are processes.
+Harbor runs in an environment of its own (`make trainers`): Python 3.12. Engine, server and command are processes.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def same_tokens(details: Sequence[Mapping[str, Any]], segments: Sequence[Segment
         assert detail["logprobs"] == [segment.logprobs[turn.start : turn.end].tolist() for turn in turns]
 
 
-@pytest.mark.long
+@pytest.mark.trainers
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_group_of_trials(agent: str, tmp_path: Path, release: Callable[[str], Installation]) -> None:
@@ -174,7 +173,7 @@ def held_back(folder: Path) -> None:
             assert not re.search(rb"rt-[\w-]{30,}", path.read_bytes()), path
 
 
-@pytest.mark.long
+@pytest.mark.trainers
 @pytest.mark.timeout(600)
 async def test_the_sandbox_failed_and_nobody_is_given_zero(
     tmp_path: Path, release: Callable[[str], Installation]
@@ -191,7 +190,7 @@ async def test_the_sandbox_failed_and_nobody_is_given_zero(
         assert "RUN touch /usr/bin/tool fails without Docker" in rollout["reason"]
 
 
-@pytest.mark.long
+@pytest.mark.trainers
 @pytest.mark.timeout(600)
 async def test_several_rewards_ask_which_one_counts(tmp_path: Path, release: Callable[[str], Installation]) -> None:
     release("codex")
