@@ -26,7 +26,7 @@ from rolltap.proxy.routes.values import VALUES_CHECKED, check_item
 T = TypeVar("T")
 
 LONG_BODY = 16 << 10
-"""Shorter bodies are read whole. 250 KB of items that are all refused took 1.3 s of a busy machine's processor."""
+"""Shorter bodies are read whole."""
 PIECE_BYTES = 8 << 20
 PIECE_VALUES = 500_000
 """Limits of a piece that is decoded at once: bytes, and values (values take the time, text does not)."""
