@@ -37,8 +37,8 @@ def reconstruct(calls: Iterable[Call], *, strategy: str | Strategy = "tree", rul
     forest = TokenForest()
     for call in sorted(calls, key=lambda call: call.id):
         forest.add(call)
-    chosen = strategy_named(strategy) if isinstance(strategy, str) else strategy
-    return _assemble(forest, chosen, rules or Rules())
+    link_strategy = strategy_named(strategy) if isinstance(strategy, str) else strategy
+    return _assemble(forest, link_strategy, rules or Rules())
 
 
 def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajectory:

@@ -45,11 +45,11 @@ class ExpertShape:
         replayed = table.reshape(len(segment), -1, self.top_k)[:, list(columns)]
         if (replayed >= self.experts).any():  # of context too: an index that is out of bounds ends a GPU's process
             raise AlignmentError(f"the experts recorded for a token are not {self.top_k} of {self.experts}")
-        chosen = replayed[segment.loss_mask]
-        is_whole = (chosen >= 0).all(axis=(1, 2))
-        if ((chosen >= 0).any(axis=(1, 2)) != is_whole).any():
+        trained = replayed[segment.loss_mask]
+        is_whole = (trained >= 0).all(axis=(1, 2))
+        if ((trained >= 0).any(axis=(1, 2)) != is_whole).any():
             raise AlignmentError(f"the experts recorded for a trained token are not {self.top_k} of {self.experts}")
-        ordered = np.sort(chosen[is_whole], axis=-1)
+        ordered = np.sort(trained[is_whole], axis=-1)
         if (ordered[..., 1:] == ordered[..., :-1]).any():
             raise AlignmentError("an expert is recorded twice for one layer of a trained token")
 

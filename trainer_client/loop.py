@@ -220,7 +220,7 @@ class Trainer:
             self._recipe.check(step)
             self._needs_checked = True
         passes = self._recipe.passes(step)
-        step = replace(step, readings={name: self._read(step, wanted) for name, wanted in passes.items()})
+        step = replace(step, readings={name: self._read(step, requested) for name, requested in passes.items()})
         with self._clock.part("collate"):
             try:
                 credit = self._recipe.credit(step)
@@ -243,14 +243,14 @@ class Trainer:
                 readouts = self._workers.readouts(plan.updates[0])
                 leases.annotate(call_annotations(plan.first_packs, readouts), self.version)
 
-    def _read(self, step: Step, wanted: Pass | ScoredPass) -> PolicyReading:
+    def _read(self, step: Step, requested: Pass | ScoredPass) -> PolicyReading:
         """What a network, or another policy of the server, says of the step before it."""
-        if isinstance(wanted, ScoredPass):
+        if isinstance(requested, ScoredPass):
             with self._clock.part("read"):
-                return scored_reading(self.client, wanted, step)
-        views = step.views() if wanted.views is None else wanted.views
+                return scored_reading(self.client, requested, step)
+        views = step.views() if requested.views is None else requested.views
         packs = self._pack(planning.rows_to_read(step, views))
-        readouts = self._workers.read(wanted.network, [collate(pack) for pack in packs])
+        readouts = self._workers.read(requested.network, [collate(pack) for pack in packs])
         return planning.read_views(step, views, packs, readouts)
 
     def _check_fidelity(self, plan: StepPlan) -> None:

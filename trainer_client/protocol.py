@@ -47,8 +47,8 @@ class TrainerCaller(TypedDict):
 
 
 def lease(by: TrainerCaller, policy: str, groups: int, options: LeaseOptions) -> Request[Lease | None]:
-    chosen = {**values_of(options), "at_least": min(options.at_least or groups, groups)}
-    request = LeaseRequest(by["trainer"], policy, groups, incarnation=by["incarnation"], **chosen)
+    fields = {**values_of(options), "at_least": min(options.at_least or groups, groups)}
+    request = LeaseRequest(by["trainer"], policy, groups, incarnation=by["incarnation"], **fields)
     return Request("POST", "/leases", values_of(request), parse=_lease, wait=options.wait)
 
 

@@ -241,10 +241,10 @@ def load_trainer_settings(path: Path | None = None, **overrides: Any) -> Trainer
     """
     from rolltap.trainer_client.find_recipe import recipe_class  # here: recipes import torch
 
-    given = read_settings_file(path).get("trainer", {})
-    check_file(TrainerSettings, given, "trainer.", PAGE)
+    table = read_settings_file(path).get("trainer", {})
+    check_file(TrainerSettings, table, "trainer.", PAGE)
     check_environment(TrainerSettings, "ROLLTAP_TRAINER__", PAGE)
-    values = _merged(given, overrides)
+    values = _merged(table, overrides)
     try:
         recipe = recipe_class(TrainerSettings(**values).recipe)
         return TrainerSettings(**_merged(dict(recipe.settings), values))

@@ -25,14 +25,14 @@ def check_exposure(settings: Settings) -> None:
     host = next(iter(exposed.values()))
     if not (keys.admin and keys.trainer):
         raise ConfigError(f"listening on {host} needs keys: set keys.admin and keys.trainer in the settings")
-    chosen = {name: key for name, key in keys.model_dump().items() if key}
-    for name, key in chosen.items():
+    set_keys = {name: key for name, key in keys.model_dump().items() if key}
+    for name, key in set_keys.items():
         if len(key) < MIN_KEY or len(set(key)) < MIN_KINDS:
             raise ConfigError(
                 f"keys.{name} is weak: on {host} a key needs {MIN_KEY} characters or more, e.g. those of "
                 "`openssl rand -base64 32`"
             )
-    if len(set(chosen.values())) < len(chosen):
+    if len(set(set_keys.values())) < len(set_keys):
         raise ConfigError("two of the [keys] are equal: give each role its own key")
     if not listen.tls_certificate:
         planes = " and ".join(exposed)

@@ -71,6 +71,6 @@ def _tensors(weights: Any) -> Mapping[str, Any]:
 
 def prune(through: Path) -> None:
     """Removes the pushed folders in `through` but the newest `KEPT`."""
-    made = sorted(through.glob("version-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for path in made[:-KEPT]:
+    versions = sorted(through.glob("version-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in versions[:-KEPT]:
         shutil.rmtree(path)

@@ -78,11 +78,11 @@ class TokenSource:
             raise refused(request, "top_logprobs", "this policy returns only the sampled token's log-prob")
 
     def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
-        asked, efforts = asked_effort(request.sampling), self.continuation.renderer.efforts
-        pinned_otherwise = self.settings.pin.effort not in (None, asked)
+        effort, efforts = asked_effort(request.sampling), self.continuation.renderer.efforts
+        pinned_otherwise = self.settings.pin.effort not in (None, effort)
         requested_fields = {
             "tool_choice": request.tool_choice.mode == "required",
-            "reasoning_effort": asked not in ("", "none") and (pinned_otherwise or asked not in efforts.levels),
+            "reasoning_effort": effort not in ("", "none") and (pinned_otherwise or effort not in efforts.levels),
             "thinking": request.sampling.thinking not in (None, self._prompted_thinking(request.sampling)),
         }
         unapplied_fields = [field for field, is_asked in requested_fields.items() if is_asked]
@@ -95,11 +95,11 @@ class TokenSource:
             unapplied_fields.append("seed")
         return tuple(unapplied_fields)
 
-    def _prompted_thinking(self, asked: Sampling) -> bool | None:
+    def _prompted_thinking(self, sampling: Sampling) -> bool | None:
         """Whether the prompt asks the model to think; None if the template has no switch: the model decides."""
         renderer = self.continuation.renderer
         if renderer.switches_thinking:
-            return thinks(self.settings, asked)
+            return thinks(self.settings, sampling)
         return True if renderer.efforts.levels else None
 
     def effort(self, request: ChatRequest) -> str:

@@ -95,9 +95,9 @@ def run(
                             argv=tuple(words or ()))  # fmt: skip
         failed = asyncio.run(run_tasks(plane, work, defaults))
     else:
-        chosen = get_harness(target, dialect=dialect, argv=tuple(words or ()))
+        agent = get_harness(target, dialect=dialect, argv=tuple(words or ()))
         prompt = "" if target == "command" else " ".join(words or ())
-        failed = asyncio.run(run_one(plane, chosen, prompt, policy, unsandboxed=no_sandbox))
+        failed = asyncio.run(run_one(plane, agent, prompt, policy, unsandboxed=no_sandbox))
     raise typer.Exit(1 if failed else 0)
 
 

@@ -261,17 +261,17 @@ class EngineLoop:
 
     def _prefill(self, behind: list[ActiveRequest]) -> None:
         """Caches all but the last token of prompts, as many as `PREFILL_TOKENS` (padding counts) allows."""
-        chosen: list[ActiveRequest] = []
+        admitted: list[ActiveRequest] = []
         width = 0
         for active in sorted(behind, key=lambda item: item.pending):
             pending = min(active.pending - 1, PREFILL_TOKENS)
-            if chosen and pending * (len(chosen) + 1) > PREFILL_TOKENS:
+            if admitted and pending * (len(admitted) + 1) > PREFILL_TOKENS:
                 break
-            chosen.append(active)
+            admitted.append(active)
             width = pending
-        lengths = [min(active.pending - 1, width) for active in chosen]
-        self._slots.prefill(chosen, lengths)
-        for active, length in zip(chosen, lengths, strict=True):
+        lengths = [min(active.pending - 1, width) for active in admitted]
+        self._slots.prefill(admitted, lengths)
+        for active, length in zip(admitted, lengths, strict=True):
             active.cached += length
 
     def _sample(self, ready: list[ActiveRequest]) -> None:
