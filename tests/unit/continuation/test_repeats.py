@@ -31,16 +31,16 @@ def plan_s(world: World, *messages: Message) -> float:
 def test_repeats_of_a_conversation_cost_the_same(family: FamilyRenderer) -> None:
     world = World(family)
 
-    def converse(times: int) -> Message:
-        for _ in range(times):
-            reply = world.call(FIRST, output="a.txt<|im_end|>").reply
-            assert reply is not None
-            world.call(FIRST, reply, SECOND, output="none<|im_end|>")
+    def converse() -> Message:
+        reply = world.call(FIRST, output="a.txt<|im_end|>").reply
+        assert reply is not None
+        world.call(FIRST, reply, SECOND, output="none<|im_end|>")
         return reply
 
-    reply = converse(20)
+    reply = [converse() for _ in range(20)][-1]
     begin, turn = plan_s(world, FIRST), plan_s(world, FIRST, reply, SECOND)
-    converse(REPEATS)
+    for _ in range(REPEATS):
+        converse()
     assert plan_s(world, FIRST) < 2 * begin
     assert plan_s(world, FIRST, reply, SECOND) < 2 * turn
     assert world.planned.break_ is None
