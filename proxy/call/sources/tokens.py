@@ -9,7 +9,14 @@ from typing import Any
 
 import msgspec
 
-from rolltap.errors import ContextOverflow, EngineError, EngineProtocolError, InvalidRequest
+from rolltap.errors import (
+    ContextOverflow,
+    EngineError,
+    EngineProtocolError,
+    EngineUnavailable,
+    InvalidRequest,
+    RolltapError,
+)
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
@@ -50,11 +57,17 @@ class TokenSource:
     settings: PolicySettings
     engine: Engine
     continuation: Continuation
-    max_context: int = DEFAULT_MAX_CONTEXT
+    max_context: int = 0  # in tokens; 0: the setting, or what the engine's probe returns
+    knows_context: bool = False  # `max_context` is the setting's or the engine's own
     structured_output: bool = True
     knows_prompt: bool = True
     replayable: bool = True
     _prompts: Prompts = field(default_factory=Prompts)
+
+    def __post_init__(self) -> None:
+        self.max_context = self.max_context or self.settings.max_context or 0
+        self.knows_context = self.max_context > 0
+        self.max_context = self.max_context or DEFAULT_MAX_CONTEXT
 
     @property
     def vocabulary(self) -> str:
@@ -66,6 +79,7 @@ class TokenSource:
 
     def learn(self, facts: EngineFacts) -> None:
         self.max_context = self.settings.max_context or facts.max_context or self.max_context
+        self.knows_context = True
         self.structured_output = facts.structured_output
 
     def check(self, request: ChatRequest) -> None:
@@ -247,7 +261,12 @@ class TokenSource:
         if tokens > 1.5 * self.max_context:
             raise self._overflow(tokens)
 
-    def _overflow(self, tokens: int) -> ContextOverflow:
+    def _overflow(self, tokens: int) -> RolltapError:
+        """The error for a prompt that does not fit. Until the engine has answered, nobody knows what fits."""
+        if not self.knows_context:
+            return EngineUnavailable(
+                f"engine {self.engine.name} has not answered yet, so it is not known whether {tokens} tokens fit"
+            )
         message = f"the prompt has at least {tokens} tokens; policy {self.name!r} takes {self.max_context} in all"
         return ContextOverflow(message, tokens=tokens, limit=self.max_context)
 

@@ -25,18 +25,22 @@ def to_pandas(kind: type, rows: Sequence[Any]) -> pandas.DataFrame:
     return pandas.DataFrame.from_records([_values(row) for row in rows], columns=_names(kind))
 
 
-def to_arrow(kind: type, rows: Sequence[Any]) -> pyarrow.Table:
+def to_arrow(kind: type, rows: Sequence[Any], *, maps: bool = True) -> pyarrow.Table:
+    """The rows as a table. Without `maps` a table in a field is JSON text."""
     pa = _needs("pyarrow")
     hints = get_type_hints(kind)
     columns = {}
     for name in _names(kind):
         arrow = _arrow_type(hints[name], pa)
+        if pa.types.is_map(arrow) and not maps:
+            arrow = pa.string()
         columns[name] = pa.array([_plain(getattr(row, name), arrow, pa) for row in rows], type=arrow)
     return pa.table(columns)
 
 
 def to_datasets(kind: type, rows: Sequence[Any]) -> datasets.Dataset:
-    return _needs("datasets").Dataset(to_arrow(kind, rows))
+    """The rows as a dataset, whose types have no maps."""
+    return _needs("datasets").Dataset(to_arrow(kind, rows, maps=False))
 
 
 def _needs(package: str) -> Any:

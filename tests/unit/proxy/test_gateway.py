@@ -17,6 +17,7 @@ from rolltap.proxy.call.http_exchange import BrokenReply
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
 from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
 from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.settings import PolicySettings
 from rolltap.types import CallKind, Flaw, Outcome, Session
 from tests.unit.proxy.conftest import ToldEngine, serve
 
@@ -144,6 +145,24 @@ async def test_a_prompt_that_does_not_fit_is_refused(plane: Any) -> None:
     answer = await plane.client.chat({"role": "user", "content": "word " * 5000})
     assert answer.status == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("long", [40_000, 180_000])
+async def test_before_the_engine_has_answered_nobody_knows_what_fits(plane: Any, long: int) -> None:
+    """Agents that start while the engine loads try again; "prompt is too long" ends them for good."""
+    source, words = plane.policy.source, {"role": "user", "content": "word " * long}
+    plane.policy.source = replace(source, max_context=0)
+    answer = await plane.client.chat(words)
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    plane.policy.source.learn(await plane.engine.probe())
+    assert (await plane.client.chat(words)).status == 400
+
+
+async def test_the_setting_of_the_context_counts_before_the_engine_has_answered(plane: Any) -> None:
+    settings = PolicySettings(engine="told", max_context=100_000)
+    plane.policy.source = replace(plane.policy.source, max_context=0, settings=settings)
+    assert (await plane.client.chat({"role": "user", "content": "word " * 40_000})).status == 200
+    assert (await plane.client.chat({"role": "user", "content": "word " * 180_000})).status == 400
 
 
 async def test_keys(plane: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import subprocess
@@ -95,8 +96,11 @@ async def test_frames_have_the_rows_and_typed_columns(recorded: ReadHouse):
         assert (arrow.num_rows, str(arrow.schema.field("token_ids").type)) == (2, "list<item: int32>")
         empty = await record.sessions("harness=nobody").to_arrow()
         assert (empty.num_rows, str(empty.schema.field("reward").type)) == (0, "double")
+        for kind, count in ((record.sessions(), 2), (record.trajectories(), 2), (record.calls(), 3)):
+            assert (await kind.to_datasets()).num_rows == count
+        tags = (await record.sessions().to_datasets())["tags"]  # datasets have no maps
+        assert all(isinstance(json.loads(text), dict) for text in tags)
         rows = await record.calls().to_datasets()
-        assert rows.num_rows == 3
         assert set(rows["outcome"]) == {"completed"}
 
 
