@@ -22,6 +22,9 @@ from rolltap.trainer_client.packing import TokenSpan
 PACKED = frozenset({"full_attention", "sliding_attention"})
 RECURRENT = frozenset({"linear_attention"})
 
+RANDOM_ROUTERS = frozenset({"phimoe"})
+"""Families whose routers draw experts in training, by a number of the config that counts when they sample, too."""
+
 NOISE = re.compile("drop|jitter")
 """In the names of numbers of configs and modules that make a pass in training random: dropouts, layer drop, jitter."""
 
@@ -47,7 +50,11 @@ def check_config(config: Any) -> None:
             f"{config.model_type} has layers of {', '.join(sorted(foreign))}; training supports "
             f"{', '.join(sorted(PACKED | RECURRENT))}"
         )
-
+    if config.model_type in RANDOM_ROUTERS:
+        raise ConfigError(
+            f"{config.model_type}: its routers draw experts at random in training, and without that they are not those "
+            "that sample, so ratios would be wrong"
+        )
     if by_length := _rope_types(config) & LENGTH_DEPENDENT:
         raise ConfigError(
             f"{config.model_type} scales its rotary positions by {', '.join(sorted(by_length))}: they depend on the "
@@ -90,6 +97,11 @@ def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
     noise: packed ones are computed as in training. `read` makes logits of hidden states.
     """
     name, device = model.config.model_type, model.get_output_embeddings().weight.device
+    if model.config.get_text_config() is not model.config:
+        raise ConfigError(
+            f"{name} is a model of text and of something else (images, for instance), and training is for text: save "
+            "its text model in a folder of its own, and train and serve that"
+        )
     ids = torch.arange(TRUNK + 2 * BRANCH, device=device) * 7 % model.config.vocab_size
     rows = [ids[: TRUNK + BRANCH], torch.cat([ids[:TRUNK], ids[TRUNK + BRANCH :]])]
     training = model.training
@@ -98,7 +110,9 @@ def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
         with _own_attention(model):
             logits = [model(input_ids=row[None], use_cache=False).logits[0].float() for row in rows]
         packed = _packed(model.train(), rows, read)
-    except (TypeError, KeyError, AttributeError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"{name}: its layers don't take a packed batch ({type(error).__name__}: {error})") from error
     finally:
         model.train(training)

@@ -89,12 +89,15 @@ class Scores:
     sinks: Tensor | None = None
 
     @classmethod
-    def of(cls, width: int, options: Mapping[str, Any]) -> Scores:
-        """From what transformers hands an attention function; `width` is the head's."""
-        scale = options.get("scaling")
+    def of(cls, width: int, options: Mapping[str, Any], masked: int | None = None) -> Scores:
+        """From what transformers hands an attention function; `width` is the head's.
+
+        `masked` is the window of the layer's mask: some families (Phi-3.5-MoE, Qwen2-MoE) have it only there.
+        """
+        scale, window = options.get("scaling"), options.get("sliding_window")
         return cls(
             width**-0.5 if scale is None else scale,
-            options.get("sliding_window"),
+            masked if window is None else window,
             options.get("softcap"),
             options.get("s_aux"),
         )
@@ -114,12 +117,15 @@ def span_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: int | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """`query` [1, H, N, D], `key` and `value` [1, K, N, D] → [1, N, H, D]. The layout takes the mask's place."""
+    """`query` [1, H, N, D], `key` and `value` [1, K, N, D] → [1, N, H, D].
+
+    The layout takes the mask's place; of the mask there is only its window, as `_window` says it.
+    """
     layout: Layout = options["layout"]
-    scores = Scores.of(query.shape[-1], options)
+    scores = Scores.of(query.shape[-1], options, attention_mask)
     flash = layout.lengths is not None and query.dtype in FLASH_DTYPES and scores.fused
     if flash and layout.lengths is not None and (varlen := _varlen()) is not None:
         return _flash(varlen, (query, key, value), scores, layout.lengths), None
@@ -221,8 +227,9 @@ def register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, span_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    AttentionMaskInterface.register(NAME, _window)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
+def _window(*_: Any, local_size: int | None = None, **__: Any) -> int | None:
+    """In place of a layer's mask: how many keys a query sees, itself included; None for all."""
+    return local_size

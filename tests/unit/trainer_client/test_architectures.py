@@ -32,15 +32,20 @@ SMALL = {
 }  # fmt: skip
 HEADS = {**SMALL, "head_dim": 8}
 WINDOW = {"sliding_window": 8}
+WIDER = {"sliding_window": 16}
+"""Wider than the rows of the try at the start, as windows of real models are: nothing but these rows shows it."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
            "shared_expert_intermediate_size": 16}  # fmt: skip
 LINEAR = {**HEADS, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
           "linear_value_head_dim": 8, "num_hidden_layers": 4}  # fmt: skip
+IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+          "image_size": 28, "patch_size": 14}  # fmt: skip
 
 PACKED: dict[str, dict[str, Any]] = {
     "Llama": SMALL,
     "Mistral": SMALL | WINDOW,
     "Mixtral": SMALL | WINDOW | {"num_local_experts": 4},
+    "Qwen2Moe": SMALL | WIDER | EXPERTS | {"use_sliding_window": True, "max_window_layers": 1},  # in its mask only
     "Phi3": SMALL | WINDOW,
     "Starcoder2": SMALL | WINDOW,
     "Qwen3": HEADS | WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
@@ -61,6 +66,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "StableLm": (SMALL, "don't take a packed batch"),
     "Falcon": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}, "attention"),
     "Llama4Text": (HEADS | {"num_local_experts": 2, "intermediate_size_mlp": 48}, "layers of chunked_attention"),
+    "Nemotron": (SMALL, "don't take a packed batch"),
+    "JetMoe": (SMALL, "don't take a packed batch"),
+    "Phimoe": (SMALL | {"num_local_experts": 4}, "routers draw experts at random"),
+    "Gemma3": (
+        {"text_config": HEADS | {"query_pre_attn_scalar": 8}, "vision_config": IMAGES, "mm_tokens_per_image": 4},
+        "save its text model in a folder of its own",
+    ),
 }
 
 
