@@ -43,7 +43,8 @@ def trained_policy(roles: Mapping[str, str], policies: Policies) -> str:
     trainable = list(dict.fromkeys(policy for policy in roles.values() if policies[policy].settings.trainable))
     if len(trainable) > 1:
         raise InvalidRequest(
-            f"policy: {' and '.join(trainable)} are trainable; a rollout trains one policy, the others must be frozen",
+            f"policy: {' and '.join(trainable)} are trainable, and a rollout trains one policy: set "
+            f"policies.{trainable[1]}.trainable = false, or give both roles one policy",
             param="policy",
         )
     return trainable[0] if trainable else next(iter(roles.values()))

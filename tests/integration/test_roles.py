@@ -105,7 +105,7 @@ async def test_a_cast_that_cannot_play_is_refused_when_it_is_submitted(home: tup
     _, client = home
     for policy, told in (
         ({"solver": "tiny", "judge": "gone"}, "'judge': no policy 'gone'; served: tiny, frozen, other"),
-        ({"solver": "tiny", "critic": "other"}, "tiny and other are trainable"),
+        ({"solver": "tiny", "critic": "other"}, r"tiny and other are trainable.* policies\.other\.trainable = false"),
         ({"a b": "tiny"}, "invalid role name"),
         ({}, "1 to 16 roles"),
     ):
