@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-COLUMNS = "| tasks | recipe | seeds | before | after | control after | lead over the control | by training step |\n"
+COLUMNS = (
+    "| tasks | recipe | seeds | minutes | before | after | control after | lead over the control | by training step |\n"
+)
 
 
 def learning(results: Mapping[str, Any]) -> str:
@@ -25,9 +28,8 @@ def learning(results: Mapping[str, Any]) -> str:
     )
     held_out = f"{results['held_out']} held-out rollouts a seed at temperature {results['temperature']:g}"
     machine = f"{results['cores']} cores, Python {results['python']}, {results['time']}"
-    return (
-        f"{COLUMNS}|---|---|---|---|---|---|---|---|\n{table}\n\n{beaten} {measured} {size}; {held_out}. ({machine}.)\n"
-    )
+    note = f"{beaten} {measured} {size}; {held_out}. ({machine}.)"
+    return f"{COLUMNS}|---|---|---|---|---|---|---|---|---|\n{table}\n\n{note}\n"
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -41,7 +43,8 @@ def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         count = len(pairs) * results["held_out"]  # rollouts: the jobs of one aren't independent
         after, control = (sum(pair[at]["after"] for pair in pairs) / len(pairs) for at in (0, 1))
         yield {
-            "family": family, "method": method, "seeds": len(pairs), "after": after, "control": control,
+            "family": family, "method": method, "seeds": len(pairs), "after": after,
+            "minutes": statistics.median(one["seconds"] for one, _ in pairs) / 60, "control": control,
             "before": sum(one["before"] for one, _ in pairs) / len(pairs), "lead": after - control,
             "half": 1.96 * math.sqrt((after * (1 - after) + control * (1 - control)) / count),
             "curve": _mean([one["curve"] for one, _ in pairs]),
@@ -55,5 +58,5 @@ def _mean(curves: Sequence[Sequence[float]]) -> list[float]:
 def _line(row: Mapping[str, Any]) -> str:
     shown = " ".join(f"{value:.2f}" for value in row["curve"])
     lead = f"{row['lead']:+.2f} ± {row['half']:.2f}"
-    numbers = f"{row['before']:.2f} | {row['after']:.2f} | {row['control']:.2f} | {lead}"
+    numbers = f"{row['minutes']:.1f} | {row['before']:.2f} | {row['after']:.2f} | {row['control']:.2f} | {lead}"
     return f"| `{row['family']}` | `{row['method']}` | {row['seeds']} | {numbers} | {shown} |"

@@ -22,27 +22,36 @@ from rolltap.trainer_client.scoring import informative
 log = logging.getLogger("rolltap.trainer")
 
 MOST_LEASED = 4
-"""With even groups dropped, a step gathers at most this many times its groups."""
+"""Where some groups do not count, a step gathers at most this many times its groups."""
 
 
 Check = Callable[[LeasedGroup], None]
+Admits = Callable[[LeasedGroup], bool]
 
 
 class LeaseHolder:
     """The leases of the step under way, as a context manager: on leaving, what was not acknowledged is released.
 
-    With `keep_zero_variance`, groups whose rewards are all equal count towards a step. Groups that can't be trained are
-    refused: `check` raises `AlignmentError` for them.
+    With `keep_zero_variance`, groups whose rewards are all equal count towards a step; those that `admits` is false of
+    never do. Groups that can't be trained are refused: `check` raises `AlignmentError` for them.
     """
 
     def __init__(
-        self, client: TrainerClient, policy: str, options: LeaseOptions, *, keep_zero_variance: bool, check: Check
+        self,
+        client: TrainerClient,
+        policy: str,
+        options: LeaseOptions,
+        *,
+        keep_zero_variance: bool,
+        check: Check,
+        admits: Admits = lambda group: True,
     ) -> None:
         self.client = client
         self._policy = policy
         self._options = options
         self._keep_zero_variance = keep_zero_variance
         self._check = check
+        self._admits = admits
         self._leases: list[Lease] = []
         self._acknowledged = False  # whether these are, for a step that was not made yet
         self._lock = threading.Lock()
@@ -137,15 +146,15 @@ class LeaseHolder:
         return not was_acknowledged
 
     def _extra_groups(self) -> int:
-        """How many groups more a step may have for its even ones: else they would leave no room for others."""
-        even = sum(1 for group in self.groups if not group.replay and not self._counts(group))
-        return math.ceil(even / ((self._options.max_staleness or 0) + 1))
+        """How many groups more a step may have for those that do not count: they would leave no room for others."""
+        without = sum(1 for group in self.groups if not group.replay and not self._counts(group))
+        return math.ceil(without / ((self._options.max_staleness or 0) + 1))
 
     def _usable(self) -> int:
         return sum(1 for group in self.groups if self._counts(group))
 
     def _counts(self, group: LeasedGroup) -> bool:
-        return not group.replay and (self._keep_zero_variance or informative(group))
+        return not group.replay and (self._keep_zero_variance or informative(group)) and self._admits(group)
 
     def _can_train(self, lease: Lease) -> bool:
         """Whether every group can be trained; else the lease goes back, with those that can't blamed."""

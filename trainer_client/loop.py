@@ -127,8 +127,14 @@ class Trainer:
             experts=self._experts,
             all_routed=settings.router.replay == "required",
         )
-        keep_even = not settings.loss.drop_zero_variance
-        return LeaseHolder(self.client, settings.policy, options, keep_zero_variance=keep_even, check=can_train)
+        return LeaseHolder(
+            self.client,
+            settings.policy,
+            options,
+            keep_zero_variance=not settings.loss.drop_zero_variance,
+            check=can_train,
+            admits=self._recipe.admits,
+        )
 
     def _gather(self, leases: LeaseHolder) -> bool:
         """Leases a step's groups, and those that the recipe wants again; False if `stopping` came first."""
@@ -215,8 +221,9 @@ class Trainer:
 
     def _plan(self, groups: tuple[LeasedGroup, ...]) -> StepPlan:
         """The recipe's credit for the groups, and the batches of its updates."""
-        step = planning.make_step(groups, self.settings.loss, self.step + 1, self.settings.model)
-        if not self._needs_checked:
+        admitted = [group for group in groups if self._recipe.admits(group)]
+        step = planning.make_step(admitted, self.settings.loss, self.step + 1, self.settings.model)
+        if admitted and not self._needs_checked:
             self._recipe.check(step)
             self._needs_checked = True
         passes = self._recipe.passes(step)

@@ -8,6 +8,7 @@ A recipe is a dataclass; its fields are its options (`[trainer.options]`). It ov
     credit(step)               advantages, weights and whatever else its loss wants, as arrays over tokens
     loss(predicted, batch, policy_loss)     the loss of a batch, on every rank
     updates(step, credit)      the optimiser's steps, in order; by default epochs and minibatches of the settings
+    admits(group)              which groups are trained
     replay(step)               which groups of before come back
     turn_cap(step)             the most turns of the attempts to come
     state(), restore(state)    what must survive a restart: by default its fields with `init=False`
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import Replay
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.estimators import normalise
@@ -109,6 +111,10 @@ class Recipe:
     """Whether `predicted.entropy_M` has a gradient."""
     whole: ClassVar[bool] = False
     """Whether all rows of a rollout must be in one batch."""
+
+    def admits(self, group: LeasedGroup) -> bool:
+        """Whether a group is trained. The others do not fill a step, are in no table of it, and are acknowledged."""
+        return True
 
     def replay(self, step: int) -> ReplayedGroups | None:
         """Which groups of before are trained again beside the fresh ones of the step to `step`."""

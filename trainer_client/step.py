@@ -147,9 +147,9 @@ class Step:
             for rollout in self.rollouts
         ]
 
-    def texts(self, turn: StepTurn) -> list[str]:
-        """What each trained token of the turn says, in order. A character of several tokens is no text in any."""
-        ids = self.rows[turn.row].segment.token_ids[turn.places]
+    def texts(self, turn: StepTurn, *, observed: bool = False) -> list[str]:
+        """What each trained (or observed) token of the turn says. A character of several tokens is no text in any."""
+        ids = turn.observed if observed else self.rows[turn.row].segment.token_ids[turn.places]
         return [self._coder.decode([one], skip_special_tokens=False) for one in ids.tolist()]
 
     @cached_property

@@ -42,7 +42,7 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     learning = _script("learning_table.py")["learning"]
 
     def cell(method: str, shuffled: bool, after: float) -> dict[str, Any]:
-        common = {"family": "files", "seed": 0, "steps": 2, "before": 0.2, "curve": [0.2, 0.3]}
+        common = {"family": "files", "seed": 0, "steps": 2, "before": 0.2, "curve": [0.2, 0.3], "seconds": 90.0}
         return {**common, "method": method, "shuffled": shuffled, "after": after}
 
     head = {
@@ -57,7 +57,7 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     }
     ran = [cell("grpo", False, 0.9), cell("grpo", True, 0.2), cell("ppo", False, 0.3), cell("ppo", True, 0.2)]
     text = learning({**head, "cells": [*ran, cell("spear", False, 0.9)]})
-    assert "| `files` | `grpo` | 1 | 0.20 | 0.90 | 0.20 | +0.70 ± 0.12 | 0.20 0.30 |" in text
+    assert "| `files` | `grpo` | 1 | 1.5 | 0.20 | 0.90 | 0.20 | +0.70 ± 0.12 | 0.20 0.30 |" in text
     assert "No lead over the control is shown for `ppo` on `files`." in text
     assert "5 of 96 cells are measured" in text
     assert "spear" not in text  # without its control it is no result

@@ -338,6 +338,41 @@ def test_even_groups_are_leased_beyond_when_asked(plane: Plane, url: str, model:
     assert plane.acked == {"even": 1, "g0": 1, "g1": 1}
 
 
+OF_PAID_GROUPS = """
+from dataclasses import dataclass
+from rolltap.trainer_client.recipe import Recipe
+
+@dataclass
+class OfPaidGroups(Recipe):
+    def admits(self, group):
+        return any(one.reward for one in group.rollouts)
+
+    def check(self, step):
+        assert step.rollouts
+"""
+
+
+def test_groups_that_the_recipe_does_not_admit_fill_no_step(
+    plane: Plane, url: str, model: Path, tmp_path: Path
+) -> None:
+    """They are acknowledged, and the weights are those that come of the others alone."""
+    file = tmp_path / "admitting.py"
+    file.write_text(OF_PAID_GROUPS)
+    ends = []
+    for unpaid in (1, 0):
+        plane.offer(*(random_group("unpaid", [0.0, 0.0]) for _ in range(unpaid)))
+        offer(plane, 2)
+        one = made(url, model, tmp_path, steps=1, recipe=str(file), out=tmp_path / f"unpaid-{unpaid}")
+        trainer(one).run()
+        assert plane.acked == {"g0": 1, "g1": 1} | ({"unpaid": 1} if unpaid else {})
+        ends.append(weights(one.out / "checkpoints" / "step-1"))
+        plane.forget()
+    assert same(*ends)
+    plane.offer(*(random_group(f"u{number}", [0.0, 0.0]) for number in range(8)))
+    trainer(made(url, model, tmp_path, steps=1, recipe=str(file), out=tmp_path / "none")).run()
+    assert same(weights(model), weights(tmp_path / "none" / "checkpoints" / "step-1"))
+
+
 def test_an_unreachable_server_is_tried_again(plane: Plane, settings: TrainerSettings) -> None:
     offer(plane, 4)
     plane.fail_next = 3

@@ -147,6 +147,12 @@ def test_hiper_pays_switch_subgoal_and_action_apart(tmp_path: Path) -> None:
     assert _tokens(step, whitened, [6, 7, 8]).mean() == pytest.approx(0, abs=1e-6)
 
 
+def test_what_a_turn_was_shown_and_said_is_read_as_text(tmp_path: Path) -> None:
+    step = hiper_step(tmp_path, ["find go", "take"])
+    shown = replace(step.turns[1], observed=np.array([WORDS.index("KEEP"), WORDS.index("find")], np.int32))
+    assert (step.texts(shown), step.texts(shown, observed=True)) == (["take"], ["KEEP", "find"])
+
+
 def test_hiper_without_a_tokenizer_says_so() -> None:
     step = view([scripted("g", [[0.0]], [1.0])])
     with pytest.raises(ConfigError, match=r"the recipe reads replies as text, but None has no tokenizer\.json"):
