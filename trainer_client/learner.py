@@ -84,10 +84,13 @@ class Learner:
         self._readable = recipe.networks()
         self.read_networks: dict[str, PolicyNetwork] = {}
         for name, one in self._readable.items():
-            if one.decay is not None and self._lora:
-                raise ConfigError(f"the recipe's network {name!r} follows the policy's weights: leave lora.rank at 0")
             other = load_model(Path(one.folder) if one.folder else settings.model, torch.float32).requires_grad_(False)
             heads = recipe.heads if one.decay is not None else {}
+            if one.decay is not None and other.config.tie_word_embeddings != model.config.tie_word_embeddings:
+                raise ConfigError(
+                    f"the recipe's network {name!r} follows the policy and has one weight for embedding and "
+                    "projection: leave the vocabulary's projection out of lora.targets"
+                )
             self.read_networks[name] = _placed(PolicyNetwork(other.train(), heads=heads), dtype, ranks)
             self.read_networks[name].heads.requires_grad_(False)
         self._rates = [1.0, *(head.lr / settings.optimiser.lr for head in recipe.heads.values())]
@@ -117,13 +120,19 @@ class Learner:
         values = {name: value.float().cpu().numpy() for name, value in predicted.values.items()}
         return Readout(predicted.logprobs_M.float().cpu().numpy(), predicted.entropy_M.float().cpu().numpy(), values)
 
+    @torch.no_grad()
     def update_followers(self, step: int) -> None:
-        """After `step`: networks that follow the policy do so, heads included."""
+        """After `step`: networks that follow the policy do so, heads included, adapters as what they add to weights."""
         for name, one in self._readable.items():
             if one.decay is not None and step % one.every == 0:
-                pairs = zip(self.read_networks[name].parameters(), self.network.parameters(), strict=True)
-                for followed, policy in pairs:
-                    followed.data.lerp_(policy.data, 1 - one.decay)
+                policy = self._plain()
+                for weight, followed in self.read_networks[name].named_parameters():
+                    followed.data.lerp_(policy[weight].data, 1 - one.decay)
+
+    def _plain(self) -> dict[str, Tensor]:
+        """The policy's weights and heads by name, adapters merged into them."""
+        weights: dict[str, Tensor] = dict(self.network.named_parameters())
+        return merged(weights, self._lora) if self._lora else weights
 
     def with_reference(self, batch: Batch) -> Batch:
         """The batch with the reference's log-probs, if there is a reference."""

@@ -1,13 +1,16 @@
-"""Under torchrun: every recipe's first gradient on these ranks (FSDP2), beside that of one process.
+"""Under torchrun: every recipe's first gradient on these ranks (FSDP2), of all weights and of adapters, beside that of
+one process.
 
     torchrun --nproc-per-node 2 -m tests.unit.trainer_client.ranked_recipes MODEL OUT NAME...
 
-The lead prints a line a recipe: its name and the largest difference, as a share of the largest gradient.
+The lead prints two lines a recipe: its name, the adapters' rank (0: all weights), and the largest difference as a share
+of the largest gradient.
 """
 
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,6 +29,7 @@ from .test_recipe_contract import GROUPS, ONE, made, packed_readings
 
 def gradient(settings: TrainerSettings, ranks: Ranks) -> Tensor:
     """Of the first update, clipped, over all weights and heads."""
+    torch.manual_seed(settings.seed)  # as `rolltap train` does: adapters begin at random
     worker = RankWorker(settings, ranks, None)
     planner = planning.Planner(worker.recipe, settings)
     step = planning.make_step(GROUPS, settings.loss, number=30, tokenizer=settings.model)
@@ -45,12 +49,12 @@ def main() -> None:
     torch.set_num_threads(1)
     model, out, *names = sys.argv[1:]
     ranks = Ranks.of_environment("cpu")
-    for name in names:
-        settings = made(name, Path(model), Path(out), loss={"kl": 0.0})
+    for name, rank in product(names, (0, 2)):
+        settings = made(name, Path(model), Path(out), loss={"kl": 0.0}, lora={"rank": rank})
         sharded, alone = gradient(settings, ranks), gradient(settings, ONE)
         assert alone.abs().max() > 0
         if ranks.lead:
-            print(name, float((sharded - alone).abs().max() / alone.abs().max()), flush=True)
+            print(name, rank, float((sharded - alone).abs().max() / alone.abs().max()), flush=True)
     ranks.leave()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from rolltap.errors import CheckpointMismatch
+from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.loss import PolicyLoss
@@ -32,9 +34,11 @@ def model(tmp_path: Path) -> Iterator[Path]:
     ONE.leave()
 
 
-def learner(model: Path, dtype: str, *, spared: bool = False, recipe: Recipe | None = None) -> Learner:
+def learner(
+    model: Path, dtype: str, *, spared: bool = False, recipe: Recipe | None = None, lora: dict[str, Any] | None = None
+) -> Learner:
     settings = load_trainer_settings(
-        key="key", policy="policy", model=model, out=model.parent / "out", optimiser={"lr": 1e-2},
+        key="key", policy="policy", model=model, out=model.parent / "out", optimiser={"lr": 1e-2}, lora=lora or {},
         compute={"device": "cpu", "dtype": dtype, "gradient_checkpointing": spared},
     )  # fmt: skip
     return Learner(model, settings, ONE, recipe)
@@ -98,16 +102,30 @@ def update(one: Learner, batch: Batch, step: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*_get_pg_default_device", "ignore:Multiple backends are registered")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_network_that_follows_the_policy_does_so_after_it_was_read(model: Path, dtype: str) -> None:
-    """FSDP keeps the outermost weights gathered after a pass without gradient; those that count are the shards."""
-    one, batch = learner(model, dtype, recipe=TTOPD(decay=0.5, every=1)), whole_batch()
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_network_that_follows_the_policy_does_so_after_it_was_read(model: Path, dtype: str, rank: int) -> None:
+    """FSDP keeps the outermost weights gathered after a pass without gradient; those that count are the shards.
+
+    Adapters are followed as what they make of the weights.
+    """
+    one, batch = learner(model, dtype, recipe=TTOPD(decay=0.5, every=1), lora={"rank": rank}), whole_batch()
     start = {name: weight.clone() for name, weight in one.weights().items()}
     one.read("teacher", batch)
-    update(one, batch, 1)
+    for step in (1, 2):  # the first moves only the adapters' second matrices, from 0
+        update(one, batch, step)
     one.update_followers(1)
     followed, policy = one.state()["network teacher"], one.weights()
+    assert any((weight - start[name]).abs().max() > 1e-4 for name, weight in policy.items())
     for name, weight in policy.items():
         torch.testing.assert_close(followed[f"model.{name}"], (start[name] + weight) / 2, msg=name)
+
+
+def test_a_network_that_follows_has_no_place_for_an_adapted_projection(model: Path) -> None:
+    config = AutoConfig.from_pretrained(model)
+    config.tie_word_embeddings = True
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    with pytest.raises(ConfigError, match=r"leave the vocabulary's projection out of lora\.targets"):
+        learner(model, "float32", recipe=TTOPD(), lora={"rank": 4, "targets": ("unembedding",)})
 
 
 def test_what_is_read_between_gradient_and_step_leaves_the_next_pass_the_new_weights(model: Path) -> None:

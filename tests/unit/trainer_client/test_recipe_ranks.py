@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +74,20 @@ def test_two_ranks_learn_as_one_process_does(recipe: str, tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_recipe_has_the_same_gradient_on_two_ranks(tmp_path: Path) -> None:
-    """One start of torchrun for all of them."""
+    """One start of torchrun for all of them, with all weights and with adapters."""
     model = tagged_model(tmp_path / "model")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", f"{__package__}.ranked_recipes", str(model), str(tmp_path), *recipe_names()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    differences = {name: float(value) for name, value in map(str.split, done.stdout.strip().splitlines())}
-    assert differences.keys() == set(recipe_names())
+    lines = [line.split() for line in done.stdout.strip().splitlines()]
+    differences = {(name, int(rank)): float(value) for name, rank, value in lines}
+    assert differences.keys() == set(product(recipe_names(), (0, 2)))
     assert {name: value for name, value in differences.items() if value > 1e-4} == {}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", ["aem", "ppo", "seeupo"])
+@pytest.mark.parametrize("recipe", ["aem", "ppo", "seeupo", "tt_opd"])
 def test_with_adapters_a_resumed_run_ends_as_one_without_a_break(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,4 +109,5 @@ def test_with_adapters_a_resumed_run_ends_as_one_without_a_break(
     assert any(not torch.equal(start[name], weights[name]) for name in start)
     assert_close(plain_weights, weights)
     assert_close(plain_state["adapters"], state["adapters"])
-    assert_close(plain_state.get("heads", {}), state.get("heads", {}))
+    for name in ("heads", "network teacher"):
+        assert_close(plain_state.get(name, {}), state.get(name, {}))
