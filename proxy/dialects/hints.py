@@ -4,7 +4,7 @@
 |---|---|---|---|
 | Codex | `session-id` | `thread-id` where it is not the session's | `x-codex-parent-thread-id` |
 | Claude Code | `x-claude-code-session-id`, `metadata.user_id` | `x-claude-code-agent-id` | |
-| OpenCode | `x-session-id` | `x-session-id` where there is a parent | `x-parent-session-id` |
+| OpenCode | `x-session-id`, `x-session-affinity` | `x-session-id` where there is a parent | `x-parent-session-id` |
 | Copilot | | `x-interaction-type` | |
 | Pi | `session_id` | | |
 | OpenHands | `x-litellm-session-id` | | |
