@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,28 @@ from tinker import types
 from rolltap.engine.model import Qwen3
 from rolltap.engine.protocol import GenerateRequest, check_prompt, decode
 from rolltap.engine.requests import Outbox, PromptScores, SamplingRequest, TokenDelta
+from rolltap.engine.sampling import Stops, never
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.engine.server import end_tokens
 from rolltap.errors import ConfigError, EngineUnavailable, InvalidRequest, NotFound
 from rolltap.trainer_client.endpoint.messages import write_sample_output
 from rolltap.trainer_client.endpoint.saved import KEPT
+from rolltap.trainer_client.endpoint.stop_strings import stops_at
 
 NOT_DONE = ("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info")
 """Fields of a request that this service refuses."""
 
 MOST_CANDIDATES = 20
 """The most candidates per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWork:
+    """A client's request, as `generate` in the engine's own protocol, with `stops` for its stop strings."""
+
+    asked: types.SampleRequest
+    generate: GenerateRequest
+    stops: Stops
 
 
 @dataclass(slots=True, eq=False)
@@ -48,16 +59,16 @@ class Samplers:
     slots: int = 32
     _loaded: OrderedDict[Path, Sampler] = field(default_factory=OrderedDict)
 
-    async def sample(self, folder: Path, request: types.SampleRequest, generate: GenerateRequest, id: str) -> bytes:
+    async def sample(self, folder: Path, work: SampleWork, id: str) -> bytes:
         """Samples from the weights in `folder` and returns a serialized `SampleResponse`.
 
-        `generate` is `request` in the engine's own protocol (see `engine_request`). Cancelling the call aborts the
-        request in the engine. Raises `NotFound` if the folder is gone, `EngineUnavailable` if the engine breaks off.
+        Cancelling the call aborts the request in the engine. Raises `NotFound` if the folder is gone,
+        `EngineUnavailable` if the engine breaks off.
         """
         sampler = self._sampler(folder)
         sampler.users += 1
         try:
-            return await _sample(await asyncio.shield(sampler.loading), request, generate, id)
+            return await _sample(await asyncio.shield(sampler.loading), work, id)
         except (ConfigError, EngineUnavailable, NotFound):
             if self._loaded.get(folder) is sampler:  # the next request loads it again
                 del self._loaded[folder]
@@ -104,15 +115,17 @@ def _deliver(outbox: Outbox) -> None:
         receive(delta)
 
 
-def engine_request(request: types.SampleRequest) -> GenerateRequest:
-    """The request in the engine's own protocol. Raises `InvalidRequest`, which names a field that is not supported."""
+def sample_work(request: types.SampleRequest, model: Path) -> SampleWork:
+    """What the engine does for the request. `model` is the base model's folder, for its tokenizer.
+
+    Raises `InvalidRequest`, which names a field that is not supported.
+    """
     for name in NOT_DONE:
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not done here", param=name)
     params = request.sampling_params
     stop = [params.stop] if isinstance(params.stop, str) else params.stop
-    if any(isinstance(entry, str) for entry in stop or ()):
-        raise InvalidRequest("stop: strings are not looked for here; give token ids", param="stop")
+    strings = [entry for entry in stop or () if isinstance(entry, str)]
     if max(request.topk_sample_logprobs, request.topk_prompt_logprobs) > MOST_CANDIDATES:
         raise InvalidRequest(f"at most {MOST_CANDIDATES} candidates of a token are given")
     body: dict[str, Any] = {
@@ -123,13 +136,14 @@ def engine_request(request: types.SampleRequest) -> GenerateRequest:
             "top_k": params.top_k,
             "top_p": params.top_p,
             "seed": params.seed,
-            "stop_token_ids": list(stop or ()),
+            "stop_token_ids": [entry for entry in stop or () if isinstance(entry, int)],
             "ignore_eos": stop is not None and not stop,
             "n": request.num_samples,
             "logprobs": request.topk_sample_logprobs,
         },
     }
-    return decode(msgspec.json.encode(body), GenerateRequest)
+    generate = decode(msgspec.json.encode(body), GenerateRequest)
+    return SampleWork(request, generate, stops_at(strings, model) if strings else never)
 
 
 def _ids(prompt: types.ModelInput) -> list[int]:
@@ -139,16 +153,19 @@ def _ids(prompt: types.ModelInput) -> list[int]:
         raise InvalidRequest("prompt: only text here, no images or sounds", param="prompt") from error
 
 
-async def _sample(loop: EngineLoop, request: types.SampleRequest, generate: GenerateRequest, id: str) -> bytes:
-    prompt = generate.prompt_ids
+async def _sample(loop: EngineLoop, work: SampleWork, id: str) -> bytes:
+    request, generate, prompt = work.asked, work.generate, work.generate.prompt_ids
     last_n = request.prompt_logprobs_last_n
     if last_n is not None and not 0 < last_n < len(prompt):
         raise InvalidRequest(f"prompt_logprobs_last_n is {last_n}; it is from 1 to {len(prompt) - 1}")
     max_tokens = check_prompt(generate, loop.model.config.vocab_size, loop.context)
     replies: list[Future[TokenDelta]] = [Future() for _ in range(request.num_samples)]
+    samplings = [
+        replace(generate.draw.sampling(max_tokens, choice), stops=work.stops) for choice in range(len(replies))
+    ]
     choices = [
-        SamplingRequest(id, prompt, generate.draw.sampling(max_tokens, choice), reply.set_result, stream=False)
-        for choice, reply in enumerate(replies)
+        SamplingRequest(id, prompt, sampling, reply.set_result, stream=False)
+        for sampling, reply in zip(samplings, replies, strict=True)
     ]
     scores: PromptScores | None = None
     try:

@@ -14,7 +14,7 @@ from rolltap.errors import InvalidRequest
 from rolltap.trainer_client.endpoint.bodies import Handler, parse, promise, read, reply
 from rolltap.trainer_client.endpoint.lanes import Promises, ResultBody
 from rolltap.trainer_client.endpoint.model import Base
-from rolltap.trainer_client.endpoint.samplers import Samplers, engine_request
+from rolltap.trainer_client.endpoint.samplers import Samplers, sample_work
 from rolltap.trainer_client.endpoint.saved import Library, parse_path
 from rolltap.trainer_client.endpoint.sessions import SamplerSource, Sessions
 
@@ -63,12 +63,12 @@ class SamplingRoutes:
         if request.sampling_session_id is None or request.seq_id is None:
             raise InvalidRequest("sampling_session_id and seq_id: sample from a session", param="sampling_session_id")
         folder = self._sessions.sampler(request.sampling_session_id).folder
-        generate = engine_request(request)
+        work = sample_work(request, self._base.settings.model)
         id = f"{request.sampling_session_id}:{request.seq_id}"
         if self._promises.expect(id, body):
 
             async def run() -> ResultBody:
-                return ResultBody.protobuf(await self._samplers.sample(folder, request, generate, id))
+                return ResultBody.protobuf(await self._samplers.sample(folder, work, id))
 
             self._tasks[id] = self._promises.settle(id, run())
             self._tasks[id].add_done_callback(lambda _: self._tasks.pop(id, None))

@@ -7,13 +7,20 @@ and min-p with what is left normalised (vLLM's `processed_logprobs`). With no tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 LOGPROBS_MODE = "processed_logprobs"
+
+Stops = Callable[[Sequence[int]], bool]
+"""Whether a request ends after these sampled ids. It is called after each token, in the engine's thread."""
+
+
+def never(ids: Sequence[int]) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ class SamplingOptions:
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     top_logprobs: int = 0
+    stops: Stops = never
 
     @property
     def has_mask(self) -> bool:

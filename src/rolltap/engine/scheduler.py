@@ -303,7 +303,7 @@ class EngineLoop:
         sampling = active.request.sampling
         if token in sampling.stop_ids:
             self._end(active, "stop", token)
-        elif token in self._eos_ids and not sampling.ignore_eos:
+        elif (token in self._eos_ids and not sampling.ignore_eos) or sampling.stops(active.ids):
             self._end(active, "stop")
         elif len(active.ids) >= sampling.max_tokens or active.length >= self.context:
             self._end(active, "length")

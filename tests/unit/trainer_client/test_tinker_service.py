@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tinker
 from tinker import types
+from tokenizers import Tokenizer
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
@@ -113,7 +114,7 @@ def test_clients_have_models_of_their_own_and_there_are_not_too_many(tmp_path: P
 
 def test_a_service_that_was_killed_has_what_was_saved(tmp_path: Path) -> None:
     with serving(FOLDER, tmp_path) as service:
-        client = service.train(2)
+        client = service.train(2, user_metadata={"renderer_name": "qwen3"})
         step(client)
         state = client.save_state("kept", user_metadata={"by": "me"}).result().path
         sampler = client.save_weights_for_sampler("kept").result().path
@@ -135,6 +136,8 @@ def test_a_service_that_was_killed_has_what_was_saved(tmp_path: Path) -> None:
         headers = {"X-API-Key": KEY}
         run = httpx.get(f"{service.url}/api/v1/training_runs/{model}", headers=headers).json()
         assert types.TrainingRun.model_validate(run).last_checkpoint.tinker_path == state  # type: ignore[union-attr]
+        assert run["user_metadata"] == {"renderer_name": "qwen3"}
+        assert run["last_checkpoint"]["user_metadata"] == {"by": "me"}
         url = f"{service.url}/api/v1/training_runs/{model}/checkpoints"
         assert [one["tinker_path"] for one in httpx.get(url, headers=headers).json()["checkpoints"]] == [state, sampler]
         assert httpx.delete(f"{url}/weights/kept", headers=headers).status_code == 204
@@ -224,10 +227,22 @@ def test_samples_end_where_they_should(service: Service) -> None:
     assert (stopped.tokens, stopped.stop_reason) == (free.tokens[: free.tokens.index(free.tokens[1]) + 1], "stop")
 
 
+def test_samples_end_at_a_string(service: Service) -> None:
+    """It may begin and end within tokens; the last one stays whole. One in the prompt ends nothing."""
+    sampler = service.client().create_sampling_client(base_model=str(FOLDER)).result()
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    start = tokenizer.encode("<|im_start|>user\nCopy apple.txt to pear.txt.<|im_end|>\n<|im_start|>assistant\n").ids
+    free = sampler.sample(prompt(start), 1, types.SamplingParams(max_tokens=12, temperature=0.0)).result().sequences[0]
+    stop = types.SamplingParams(max_tokens=12, temperature=0.0, stop=["apple.txt to", 'me": "ba'])
+    for one in sampler.sample(prompt(start), 2, stop).result().sequences:
+        assert (one.tokens, one.stop_reason) == (free.tokens[: len(one.tokens)], "stop")
+        assert tokenizer.decode(one.tokens, skip_special_tokens=False) == '<tool_call>\n{"name": "bash'
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sampling_params": {"stop": "end"}}, "stop: strings are not looked for here"),
+        ({"sampling_params": {"stop": ["end", ""]}}, "stop: an empty string ends nothing"),
         ({"sampling_params": {"temperature": -1.0}}, "temperature"),
         ({"num_samples": 65}, "`int` <= 64"),
         ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k is not done here"),
