@@ -132,7 +132,7 @@ class ClientRoutes:
                 last_request_time=moment(max(times)),
                 last_checkpoint=last["weights"],
                 last_sampler_checkpoint=last["sampler_weights"],
-                user_metadata=about.user_metadata,
+                user_metadata=about.run_metadata,
             )
         )
 

@@ -33,7 +33,8 @@ KEPT = 4
 class About(msgspec.Struct, frozen=True):
     """The description of saved weights, in the file `ABOUT` beside them.
 
-    `rank` 0 means that all weights are trained. `created` and `expires` are in seconds since the epoch.
+    `rank` 0 means that all weights are trained. `created` and `expires` are in seconds since the epoch. `user_metadata`
+    is what the client gave with these weights, `run_metadata` what it gave when it created the model.
     """
 
     base_model: str
@@ -44,6 +45,7 @@ class About(msgspec.Struct, frozen=True):
     created: float = 0.0
     expires: float | None = None
     user_metadata: dict[str, str] | None = None
+    run_metadata: dict[str, str] | None = None
     has_optimiser: bool = False
 
 

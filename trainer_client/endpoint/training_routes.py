@@ -63,6 +63,7 @@ class TrainingRoutes:
                 About(self._base.name, lora.rank, lora.train_mlp, lora.train_attn, lora.train_unembed),
                 lora.seed,
             )
+        about = msgspec.structs.replace(about, run_metadata=request.user_metadata)
         if not 0 <= about.rank <= MOST_RANK:
             raise InvalidRequest(f"lora_config: the rank is {about.rank}; 0 (all weights) to {MOST_RANK} are taken")
         self._base.settings_for(about)
@@ -86,6 +87,7 @@ class TrainingRoutes:
         if request.session_id is None:
             return self._queue(request.model_id or "", request.seq_id or 0, body, self._load_into)
         about, build = self._builder(request)
+        about = msgspec.structs.replace(about, run_metadata=request.user_metadata)
         return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, about, build)
 
     async def forward_backward(self, http: Request) -> Response:
