@@ -16,8 +16,11 @@ from rolltap.trainer_client.endpoint.lanes import RequestLane
 from rolltap.trainer_client.endpoint.model import TrainedModel
 from rolltap.trainer_client.endpoint.saved import About
 
-SILENT_S = 300.0
-"""A session without a request for this many seconds may be ended. Clients send a heartbeat every 10 s."""
+SILENT_S = 60.0
+"""A session without a request for this many seconds may be ended if its room is needed.
+
+Clients send a heartbeat every 10 s. tinker-cookbook's recipes end without closing their client.
+"""
 
 
 @dataclass(slots=True)
@@ -63,8 +66,8 @@ class SdkSession:
 
     @property
     def gone(self) -> bool:
-        """Whether the client is silent for so long that its session may be ended."""
-        return time.monotonic() - self.seen > SILENT_S
+        """Whether the client is silent for so long that its session may be ended, if it has models in training."""
+        return bool(self.runs) and time.monotonic() - self.seen > SILENT_S
 
 
 class Sessions:
@@ -112,13 +115,13 @@ class Sessions:
         return samplers[id]
 
     def make_room(self) -> None:
-        """Makes sure that one more model may be loaded. Ends the sessions of silent clients.
+        """Makes sure that one more model may be loaded. If need be, ends sessions that are silent, the longest first.
 
         Raises `InvalidRequest` if the limit is still reached.
         """
-        for session in [session for session in self._by_id.values() if session.gone]:
-            self.end(session.id)
-        models = [id for session in self._by_id.values() for id in session.runs]
+        silent = sorted((session for session in self._by_id.values() if session.gone), key=lambda one: one.seen)
+        while len(models := [id for session in self._by_id.values() for id in session.runs]) >= self._most and silent:
+            self.end(silent.pop(0).id)
         if len(models) >= self._most:
             raise InvalidRequest(
                 f"{len(models)} models are in training, as many as --models allows: {', '.join(models)}. Close a "

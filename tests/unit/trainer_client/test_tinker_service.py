@@ -96,7 +96,9 @@ def test_requests_take_their_turns_and_each_is_done_once(service: Service) -> No
 
 def test_clients_have_models_of_their_own_and_there_are_not_too_many(tmp_path: Path) -> None:
     with serving(FOLDER, tmp_path, models=2) as service:
-        one, two = service.train(2), service.train(2)
+        one = service.train(2)
+        service.endpoint.sessions.of(one.model_id).seen -= SILENT_S
+        two = service.train(2)
         step(one)
         data = [datum(IDS, weights=1.0)]
         before, after = (each.forward(data, "cross_entropy").result().metrics["loss:sum"] for each in (two, one))
