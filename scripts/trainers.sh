@@ -11,7 +11,9 @@ die() { echo "trainers: $*" >&2; exit 1; }
 name=$(basename "$venv")
 python=$PWD/.venv/bin/python
 case "$name" in
-  tinker-cookbook-0.5.8) packages=(tinker-cookbook==0.5.8 chz==0.4.0 blobfile==3.3.0 lxml==6.1.3) ;;
+  tinker-cookbook-0.5.8)
+    packages=(tinker-cookbook==0.5.8 chz==0.4.0 blobfile==3.3.0 lxml==6.1.3 termcolor==3.3.0 pylatexenc==2.11
+      math-verify==0.9.0 latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2) ;;
   verl-0.9.1)
     packages=(verl==0.9.1 transformers==5.10.2 tokenizers==0.22.2 tensordict==0.10.0 pyvers==0.1.0 cloudpickle==3.1.2
       omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 hydra-core==1.3.2 codetiming==1.4.0 torchdata==0.11.0
