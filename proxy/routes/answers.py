@@ -72,14 +72,14 @@ class Alive:
 class Readiness:
     """Whether a new call could be taken, and which part it waits for.
 
-    `models` is `missing` where an engine that answered a probe did not list a policy's model.
+    `models` is `missing` where an engine that is up did not list a policy's model, `unknown` where an engine is down.
     """
 
     status: Literal["ready", "not ready"]
     store: Literal["ok", "away"]
     spool: Literal["ok", "full", "none"]
     engines: Literal["up", "down"]
-    models: Literal["served", "missing"]
+    models: Literal["served", "missing", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
 """Probes without a key. `GET /health`: is this process running? `GET /ready`: can it accept a new call?
 
 `/ready` is 200 or 503 and reports the state of each part, without addresses or names: `store` (ok, away), `spool` (ok,
-full, none) and `engines` (up, down). `models` (served, missing) does not affect the status, because an adapter appears
-only with the trainer's first push. While the store is unavailable, a proxy with room in its spool is ready: otherwise
+full, none) and `engines` (up, down). `models` (served, missing; unknown while an engine is down) does not affect the status, because an adapter
+appears only with the trainer's first push. While the store is unavailable, a proxy with room in its spool is ready: otherwise
 all proxies of one Postgres would be taken out of service at once although each can continue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from fastapi import APIRouter, Response
 
+from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.metrics.standing import engines_up
 from rolltap.proxy.routes.answers import Alive, Readiness
 from rolltap.proxy.routes.services import Services
@@ -37,7 +39,14 @@ def router(services: Services) -> APIRouter:
             store="ok" if condition.store else "away",
             spool=SPOOL[condition.spool],
             engines="up" if engines else "down",
-            models="missing" if any(policy.lacks_model for policy in services.policies.all) else "served",
+            models=_models(services.policies.all),
         )
 
     return routes
+
+
+def _models(policies: Sequence[Policy]) -> Literal["served", "missing", "unknown"]:
+    """Whether the engines list the policies' models, as far as they answered their last probe."""
+    if any(policy.lacks_model for policy in policies if policy.up):
+        return "missing"
+    return "served" if all(policy.up for policy in policies) else "unknown"

@@ -72,6 +72,12 @@ async def test_a_model_that_no_engine_lists_is_said_and_changes_no_status():
     assert (await probe("/ready", Condition(True), True))[1]["models"] == "served"
 
 
+async def test_whether_models_are_served_is_unknown_while_an_engine_is_down():
+    assert (await probe("/ready", Condition(True), True, False))[1]["models"] == "unknown"
+    assert (await probe("/ready", Condition(True), False, lacks_model=True))[1]["models"] == "unknown"
+    assert (await probe("/ready", Condition(True), True, False, lacks_model=True))[1]["models"] == "missing"
+
+
 async def test_a_process_lives_whatever_it_waits_for():
     assert await probe("/health", Condition(False, False), False) == (200, {"status": "ok"})
 
