@@ -1,6 +1,6 @@
 """The record from Python: `rolltap.open(...)` for scripts and notebooks, `rolltap.open_async(...)` for asyncio.
 
-record = rolltap.open("sqlite:///data/rolltap.db")
+record = rolltap.open()  # the store of `rolltap serve` here; also a file, a folder or a URL
 frame = record.sessions(where="harness=codex and reward>=0.5").to_pandas()
 """
 

@@ -174,7 +174,7 @@ def test_users_words_tell_sessions_apart(world: World):
 def test_the_pages_example_runs(store: str, tmp_path: Path):
     section = PAGE.read_text().partition("## Sessions without rollouts")[2].partition("\n## ")[0]
     code, command = re.findall(r"```(?:python)?\n(.*?)```", section, re.S)
-    exec(compile(code.replace("sqlite:///data/rolltap.db", store), str(PAGE), "exec"), {})
+    exec(compile(code.replace("rolltap.open()", f"rolltap.open({store!r})"), str(PAGE), "exec"), {})
     args = command.split()
     assert args[:2] == ["rolltap", "export"]
     rows, _ = export(store, tmp_path / args[2].strip("/"), *args[3:])

@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -21,7 +23,7 @@ from rolltap.errors import ConfigError, DatasetError
 from rolltap.records import Record
 
 from ...harnesses.house import House, house
-from .conftest import TURN, ReadHouse
+from .conftest import QUESTION, TURN, ReadHouse, Talk
 
 PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 HOSTILE = "<script>alert(1)</script>"
@@ -158,10 +160,54 @@ def test_import_rolltap_is_light():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+async def record_for_the_page(folder: Path) -> None:
+    """A store at rolltap-data/rolltap.db with a rewarded rollout of a harness that is asked for zebras."""
+    from rolltap.contract.admin import FinishRollout, NewReward
+    from rolltap.harnesses.client import ClaimedRollout
+    from rolltap.types import RolloutStatus, Task
+
+    async with default_store(folder) as home, aiohttp.ClientSession() as http:
+        group = await home.client.open_group(Task("t", "Look.", {"harness": "codex"}), policy="tiny", n=1)
+        opened = await home.client.start_rollout(ClaimedRollout(group.rollout_ids[0]), ttl=60)
+        await Talk(opened.session_id, opened.endpoint.key, home.urls["agent"], http).two_turns()
+        await home.client.reward(NewReward(group.rollout_ids[0], 1.0))
+        end = FinishRollout(RolloutStatus.SUCCEEDED, opened.attempt)
+        await home.client.finish_rollout(group.rollout_ids[0], end)
+
+
+async def record_sessions_of_one_call(folder: Path) -> None:
+    """The store of a harness that was pointed at the proxy: sessions of one call, without rollouts and rewards."""
+    async with default_store(folder) as home, aiohttp.ClientSession() as http:
+        for _ in range(2):
+            opened = await home.client.open_session(policy="tiny", tags={"harness": "codex"})
+            await Talk(opened.session_id, opened.endpoint.key, home.urls["agent"], http).ask(QUESTION)
+
+
+async def record_nothing(folder: Path) -> None:
+    """The store of a server that was not called."""
+    async with default_store(folder):
+        pass
+
+
+@asynccontextmanager
+async def default_store(folder: Path) -> AsyncIterator[House]:
+    """A rolltap whose store is at rolltap-data/rolltap.db of `folder` when it has stopped."""
+    script = say(TURN, "The file stripes.txt holds a zebra.")
+    async with house(script, folder / "house") as home:
+        yield home
+        store = Path(store_of(home).removeprefix("sqlite:///"))
+    (folder / "rolltap-data").mkdir()
+    shutil.copy(store, folder / "rolltap-data" / "rolltap.db")
+
+
+@pytest.mark.parametrize("fill", [record_for_the_page, record_sessions_of_one_call, record_nothing])
 def test_the_page_runs_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fill: Callable[[Path], Awaitable[None]],
 ):
-    asyncio.run(record_for_the_page(tmp_path))
+    asyncio.run(fill(tmp_path))
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
@@ -170,25 +216,4 @@ def test_the_page_runs_as_it_stands(
         exec(compile(block, str(PAGE), "exec"), {})
     told = capsys.readouterr().out
     assert "codex" not in told
-    assert "{'quality': 0.75}" in told
-
-
-async def record_for_the_page(folder: Path) -> None:
-    """A store at data/rolltap.db with a rewarded rollout of a harness that is asked for zebras."""
-    from rolltap.contract.admin import FinishRollout, NewReward
-    from rolltap.harnesses.client import ClaimedRollout
-    from rolltap.types import RolloutStatus, Task
-
-    from .conftest import Talk
-
-    script = say(TURN, "The file stripes.txt holds a zebra.")
-    async with house(script, folder / "house") as home, aiohttp.ClientSession() as http:
-        group = await home.client.open_group(Task("t", "Look.", {"harness": "codex"}), policy="tiny", n=1)
-        opened = await home.client.start_rollout(ClaimedRollout(group.rollout_ids[0]), ttl=60)
-        await Talk(opened.session_id, opened.endpoint.key, home.urls["agent"], http).two_turns()
-        await home.client.reward(NewReward(group.rollout_ids[0], 1.0))
-        end = FinishRollout(RolloutStatus.SUCCEEDED, opened.attempt)
-        await home.client.finish_rollout(group.rollout_ids[0], end)
-        store = Path(store_of(home).removeprefix("sqlite:///"))
-    (folder / "data").mkdir()
-    shutil.copy(store, folder / "data" / "rolltap.db")
+    assert ("{'quality': 0.75}" in told) == (fill is not record_nothing)
