@@ -1,9 +1,10 @@
 """Probes without a key. `GET /health`: is this process running? `GET /ready`: can it accept a new call?
 
 `/ready` is 200 or 503 and reports the state of each part, without addresses or names: `store` (ok, away), `spool` (ok,
-full, none) and `engines` (up, down). `models` (served, missing; unknown while an engine is down) does not affect the status, because an adapter
-appears only with the trainer's first push. While the store is unavailable, a proxy with room in its spool is ready: otherwise
-all proxies of one Postgres would be taken out of service at once although each can continue.
+full, none) and `engines` (up, down). `models` (served, missing; unknown while an engine is down) does not affect the
+status, because an adapter appears only with the trainer's first push. While the store is unavailable, a proxy with room
+in its spool is ready: otherwise all proxies of one Postgres would be taken out of service at once although each can
+continue.
 """
 
 from __future__ import annotations
