@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
@@ -132,6 +134,9 @@ def env(
         raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
     if switch := approvals_off(harness):
         say(f"# {switch}: {name} asks for nothing and may do whatever you can; `rolltap run {name}` has a sandbox")
+    package = harness.package
+    if package and shutil.which(package.executable) is None and (cached := find(package)):
+        say(f'export PATH={shlex.quote(os.pathsep.join(map(str, cached.bins)))}:"$PATH"')
     for line in recipe(launch):
         say(line)
 

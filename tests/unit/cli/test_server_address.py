@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from rolltap.cli.common import plane_url
 from rolltap.cli.listening import FILE, claimed
 from rolltap.cli.main import app
 from rolltap.errors import ConfigError
+from rolltap.harnesses.registry import HARNESSES
 from rolltap.settings import Settings
 
 from .plane import stub_plane
@@ -146,6 +148,22 @@ def test_env_asks_the_server_for_address_key_and_model(here: Path) -> None:
     assert "-m my-model" in output
     switch = "--dangerously-bypass-approvals-and-sandbox"
     assert f"# {switch}: codex asks for nothing and may do whatever you can" in output
+
+
+def test_env_finds_a_harness_that_is_in_the_cache_only(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_key(here / "rolltap-data")
+    monkeypatch.setenv("ROLLTAP_HARNESSES", str(here))
+    monkeypatch.setenv("PATH", str(here / "none"))
+    package = HARNESSES["codex"].package
+    assert package is not None
+    folder = here / f"openai-codex-{package.version}"
+    folder.mkdir()
+    stamp = {"bins": [f"{folder}/bin"], "needs": [], "versions": {}, "seconds": 1.0}
+    (folder / "installed.json").write_text(json.dumps(stamp))
+    with stub_plane({"POST /sessions": OPENED}) as plane:
+        assert f'export PATH={folder}/bin:"$PATH"' in run("harness", "env", "codex", "--url", plane.url)
+        monkeypatch.setenv("ROLLTAP_HARNESSES", str(here / "none"))
+        assert "PATH" not in run("harness", "env", "codex", "--url", plane.url)
 
 
 def test_env_of_an_open_session_takes_the_model_of_its_policy(here: Path) -> None:
