@@ -1,5 +1,5 @@
 """The README's three uses, as they stand there: real Codex and Claude Code and a loop of one's own, a group of rollouts
-and a step on it, then the exports. `pip install` is what made this environment.
+and a step on it, then the exports; and real Codex without a GPU. `pip install` is what made this environment.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.install import Installation
 
 from ..conftest import free_port
+from ..integration.test_examples import does_what_its_readme_says
 from .conftest import CACHE
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENGINE = "http://127.0.0.1:8000"
 REPLY = "It is fixed."
 LOOP = """
@@ -80,13 +83,10 @@ class Newcomer:
 
 
 @pytest.fixture
-def newcomer(
-    tmp_path: Path, release: Callable[[str], Installation], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Newcomer]:
+def shell(tmp_path: Path, release: Callable[[str], Installation], monkeypatch: pytest.MonkeyPatch) -> Newcomer:
     monkeypatch.chdir(tmp_path)
     bins = [Path(sys.executable).parent, *release("codex").bins, *release("claude-code").bins]
-    engine, agent, trainer, admin = (free_port() for _ in range(4))
-    listen = zip(("AGENT", "TRAINER", "ADMIN"), (agent, trainer, admin), strict=True)
+    listen = ((plane, free_port()) for plane in ("AGENT", "TRAINER", "ADMIN"))
     environment = {
         "PATH": os.pathsep.join([*map(str, bins), os.environ["PATH"]]),
         "HOME": str(tmp_path / "home"),
@@ -94,22 +94,28 @@ def newcomer(
         "ROLLTAP_HARNESSES": str(CACHE),
         **{f"ROLLTAP_LISTEN__{plane}_PORT": str(port) for plane, port in listen},
     }
-    shell = Newcomer(tmp_path, environment)
     (tmp_path / "home").mkdir()
-    (tmp_path / "my-model").symlink_to(FOLDER)
-    (tmp_path / "script.toml").write_text(f'otherwise = {{ say = "{REPLY}" }}\n')
-    url = f"http://127.0.0.1:{engine}"
-    serve = line("rolltap serve")
-    assert ENGINE in serve
-    model_server = shell.starts(f"rolltap engine --script script.toml --port {engine}", url)
-    try:
-        proxy = shell.starts(serve.replace(ENGINE, url), f"http://127.0.0.1:{admin}")
-        try:
-            yield shell
-        finally:
-            proxy.stop()
-    finally:
-        model_server.stop()
+    return Newcomer(tmp_path, environment)
+
+
+@contextmanager
+def servers(shell: Newcomer, engine: str, serve: str, default_url: str) -> Iterator[None]:
+    """The two commands, on free ports; `default_url` is where `serve` looks for the engine."""
+    port, admin = free_port(), shell.environment["ROLLTAP_LISTEN__ADMIN_PORT"]
+    url = f"http://127.0.0.1:{port}"
+    assert default_url in serve
+    with ExitStack() as started:
+        started.callback(shell.starts(f"{engine} --port {port}", url).stop)
+        started.callback(shell.starts(serve.replace(default_url, url), f"http://127.0.0.1:{admin}").stop)
+        yield
+
+
+@pytest.fixture
+def newcomer(shell: Newcomer) -> Iterator[Newcomer]:
+    (shell.folder / "my-model").symlink_to(FOLDER)
+    (shell.folder / "script.toml").write_text(f'otherwise = {{ say = "{REPLY}" }}\n')
+    with servers(shell, "rolltap engine --script script.toml", line("rolltap serve"), ENGINE):
+        yield shell
 
 
 @pytest.mark.harness
@@ -132,7 +138,9 @@ def test_the_three_uses_do_what_the_readme_says(newcomer: Newcomer) -> None:
         assert "main completed" in shown
         assert "break" not in shown
 
-    exported = newcomer.types(f"{{\n{block('rolltap export')}}} 2>&1")
+    install, exports = block("rolltap export").split("\n", 1)
+    assert install.startswith("pip install")
+    exported = newcomer.types(f"{{\n{exports}}} 2>&1")
     assert re.search(r"[3-9] rows of trajectories in out", exported), exported
     assert "rows of sft in sft" in exported
     assert (newcomer.folder / "out" / "README.md").exists()
@@ -153,3 +161,26 @@ def test_the_second_use_runs_a_group_of_rollouts_and_trains_a_step_on_it(newcome
     rows = newcomer.sessions()
     assert [(row["harness"], row["reward"], row["status"]) for row in rows] == [("codex", 0.0, "succeeded")] * 8
     assert all(row["output_tokens"] for row in rows), rows
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["codex", "claude-code"])
+def test_without_a_gpu_a_script_plays_the_model(shell: Newcomer, name: str) -> None:
+    lines = re.sub(r"\b(examples|src)/", rf"{ROOT}/\1/", block("rolltap engine --script"))
+    engine, serve, agent = lines.splitlines()
+    with servers(shell, engine, serve, "http://127.0.0.1:8720"):
+        assert "I wrote hello.txt." in shell.types(agent.replace("codex", name))
+        (row,) = shell.sessions()
+    assert (shell.folder / "hello.txt").read_text() == "hello\n"
+    assert (row["harness"], row["calls"], row["breaks"]) == (name, 3, 0)
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(400)
+def test_the_example_without_a_gpu_does_what_its_readme_says(
+    tmp_path: Path, release: Callable[[str], Installation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release("codex")
+    monkeypatch.setenv("ROLLTAP_HARNESSES", str(CACHE))
+    does_what_its_readme_says(tmp_path, monkeypatch, "no-gpu", ("I wrote hello.txt.", "hello\n", "codex"))

@@ -49,7 +49,11 @@ def copied(name: str, folder: Path, ports: list[int]) -> list[str]:
 def test_an_example_does_what_its_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: tuple[str, ...]
 ) -> None:
-    folder, ports = tmp_path / name, [free_port() for _ in range(4)]
+    does_what_its_readme_says(tmp_path, monkeypatch, name, words)
+
+
+def does_what_its_readme_says(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: tuple[str, ...]) -> None:
+    folder, ports = folder / name, [free_port() for _ in range(4)]
     *servers, commands = copied(name, folder, ports)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
