@@ -44,7 +44,7 @@ def parse(text: str, kinds: Mapping[str, Kind]) -> Expression:
         ended = isinstance(error, UnexpectedToken) and error.token.type == "$END"
         at = len(text) if ended or error.pos_in_stream is None else error.pos_in_stream
         raise DatasetError(
-            f"--where: can't read {text!r} from character {at + 1} on ({text[at : at + 20]!r}); want {WANTED}; "
+            f"where: can't read {text!r} from character {at + 1} on ({text[at : at + 20]!r}); want {WANTED}; "
             f"fields: {', '.join(sorted(kinds))}, tag.NAME"
         ) from None
     except VisitError as error:
@@ -89,11 +89,11 @@ class _Builder(Transformer[Token, Expression]):
         if kind is None:
             known = ", ".join(sorted(self._kinds))
             raise DatasetError(
-                f"--where: no field {name!r} (character {(field.start_pos or 0) + 1}); known: {known}, tag.NAME"
+                f"where: no field {name!r} (character {(field.start_pos or 0) + 1}); known: {known}, tag.NAME"
             )
         operators = ("=", "!=", "~") if kind in ("text", "tags", "list") else tuple(COMPARE)
         if op not in operators:
-            raise DatasetError(f"--where: {name} knows {' '.join(operators)}, not {op}")
+            raise DatasetError(f"where: {name} knows {' '.join(operators)}, not {op}")
         plain = str(value)
         plain = plain[1:-1] if plain[0] in "\"'" else plain
         return FilterCondition(f"{name}{op}{value}", name, op, _value(name, kind, plain))
@@ -111,5 +111,5 @@ def _value(name: str, kind: Kind, text: str) -> Any:
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except ValueError:
         want = "a number" if kind == "number" else "an ISO date, as in 2026-03-01"
-        raise DatasetError(f"--where: {name} wants {want}, not {text!r}") from None
+        raise DatasetError(f"where: {name} wants {want}, not {text!r}") from None
     return text
