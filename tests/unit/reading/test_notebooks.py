@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_every_cell_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    fill: Callable[[Path], Awaitable[None]],
+    fill: Callable[[Path], Coroutine[Any, Any, None]],
 ) -> None:
     asyncio.run(fill(tmp_path))
     (tmp_path / "examples" / "notebooks").mkdir(parents=True)

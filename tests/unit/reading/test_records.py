@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -205,7 +206,7 @@ def test_the_page_runs_as_it_stands(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    fill: Callable[[Path], Awaitable[None]],
+    fill: Callable[[Path], Coroutine[Any, Any, None]],
 ):
     asyncio.run(fill(tmp_path))
     monkeypatch.chdir(tmp_path)
