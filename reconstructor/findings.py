@@ -86,10 +86,18 @@ def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> 
     """An empty session, or one with hardly any replies."""
     if not replied:
         yield SessionFinding("no_reply", Grade.FATAL, len(calls), "no call of the agent was answered")
+    elif _are_text(replied):
+        text = "replies are not trainable: the upstream returned no token ids"
+        yield SessionFinding("text_only", Grade.INFO, len(replied), text)
     elif not trained:
         yield SessionFinding("nothing_trained", Grade.FATAL, len(replied), "every call is masked; the report says why")
     if len(replied) == 1:
         yield SessionFinding("one_call", Grade.WARN, 1, "the agent made one call only: a degenerate rollout?")
+
+
+def _are_text(replied: Sequence[Call]) -> bool:
+    """Whether the upstream is one that returns text alone, as a vendor does: no reply has token ids."""
+    return all(call.flaw is Flaw.TOKENS_MISSING for call in replied)
 
 
 def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:
@@ -108,6 +116,8 @@ def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:
 
 def _tokens(replied: Sequence[Call]) -> Iterable[SessionFinding]:
     """Problems of the sampled tokens."""
+    if _are_text(replied):
+        return
     tests: Sequence[tuple[str, Grade, Test, str]] = (
         ("logprobs_positive", Grade.FATAL, _is_positive, "have log-probs above 0: they are not the sampler's"),
         ("logprobs_missing", Grade.FATAL, _lacks_logprobs, "have no log-probs, or not finite ones"),

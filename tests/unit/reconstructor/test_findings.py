@@ -64,6 +64,13 @@ def test_each_is_found_and_graded(name: str, grade: str, calls: list[Any]) -> No
     assert grades == sorted(grades, key=["fatal", "warn", "info"].index)
 
 
+def test_a_session_of_text_alone_is_told_once_and_not_as_fatal() -> None:
+    text = [make_call(number, [], [], flaw=Flaw.TOKENS_MISSING, **CALLED) for number in range(2)]
+    (found,) = reconstruct(text).findings
+    assert (found.name, found.grade.value, found.count) == ("text_only", "info", 2)
+    assert found.text == "replies are not trainable: the upstream returned no token ids"
+
+
 def test_a_few_refused_requests_are_worth_knowing_only() -> None:
     calls = [make_call(0, [1], [2], **CALLED)]
     for number in range(1, 30):
