@@ -60,6 +60,7 @@ def _findings(trajectory: Trajectory) -> list[dict[str, Any]]:
 def _call(row: CallRow, purpose: Classification | None) -> dict[str, Any]:
     """`purpose` is the reconstruction's classification. A call that began since has none: the proxy's hint is shown."""
     intent, completion = row.intent, row.completion
+    prompt_tokens, output_tokens = row.token_counts()
     return {
         "id": intent.id,
         "parent_id": intent.parent_id,
@@ -67,8 +68,8 @@ def _call(row: CallRow, purpose: Classification | None) -> dict[str, Any]:
         "dialect": intent.dialect,
         "kind": (purpose or intent).kind.value,
         "agent": (purpose or intent).agent,
-        "prompt_tokens": len(row.prompt_ids),
-        "output_tokens": len(completion.output_ids) if completion else 0,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
         "shared": intent.shared,
         "break": asdict(intent.break_) if intent.break_ else None,
         "outcome": completion.outcome.value

@@ -89,7 +89,7 @@ async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[st
             calls[line.id] = call_json(line.id, lines, numbers, view)
             parent = lines.get(line.parent_id or "")
             new_tokens = await reader.tokens(line.id, line.shared if parent is not None else 0)
-            vocabulary = vocabulary and new_tokens.vocabulary
+            vocabulary = vocabulary and (new_tokens.vocabulary or not line.token_ids)
             chunks.append(chunk_json(new_tokens))
     return {"chunk": CHUNK, "vocabulary": vocabulary, "first": None, "calls": calls, "chunks": chunks}
 

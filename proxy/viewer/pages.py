@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -196,10 +197,11 @@ class Pages:
             raise NotFound(f"no call {call_id!r}", param="call_id")
         entry = entries[numbers[call_id] - 1]
         line = entry.line
-        total = line.prompt_tokens + line.output_tokens
-        windows = ((line.shared, line.prompt_tokens), (line.prompt_tokens, total))
+        bounds = (line.shared, line.prompt_tokens, line.length) if line.token_ids else ()
         chunks = [
-            await self.reader.tokens(call_id, start, min(end, start + CHUNK)) for start, end in windows if start < end
+            await self.reader.tokens(call_id, start, min(end, start + CHUNK))
+            for start, end in pairwise(bounds)
+            if start < end
         ]
         view = await self.reader.break_of(call_id, AROUND) if line.break_ else None
         return {

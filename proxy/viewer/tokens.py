@@ -48,7 +48,7 @@ def runs_of(call_id: str, lines: Mapping[str, CallLine], numbers: Mapping[str, i
     """Returns the runs of a call's context, in order."""
     runs: list[TokenRun] = []
     line: CallLine | None = lines[call_id]
-    limit = line.prompt_tokens + line.output_tokens
+    limit = line.length
     visited: set[str] = set()
     while line is not None and limit > 0 and line.id not in visited:
         visited.add(line.id)
@@ -72,7 +72,7 @@ def call_json(
     names = ("start", "end", "number", "sampled", "own", "mask")
     return {
         "title": f"Tokens of call {numbers[call_id]}",
-        "total": line.prompt_tokens + line.output_tokens,
+        "total": line.length,
         "break_at": view.differs_at if view is not None and view.against is not None else None,
         "runs": [
             {"call": run.call_id, "why": MASKS.get(run.mask, ""), **{name: getattr(run, name) for name in names}}

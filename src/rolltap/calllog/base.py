@@ -116,6 +116,11 @@ class CallRow:
     completion: CallCompletion | None = None
     delivered: bool | None = None
 
+    def token_counts(self) -> tuple[int, int]:
+        """See `token_counts`."""
+        done = self.completion
+        return token_counts(len(self.prompt_ids), len(done.output_ids) if done else 0, done.usage if done else {})
+
     def call(self) -> Call:
         """The call in the reconstructor's form. A call without completion counts as aborted."""
         intent, done = self.intent, self.completion
@@ -141,6 +146,13 @@ class CallRow:
             shape=intent.shape,
             extras={**done.extras, **tempered(intent.sampling_sent, len(done.output_ids))} if done else {},
         )
+
+
+def token_counts(prompt_ids: int, output_ids: int, usage: Mapping[str, int]) -> tuple[int, int]:
+    """How many tokens a prompt and its output have: their ids on record or, without any, the upstream's own counts."""
+    if prompt_ids or output_ids:
+        return prompt_ids, output_ids
+    return usage.get("prompt", 0), usage.get("output", 0)
 
 
 @dataclass(frozen=True, slots=True)

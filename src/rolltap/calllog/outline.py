@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rolltap.calllog.base import token_counts
 from rolltap.calllog.codec import count_packed, unpack_bytes
 from rolltap.calllog.reading import CHUNK, fetch_parts
 from rolltap.calllog.records import CompletionDetail, IntentDetail, StoredRequest, read_session, split_hashes
@@ -30,7 +31,7 @@ MAX_CALL_WORDS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CallOutline:
-    """A call without tokens and text. `outcome` is None while it is open."""
+    """A call without tokens and text. `outcome`: None while it is open. Without ids, the counts are the upstream's."""
 
     id: str
     session_id: str
@@ -80,6 +81,9 @@ def _outline(row: tuple[Any, ...]) -> CallOutline:
     id, session_id, parent_id, created_at, agent, shared, packed, request = row[:8]
     new_head, new_bytes, out_head, out_bytes, finished_at, outcome, flaw, ended = row[8:]
     detail = _intent_detail.decode(packed)
+    done = _completion_detail.decode(ended) if ended is not None else CompletionDetail()
+    output_ids = count_packed(out_head, out_bytes) if outcome is not None else 0
+    prompt_tokens, output_tokens = token_counts(shared + count_packed(new_head, new_bytes), output_ids, done.usage)
     return CallOutline(
         id=id,
         session_id=session_id,
@@ -90,12 +94,12 @@ def _outline(row: tuple[Any, ...]) -> CallOutline:
         model=model_of(_stored_request.decode(unpack_bytes(request)).head),
         body_hash=detail.body_hash,
         broken=detail.break_ is not None,
-        prompt_tokens=shared + count_packed(new_head, new_bytes),
-        output_tokens=count_packed(out_head, out_bytes) if outcome is not None else 0,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
         finished_at=finished_at,
         outcome=outcome,
         flaw=flaw,
-        error=_completion_detail.decode(ended).error if ended is not None else "",
+        error=done.error,
     )
 
 

@@ -68,6 +68,7 @@ class DecodedSession:
     def line(self, call_id: str) -> CallLine:
         row, purpose = self.rows[call_id], self.purposes[call_id]
         intent, completion = row.intent, row.completion
+        prompt_tokens, output_tokens = row.token_counts()
         text, tool_calls = preview(completion.message) if completion is not None else ("", ())
         return CallLine(
             id=call_id,
@@ -87,8 +88,8 @@ class DecodedSession:
             finish=completion.finish.value if completion is not None else None,
             flaw=completion.flaw.value if completion is not None and completion.flaw is not None else None,
             error=completion.error if completion is not None else "",
-            prompt_tokens=len(row.prompt_ids),
-            output_tokens=len(completion.output_ids) if completion is not None else 0,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
             shared=intent.shared,
             break_=self.breaks.get(call_id),
             versions=completion.versions if completion is not None else (),
@@ -96,6 +97,7 @@ class DecodedSession:
             retry_of=self.retries.get(call_id),
             preview=text,
             tool_calls=tool_calls,
+            token_ids=len(row.prompt_ids) > 0 or (completion is not None and len(completion.output_ids) > 0),
         )
 
 

@@ -25,8 +25,8 @@ from rolltap.reading.types import GroupEffort, SessionQuery, SessionSummary
 from rolltap.reconstructor.exporters.conditions import FilterCondition, Kind
 from rolltap.reconstructor.exporters.select import parse_conditions
 
-LAYOUT = "2"
-"""Version of the file's layout. A file with another layout is rebuilt."""
+LAYOUT = "3"
+"""Version of the file's layout and of what its summaries say. A file of another version is rebuilt."""
 
 BUSY_S = 10.0
 _JSON = ("models", "dialects", "tags", "scores", "labels", "group_tags")

@@ -40,6 +40,7 @@ class SessionSummary:
     """A line of the list of sessions. `reward`: the sum of the rollout-scope rewards, None while there is none.
 
     `tampering`: number of the agent's tampering acts in it. `log_check`: whether the harness's own log agrees.
+    Numbers of tokens are the upstream's own counts for calls without token ids.
     """
 
     id: str
@@ -86,7 +87,8 @@ class CallLine:
     """A call without its text and tokens. `mask`: why it carries no loss ("" if it is trained).
 
     `retry_of`: the earlier call with the same request body. `preview`: the first characters of the reply. `trainer`: a
-    trainer's last annotation of its sampled tokens; None without one.
+    trainer's last annotation of its sampled tokens; None without one. `token_ids`: False if none are on record: the
+    numbers of tokens are the upstream's own counts then.
     """
 
     id: str
@@ -116,6 +118,12 @@ class CallLine:
     preview: str
     tool_calls: tuple[str, ...]
     trainer: AnnotationLine | None = None
+    token_ids: bool = True
+
+    @property
+    def length(self) -> int:
+        """Returns how many token ids are on record: the prompt's and the output's."""
+        return self.prompt_tokens + self.output_tokens if self.token_ids else 0
 
 
 @dataclass(frozen=True, slots=True)

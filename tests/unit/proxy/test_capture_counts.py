@@ -1,0 +1,49 @@
+"""What is shown of a session whose upstream returned text without token ids: the upstream's own numbers of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rolltap.engine.scripted import ScriptedEngine, say
+from rolltap.engine.tiny import FOLDER
+from rolltap.proxy.reading_process.session_views import SessionViews
+from rolltap.proxy.viewer.pages import Pages
+from rolltap.reading import reader_on
+
+from .test_capture_mode import LOOK, captured, client_of, rows_of, two_turns
+
+
+async def test_the_upstreams_own_counts_are_shown_where_there_are_no_ids(tmp_path: Path) -> None:
+    async with (
+        ScriptedEngine(say(LOOK, "There are three."), FOLDER, wire="openai") as engine,
+        captured(tmp_path, engine) as (app, url),
+    ):
+        async with client_of(app, url) as client:
+            await two_turns(client)
+        rows = await rows_of(app)
+        usages = [(row.completion.usage["prompt"], row.completion.usage["output"]) for row in rows]
+        reader = reader_on(app.services.call_log)
+        try:
+            await reader.settle()
+            (listed,) = (await reader.sessions()).sessions
+            detail = await reader.session(listed.id)
+            tokens = await reader.tokens(rows[0].intent.id)
+            page = await Pages(reader, "store").call(rows[0].intent.id)
+
+            async def trajectories(ids: list[str]) -> list[object]:
+                return [await reader.trajectory(id) for id in ids]
+
+            shown = await SessionViews(app.call_log, trajectories).shown(listed.id)  # type: ignore[arg-type]
+        finally:
+            await reader.close()
+    assert all(prompt > 0 and output > 0 for prompt, output in usages)
+    sums = tuple(map(sum, zip(*usages, strict=True)))
+    assert (listed.prompt_tokens, listed.output_tokens) == sums
+    assert (detail.summary.prompt_tokens, detail.summary.output_tokens) == sums
+    assert [(call.prompt_tokens, call.output_tokens) for call in detail.calls] == usages
+    assert [(call["prompt_tokens"], call["output_tokens"]) for call in shown["calls"]] == usages
+    assert [(call.token_ids, call.length) for call in detail.calls] == [(False, 0)] * 2
+    assert tokens.total == 0
+    assert '"total": 0' in page or '"total":0' in page
+    assert "No tokenizer is known" not in page
+    assert [(found["name"], found["grade"]) for found in shown["findings"]] == [("text_only", "info")]
