@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -13,7 +14,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from rolltap.counted import counted
 from rolltap.errors import RolltapError
-from rolltap.reading.types import CallLine, CallTurn, SessionQuery, SessionSummary
+from rolltap.reading.types import CallLine, CallTurn, SessionPage, SessionQuery, SessionSummary
 from rolltap.records.source import RecordSource
 from rolltap.tui import lines
 from rolltap.tui.lines import COLOURINGS, Colouring
@@ -25,6 +26,7 @@ ABOVE = 6
 """Tokens that stand above the one that is looked for."""
 FOLLOW_S = 2.0
 """How often the list of sessions asks again."""
+SAID_S = 3.0
 
 
 class RecordApp(App[None]):
@@ -51,6 +53,10 @@ class RecordApp(App[None]):
         """Shows what went wrong; the screen stays as it is."""
         self.notify(lines.plain(error.message).plain, severity="error", markup=False)
 
+    def say(self, text: str) -> None:
+        """Says why a key did nothing."""
+        self.notify(text, timeout=SAID_S, markup=False)
+
 
 class RecordScreen(Screen[None]):
     """A screen that reads from `source`."""
@@ -73,6 +79,11 @@ class SessionsScreen(RecordScreen):
         Binding("q", "app.quit", "quit"),
     ]
 
+    def __init__(self, source: RecordSource) -> None:
+        super().__init__(source)
+        self._words = ""
+        self._known: list[SessionSummary] | None = None
+
     def compose(self) -> ComposeResult:
         yield Input(placeholder="search: words that were said; Enter", id="search")
         yield Static("", id="note", markup=False)
@@ -80,9 +91,6 @@ class SessionsScreen(RecordScreen):
         yield Footer()
 
     async def on_mount(self) -> None:
-        self._words = ""
-        self._known: list[SessionSummary] | None = None
-        self.table.add_columns(*lines.SESSION_COLUMNS)
         self.table.focus()
         await self.refresh_sessions()
         self.set_interval(FOLLOW_S, self.refresh_sessions)
@@ -98,16 +106,24 @@ class SessionsScreen(RecordScreen):
         except RolltapError as error:
             self.app.report(error)
             return
-        self.query_one("#note", Static).update(_count_note(page.total, len(page.sessions), page.indexed))
-        if list(page.sessions) == self._known:
-            return
+        self.query_one("#note", Static).update(lines.plain(_note(page)))
+        if list(page.sessions) != self._known:
+            self._show(list(page.sessions))
+
+    def on_resize(self) -> None:
+        if self._known is not None:
+            self._show(self._known)
+
+    def _show(self, sessions: list[SessionSummary]) -> None:
         row = self.table.cursor_row
         selected = self._known[row].id if self._known and row < len(self._known) else None
-        self._known = list(page.sessions)
-        self.table.clear()
-        for session in self._known:
-            self.table.add_row(*lines.session_row(session), key=session.id)
-        ids = [session.id for session in self._known]
+        self._known = sessions
+        columns, rows = lines.session_cells(sessions, self.app.size.width)
+        self.table.clear(columns=True)
+        self.table.add_columns(*columns)
+        for session, cells in zip(sessions, rows, strict=True):
+            self.table.add_row(*cells, key=session.id)
+        ids = [session.id for session in sessions]
         if selected in ids:
             self.table.move_cursor(row=ids.index(selected))
 
@@ -137,9 +153,10 @@ class SessionScreen(RecordScreen):
     """A session's text, call by call; the marked call is the one whose tokens `t` shows."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("j,down", "move(1)", "next call"),
+        Binding("j,down", "move(1)", "next"),
         Binding("k,up", "move(-1)", "previous"),
-        Binding("b", "next_break", "next break"),
+        Binding("b", "next_break", "break"),
+        Binding("f", "fold", "fold"),
         Binding("t,enter", "tokens", "tokens"),
         Binding("escape,u", "app.pop_screen", "back"),
         Binding("q", "app.quit", "quit"),
@@ -150,6 +167,8 @@ class SessionScreen(RecordScreen):
         self._id = session_id
         self.calls: tuple[CallLine, ...] = ()
         self.current = 0
+        self._turns: Mapping[str, CallTurn] = {}
+        self._opened: set[str] = set()
 
     def compose(self) -> ComposeResult:
         yield Static(lines.plain(self._id), id="head")
@@ -159,7 +178,7 @@ class SessionScreen(RecordScreen):
     async def on_mount(self) -> None:
         try:
             detail = await self.source.session(self._id)
-            turns = {turn.call_id: turn for turn in await self.source.transcript(self._id)}
+            self._turns = {turn.call_id: turn for turn in await self.source.transcript(self._id)}
         except RolltapError as error:
             self.app.report(error)
             return
@@ -168,13 +187,13 @@ class SessionScreen(RecordScreen):
         if len(self.calls) < len(detail.calls):
             head += f"\nthe first {len(self.calls)} of {len(detail.calls):,} calls; `rolltap view` shows all of them"
         self.query_one("#head", Static).update(lines.plain(head))
-        await self._show(turns)
-
-    async def _show(self, turns: Mapping[str, CallTurn]) -> None:
-        transcript = self.query_one(VerticalScroll)
-        turn_views = [Static(lines.turn_text(call, turns.get(call.id)), classes="turn") for call in self.calls]
-        await transcript.mount_all(turn_views)
+        await self.query_one(VerticalScroll).mount_all(
+            [Static(self._text(call), classes="turn") for call in self.calls]
+        )
         self._mark()
+
+    def _text(self, call: CallLine) -> Text:
+        return lines.turn_text(call, self._turns.get(call.id), opened=call.id in self._opened)
 
     def action_move(self, by: int) -> None:
         self.current = max(0, min(len(self.calls) - 1, self.current + by))
@@ -184,6 +203,21 @@ class SessionScreen(RecordScreen):
         after = [place for place, call in enumerate(self.calls) if call.break_ is not None and place > self.current]
         if after:
             self.action_move(after[0] - self.current)
+        else:
+            self.app.say("no later call has a break")
+
+    def action_fold(self) -> None:
+        """Opens the long texts of the marked call, or folds them again."""
+        if not self.calls:
+            return
+        call = self.calls[self.current]
+        messages = lines.messages_of(self._turns.get(call.id))
+        if not any(lines.is_long(part.text) for message in messages for part in message.parts):
+            self.app.say("this call has no long text")
+            return
+        self._opened ^= {call.id}
+        list(self.query(".turn").results(Static))[self.current].update(self._text(call))
+        self.call_after_refresh(self._mark)
 
     def action_tokens(self) -> None:
         if self.calls:
@@ -200,12 +234,12 @@ class TokensScreen(RecordScreen):
     """A call's tokens as the engine saw them, 1,000 at a time: mask, log-prob, version, break."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "colouring", "colour by"),
-        Binding("n", "page(1)", "next 1,000"),
-        Binding("p", "page(-1)", "previous"),
+        Binding("m", "colouring", "colour"),
+        Binding("n", "page(1)", "next"),
+        Binding("p", "page(-1)", "prev"),
         Binding("o", "output", "output"),
         Binding("b", "break", "break"),
-        Binding("l", "least", "least likely"),
+        Binding("l", "least", "least"),
         Binding("escape,u", "app.pop_screen", "back"),
         Binding("q", "app.quit", "quit"),
     ]
@@ -258,21 +292,31 @@ class TokensScreen(RecordScreen):
         if 0 <= start < self._tokens.total:
             self._start = start
             await self._show()
+        else:
+            self.app.say("these are the last tokens" if by > 0 else "these are the first tokens")
 
     async def action_output(self) -> None:
         """To the first sampled token."""
-        await self._go_to(self._call.prompt_tokens if self._call.output_tokens else 0)
+        await self._go_to(self._call.prompt_tokens if self._call.prompt_tokens < self._call.length else 0)
 
     async def action_break(self) -> None:
         if self._call.break_ is not None:
             await self._go_to(self._call.break_.token_index)
+        else:
+            self.app.say("this call has no break")
 
     def action_least(self) -> None:
         """To the least likely of the tokens that are shown."""
         if (place := lines.unlikely(self._tokens.tokens)) is not None:
             self.table.move_cursor(row=place)
+        else:
+            self.app.say("none of these tokens was sampled")
 
 
-def _count_note(total: int, shown: int, indexed: float) -> str:
-    newest = f", the newest {shown:,} are shown" if shown < total else ""
-    return counted(total, "session") + newest + (f"; {indexed:.0%} of the record is read" if indexed < 1 else "")
+def _note(page: SessionPage) -> str:
+    """How many sessions there are, how many of them are shown, and the policy that these share."""
+    shown = len(page.sessions)
+    note = counted(page.total, "session") + (f", the newest {shown:,} are shown" if shown < page.total else "")
+    policies = {session.policy for session in page.sessions}
+    note += f"; policy {policies.pop()}" if len(policies) == 1 else ""
+    return note + (f"; {page.indexed:.0%} of the record is read" if page.indexed < 1 else "")

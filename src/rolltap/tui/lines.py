@@ -10,16 +10,27 @@ from rich.text import Text
 
 from rolltap.cli.screen import visible
 from rolltap.reading.types import CallLine, CallTokens, CallTurn, MessageView, PartView, SessionSummary, TokenView
+from rolltap.types import Flaw
 
 Colouring = Literal["mask", "log-prob", "version"]
 COLOURINGS: tuple[Colouring, ...] = ("mask", "log-prob", "version")
 UNLIKELY = ((-0.1, "green"), (-1.0, "yellow"), (-3.0, "dark_orange"))
 """Log-probs above the bound have the colour; those below all of them are red."""
 VERSION_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-SESSION_COLUMNS = ("session", "harness", "policy", "calls", "tokens", "breaks", "reward", "last call")
+SESSION_COLUMNS = ("session", "harness", "policy", "calls", "tokens", "breaks", "reward", "last")
+NAME_TOKENIZER = "`rolltap view --tui STORE --tokenizer FOLDER`, or `tokenizer` in a server's settings of the policy"
 TOKEN_COLUMNS = ("#", "id", "text", "", "log-prob", "version")
-SHOWN_CHARS = 4000
-"""Of a part of a message; the whole is in the viewer and in `rolltap export`."""
+UNITS = ("", "k", "M", "G", "T")
+ID_CHARS = 6
+HARNESS_CHARS = 14
+LEAST_POLICY_CHARS = 8
+"""So wide is a policy's column in 80 columns beside long names of harnesses; else it gets what is left."""
+FOLDED_CHARS, FOLDED_LINES = 1000, 20
+"""A part of a message that is longer is folded."""
+BEGINNING_CHARS, BEGINNING_LINES = 400, 5
+"""What a folded part shows."""
+OPENED_CHARS = 100_000
+"""Of an opened part of a message; the whole is in the viewer and in `rolltap export`."""
 
 
 def plain(text: str) -> Text:
@@ -27,21 +38,48 @@ def plain(text: str) -> Text:
     return Text(visible(text))
 
 
-def session_row(session: SessionSummary) -> list[Text]:
-    reward = "" if session.reward is None else f"{session.reward:g}"
-    last = "" if session.last_call_at is None else time.strftime("%m-%d %H:%M", time.localtime(session.last_call_at))
-    tokens = f"{session.prompt_tokens:,} + {session.output_tokens:,}"
-    values = [
-        session.id,
-        session.harness,
-        session.policy,
-        str(session.calls),
-        tokens,
-        str(session.breaks),
-        reward,
-        last,
+def session_cells(sessions: Sequence[SessionSummary], width: int) -> tuple[Sequence[str], list[list[Text]]]:
+    """The columns and rows of a list of sessions in `width` columns of text. A policy that all share has none."""
+    harness_chars = max((len(session.harness) for session in sessions), default=0)
+    spare = max(0, width - 80) + HARNESS_CHARS - min(HARNESS_CHARS, max(harness_chars, len("harness")))
+    rows = [_session_row(session, LEAST_POLICY_CHARS + spare) for session in sessions]
+    if len({session.policy for session in sessions}) > 1:
+        return SESSION_COLUMNS, rows
+    at = SESSION_COLUMNS.index("policy")
+    return [*SESSION_COLUMNS[:at], *SESSION_COLUMNS[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows]
+
+
+def _session_row(session: SessionSummary, policy_chars: int) -> list[Text]:
+    return [
+        plain("…" + session.id[-ID_CHARS:]),
+        _cut(session.harness, HARNESS_CHARS),
+        _cut(session.policy, policy_chars),
+        plain(str(session.calls)),
+        plain(f"{short(session.prompt_tokens)} + {short(session.output_tokens)}"),
+        plain(str(session.breaks)),
+        plain("" if session.reward is None else f"{session.reward:.3g}"),
+        plain("" if session.last_call_at is None else _moment(session.last_call_at)),
     ]
-    return [plain(value) for value in values]
+
+
+def _cut(text: str, width: int) -> Text:
+    cut = plain(text)
+    cut.truncate(width, overflow="ellipsis")
+    return cut
+
+
+def _moment(at: float) -> str:
+    """The time of today, the day of others."""
+    day, today = (time.strftime("%m-%d", time.localtime(when)) for when in (at, time.time()))
+    return time.strftime("%H:%M", time.localtime(at)) if day == today else day
+
+
+def short(count: int) -> str:
+    """A count in at most four characters: 999, 1.2k, 45k, 6.7M."""
+    value, power = float(count), 0
+    while round(value) >= 1000:
+        value, power = value / 1000, power + 1
+    return f"{value:.1f}{UNITS[power]}" if power and value < 9.95 else f"{value:.0f}{UNITS[power]}"
 
 
 def call_text(call: CallLine) -> Text:
@@ -61,28 +99,45 @@ def call_text(call: CallLine) -> Text:
     return text
 
 
-def turn_text(call: CallLine, turn: CallTurn | None) -> Text:
-    """What a call added to the conversation."""
+def turn_text(call: CallLine, turn: CallTurn | None, *, opened: bool = False) -> Text:
+    """What a call added to the conversation; long parts are folded unless `opened`."""
     text = call_text(call)
-    if turn is not None:
-        for message in turn.new:
-            _append_message(text, message)
-        if turn.reply is not None:
-            _append_message(text, turn.reply)
+    for message in messages_of(turn):
+        _append_message(text, message, opened)
     return text
 
 
-def _append_message(text: Text, message: MessageView) -> None:
+def messages_of(turn: CallTurn | None) -> list[MessageView]:
+    """What a turn shows: its new messages and its reply."""
+    if turn is None:
+        return []
+    return [*turn.new, *([turn.reply] if turn.reply is not None else [])]
+
+
+def is_long(text: str) -> bool:
+    return len(text) > FOLDED_CHARS or text.count("\n") >= FOLDED_LINES
+
+
+def _append_message(text: Text, message: MessageView, opened: bool) -> None:
     text.append(f"\n\n{visible(message.role)}", "bold cyan" if message.role == "assistant" else "bold")
     if message.is_error:
         text.append(" (error)", "red")
     for part in message.parts:
-        _append_part(text, part)
+        _append_part(text, part, opened)
 
 
-def _append_part(text: Text, part: PartView) -> None:
-    hidden_chars = len(part.text) - SHOWN_CHARS
-    content = visible(part.text[:SHOWN_CHARS]) + (f"\n[{hidden_chars:,} more characters]" if hidden_chars > 0 else "")
+def _shown(text: str, opened: bool) -> str:
+    """A part's text as far as it is shown, and how much more there is."""
+    shown = text[:OPENED_CHARS]
+    if is_long(text) and not opened:
+        shown = "\n".join(text[:BEGINNING_CHARS].split("\n")[:BEGINNING_LINES])
+    more = len(text) - len(shown)
+    how = "`rolltap view` shows them" if opened else "f opens them"
+    return visible(shown) + (f"\n[{more:,} more characters: {how}]" if more else "")
+
+
+def _append_part(text: Text, part: PartView, opened: bool) -> None:
+    content = _shown(part.text, opened)
     match part.kind:
         case "thinking":
             text.append(f"\n{content}", "italic grey62")
@@ -96,10 +151,14 @@ def _append_part(text: Text, part: PartView) -> None:
 
 def tokens_head(call: CallLine, tokens: CallTokens, colouring: Colouring) -> Text:
     text = call_text(call)
+    if not tokens.total:
+        missing = call.flaw == Flaw.TOKENS_MISSING
+        why = "the upstream returned no token ids, so there are none to show" if missing else "no tokens are on record"
+        return text.append(f"\n{why}", "grey62")
     last = tokens.start + len(tokens.tokens)
     text.append(f"\ntokens {tokens.start:,} to {last:,} of {tokens.total:,}, coloured by {colouring}", "grey62")
     if not tokens.vocabulary:
-        text.append("; no tokenizer is known, so they have no text", "grey62")
+        text.append(f"\nno tokenizer is known, so they have no text: {NAME_TOKENIZER}", "grey62")
     return text
 
 
