@@ -7,6 +7,7 @@ from pathlib import Path
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.reading_process.session_views import SessionViews
+from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import reader_on
 
@@ -29,6 +30,7 @@ async def test_the_upstreams_own_counts_are_shown_where_there_are_no_ids(tmp_pat
             detail = await reader.session(listed.id)
             tokens = await reader.tokens(rows[0].intent.id)
             page = await Pages(reader, "store").call(rows[0].intent.id)
+            saved = await one_file(reader, listed.id)
 
             async def trajectories(ids: list[str]) -> list[object]:
                 return [await reader.trajectory(id) for id in ids]
@@ -45,5 +47,5 @@ async def test_the_upstreams_own_counts_are_shown_where_there_are_no_ids(tmp_pat
     assert [(call.token_ids, call.length) for call in detail.calls] == [(False, 0)] * 2
     assert tokens.total == 0
     assert '"total": 0' in page or '"total":0' in page
-    assert "No tokenizer is known" not in page
+    assert "No tokenizer is known" not in page + saved
     assert [(found["name"], found["grade"]) for found in shown["findings"]] == [("text_only", "info")]
