@@ -23,6 +23,7 @@ from typing import Any
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Job
 from rolltap.harnesses.output import last_line
+from rolltap.harnesses.private_files import private_paths
 from rolltap.harnesses.refusals import refuse_resume
 
 log = logging.getLogger("rolltap.environments")
@@ -186,12 +187,12 @@ def list_tasks(package: str, python: str, values: Mapping[str, Any]) -> Sequence
 def own_folder(where: str) -> tuple[Path, ...]:
     """The folder of an environment that is a file; empty for one that is a name.
 
-    The sandbox shows the whole folder. Raises `TaskInvalid` if it is `/`, HOME or the folder of `rolltap-data`.
+    The sandbox shows the whole folder. Raises `TaskInvalid` if it is `/`, HOME or holds data or settings of rolltap.
     """
     file = Path(where.partition("@")[0])
     if file.suffix != ".py":
         return ()
-    if file.parent in (Path("/"), Path.home()) or (file.parent / "rolltap-data").exists():
+    if file.parent in (Path("/"), Path.home()) or private_paths(file.parent):
         raise TaskInvalid(f"put {file.name} into a folder of its own: the sandbox shows the folder that it lies in")
     return (file.parent,)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.harnesses.private_files import private_paths
 
 
 def inside(path: str) -> PurePosixPath:
@@ -56,7 +57,8 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A copy of a folder. Shares blocks with the original if the file system supports it (reflinks)."""
+    """A copy of a folder, without rolltap's own data and settings. Shares blocks with the original if the file system
+    supports it (reflinks)."""
 
     path: Path
 
@@ -67,6 +69,9 @@ class Folder:
     def __call__(self, folder: Path) -> None:
         command = ["cp", "-a", "--reflink=auto", f"{self.path}/.", str(folder)]
         _run(command, f"can't copy {self.path}")
+        for path in private_paths(self.path):
+            copy = folder / path
+            shutil.rmtree(copy) if copy.is_dir() else copy.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class BubblewrapWorkspace(FolderWorkspace):
         super().__init__(folders, WORKDIR, HOME)
         self._path = path
         self._shown = shown
+        self.hidden: Sequence[Path] = ()  # files and folders of the working copy that look empty, relative to it
         self._mark = secrets.token_hex(8)
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
@@ -129,6 +130,10 @@ class BubblewrapWorkspace(FolderWorkspace):
         argv += ["--bind", str(self.folder), str(WORKDIR), "--bind", str(self._folders.home), str(HOME)]
         for inside, folder in mounts.items():
             argv += ["--bind", str(folder), inside]
+        for path in self.hidden:
+            place = str(WORKDIR / path)
+            is_folder = (self.folder / path).is_dir()
+            argv += ["--tmpfs", place, "--remount-ro", place] if is_folder else ["--ro-bind", "/dev/null", place]
         return [*argv, "--chdir", str(WORKDIR)]
 
 

@@ -6,6 +6,7 @@ only this folder and the proxy, unless the person accepts that they may do whate
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Command, Harness, Source
 from rolltap.harnesses.install import Installation, not_installed
+from rolltap.harnesses.private_files import private_paths
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace
 from rolltap.harnesses.runtimes.folders import make_folders
@@ -60,7 +62,10 @@ def runtime_here(harness: Harness, installation: Installation | None, *, unsandb
             f"{harness.name}; or let it do whatever you can with --no-sandbox"
         )
     needs = installation.needs if installation else ()
-    notice = f"{harness.name} runs in a sandbox: it sees this folder and the proxy only (--no-sandbox: all you see)"
+    notice = (
+        f"{harness.name} runs in a sandbox: it sees this folder, without rolltap's keys and records, and the proxy "
+        "only (--no-sandbox: all you see)"
+    )
     return HereRuntime(folder, bins, BubblewrapRuntime(None, bins, needs)), notice
 
 
@@ -78,6 +83,7 @@ class HereRuntime:
         if self.sandbox is not None:
             workspace = await self.sandbox.prepare(source)
             workspace.folder = self.folder
+            workspace.hidden = await asyncio.to_thread(private_paths, self.folder)
             return workspace
         path = os.pathsep.join([*map(str, self.bins), os.environ.get("PATH", os.defpath)])
         workspace = ProcessWorkspace(await make_folders(None, source), path)

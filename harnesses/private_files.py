@@ -1,0 +1,56 @@
+"""Finds rolltap's own files in a folder that an agent works in or gets a copy of. They hold keys and other sessions.
+
+A data folder is called `rolltap-data`, or has the planes' keys in `keys.toml`; `rolltap.toml` may have keys of planes,
+engines and vendors; a store may lie outside the data folder, with its lock beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rolltap.errors import RuntimeFailed
+from rolltap.store_urls import DATA
+
+SKIPPED = {".git", "node_modules", "__pycache__"}
+KEYS = re.compile(rb"^(admin|trainer|secret)\s*=", re.M)
+STORE = b"SQLite format 3\0"
+BESIDE_STORE = ("", "-wal", "-shm", ".index", ".lock")
+
+
+def private_paths(folder: Path) -> list[Path]:
+    """The private files and data folders in `folder`, relative to it. Links are not followed.
+
+    Raises `RuntimeFailed` if `folder` is itself a data folder.
+    """
+    found = [path.relative_to(folder) for path in _private(folder)]
+    if Path() in found:
+        raise RuntimeFailed(f"{folder} is rolltap's data folder: run the agent elsewhere, as it would see all keys")
+    return found
+
+
+def _private(folder: Path) -> Iterator[Path]:
+    for here, folders, files in os.walk(folder):
+        parent = Path(here)
+        if parent.name == DATA or ("keys.toml" in files and KEYS.search(_beginning(parent / "keys.toml"))):
+            folders.clear()
+            yield parent
+            continue
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        if "rolltap.toml" in files:
+            yield parent / "rolltap.toml"
+        for name in files:
+            store = parent / name.removesuffix(".lock")
+            if name.endswith(".lock") and _beginning(store).startswith(STORE):
+                beside = (store.with_name(store.name + suffix) for suffix in BESIDE_STORE)
+                yield from (path for path in beside if path.is_file())
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
