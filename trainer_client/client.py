@@ -97,6 +97,10 @@ class TrainerClient(HttpClient):
         """The policy; `UnknownPolicy` lists the known ones."""
         return self.send(protocol.policy(name))
 
+    def group_counts(self, policy: str) -> dict[str, int]:
+        """How many groups of the policy there are, by `GroupStatus`."""
+        return self.send(protocol.group_counts(policy))
+
     def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
         """Pauses the policy's engines."""
         self.send(protocol.begin_update(self.caller, policy, mode))
@@ -169,6 +173,9 @@ class AsyncTrainerClient(AsyncHttpClient):
 
     async def policy(self, name: str) -> PolicyState:
         return await self.send(protocol.policy(name))
+
+    async def group_counts(self, policy: str) -> dict[str, int]:
+        return await self.send(protocol.group_counts(policy))
 
     async def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
         await self.send(protocol.begin_update(self.caller, policy, mode))

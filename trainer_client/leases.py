@@ -74,14 +74,19 @@ class LeaseHolder:
         with self._lock:
             return tuple(group for lease in self._leases for group in lease.groups)
 
-    def gather(self, count: int, stopping: Callable[[], bool]) -> bool:
-        """Leases until it has `count` groups; False if `stopping` comes first. Groups that can't be trained go back."""
+    def gather(self, count: int, stopping: Callable[[], bool], waiting: Callable[[int], None]) -> bool:
+        """Leases until it has `count` groups; False if `stopping` comes first. Groups that can't be trained go back.
+
+        `waiting` is called, with the number of missing groups, after each request that brought none.
+        """
         while (missing := count - self._usable()) > 0 and len(self.groups) < MOST_LEASED * count:
             if stopping():
                 return False
             options = replace(self._options, at_least=missing, batch=count + self._extra_groups())
             lease = self.client.lease(self._policy, groups=missing, options=options)
-            if lease is not None and self._can_train(lease):
+            if lease is None:
+                waiting(missing)
+            elif self._can_train(lease):
                 with self._lock:
                     self._leases.append(lease)
         return True

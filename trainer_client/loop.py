@@ -37,6 +37,7 @@ from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
 from rolltap.trainer_client.step import PolicyReading, Step
 from rolltap.trainer_client.teachers import scored_reading
+from rolltap.trainer_client.waiting import Say, WaitNotice
 from rolltap.trainer_client.worker import RankWorker
 
 LEASE_WAIT_S = 5.0
@@ -57,17 +58,23 @@ class StepPlan:
 
 
 class Trainer:
-    """One training run, made by the lead of `ranks`.
+    """One training run, made by the lead of `ranks`. `say` prints a line about a long wait.
 
     Setting `stopping` ends it after the step under way, with a checkpoint.
     """
 
     def __init__(
-        self, settings: TrainerSettings, client: TrainerClient, ranks: Ranks, sinks: Sequence[Sink] = ()
+        self,
+        settings: TrainerSettings,
+        client: TrainerClient,
+        ranks: Ranks,
+        sinks: Sequence[Sink] = (),
+        say: Say = lambda line: None,
     ) -> None:
         self.settings = settings
         self.client = client
         self.sinks = sinks
+        self._say = say
         self.stopping = False
         self.checkpoints = Checkpoints(
             settings.out,
@@ -139,7 +146,8 @@ class Trainer:
     def _gather(self, leases: LeaseHolder) -> bool:
         """Leases a step's groups, and those that the recipe wants again; False if `stopping` came first."""
         with self._clock.part("wait"):
-            complete = leases.gather(self.settings.groups, lambda: self.stopping)
+            notice = WaitNotice(self.client, self.settings.policy, self._say)
+            complete = leases.gather(self.settings.groups, lambda: self.stopping, notice.tell)
             if complete and (replayed := self._recipe.replay(self.step + 1)) is not None:
                 leases.gather_replayed(replayed.count, replayed.filter)
         return complete

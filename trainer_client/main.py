@@ -45,10 +45,11 @@ def _lead(settings: TrainerSettings, ranks: Ranks) -> None:
     client = TrainerClient(settings.url, settings.key, settings.name, run=run_id(settings.out))
     with ExitStack() as stack:
         stack.enter_context(locked(settings.out))
-        sinks = [Terminal(), *open_sinks(settings.report.sinks, settings.out, settings.report.project, settings.name)]
+        terminal = Terminal()
+        sinks = [terminal, *open_sinks(settings.report.sinks, settings.out, settings.report.project, settings.name)]
         for sink in sinks:
             stack.callback(sink.close)
-        trainer = Trainer(settings, client, ranks, sinks)
+        trainer = Trainer(settings, client, ranks, sinks, terminal.say)
 
         def stop(*_: Any) -> None:
             trainer.stopping = True

@@ -95,6 +95,10 @@ def policy(name: str) -> Request[PolicyState]:
     return Request("GET", _path(name), parse=_reply(PolicyState))
 
 
+def group_counts(name: str) -> Request[dict[str, int]]:
+    return Request("GET", _path(name), parse=_field("groups", dict))
+
+
 def begin_update(by: TrainerCaller, name: str, mode: PauseMode) -> Request[None]:
     return Request("POST", _path(name, "/begin_update"), BeginUpdate(mode, **by), parse=_nothing)
 

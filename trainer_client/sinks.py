@@ -59,6 +59,10 @@ class Terminal:
             soft_wrap=True,
         )
 
+    def say(self, line: str) -> None:
+        """Prints a line that belongs to no step."""
+        self._console.print(line, soft_wrap=True, markup=False, style="dim")
+
     def close(self) -> None:
         return None
 

@@ -30,7 +30,7 @@ from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults, build, check, check_installed, resolve_paths
 from rolltap.harnesses.task_sources import SourceOptions, tasks_of
 from rolltap.ids import new_id
-from rolltap.types import RolloutStatus
+from rolltap.types import GroupStatus, RolloutStatus
 
 POLL_S = 0.3
 SHOWN_FAILURES = 10
@@ -226,6 +226,9 @@ def status(
         asyncio.run(_status_of(plane, submissions[0]["id"], stay=True))
         return
     tell_submissions(submissions)
+    for policy in plane.call("GET", "/policies")["policies"]:
+        if stale := policy["groups"].get(GroupStatus.STALE, 0):
+            console.print(f"{policy['name']}: {counted(stale, 'group')} became stale before a trainer took them")
 
 
 @one_line_errors

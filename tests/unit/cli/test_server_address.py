@@ -127,6 +127,14 @@ def test_a_killed_servers_file_says_so_and_keeps_nobody_from_starting(here: Path
         assert plane_url(Settings(), "admin") == "http://here:17"
 
 
+def test_status_says_how_many_groups_are_stale(here: Path) -> None:
+    keep_key(here / "rolltap-data")
+    policies = [{"name": "coder", "groups": {"complete": 1, "stale": 2}}, {"name": "judge", "groups": {}}]
+    with stub_plane({"GET /tasks": {"submissions": []}, "GET /policies": {"policies": policies}}) as plane:
+        output = run("status", "--url", plane.url)
+    assert output.splitlines()[-1] == "coder: 2 groups became stale before a trainer took them"
+
+
 OPENED = {"session_id": "s1", "key": "k-1", "base_url": "http://here:8710/s/s1", "policy": "my-model"}
 
 

@@ -61,6 +61,7 @@ class Plane:
     digests: dict[int, str] = field(default_factory=dict)  # by version
     lose: set[str] = field(default_factory=set)
     fail_next: int = 0
+    stale: int = 0  # groups that nobody may lease any more
     last_step: int | None = None
     incarnation: int = 0
     paused: str | None = None
@@ -192,7 +193,8 @@ class Plane:
         elif verb:
             self.paused = body.get("mode")
         self.changed.notify_all()
-        return {"name": name, "version": self.version, "tokenizer_hash": self.tokenizer_hash, "paused": self.paused}
+        state = {"name": name, "version": self.version, "tokenizer_hash": self.tokenizer_hash, "paused": self.paused}
+        return state | {"groups": {"complete": len(self.ready), "stale": self.stale}}
 
 
 def teacher_logprobs(ids: Sequence[int]) -> list[float]:
