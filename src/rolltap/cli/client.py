@@ -31,6 +31,7 @@ def kept_key(role: str, data: Path | None) -> str:
         return tomllib.loads(path.read_text(encoding="utf-8"))[role]
     except (OSError, KeyError, tomllib.TOMLDecodeError):
         raise ConfigError(
-            f"no {role} key: set ROLLTAP_{role.upper()}_KEY (`rolltap keys mint {role} --name NAME` makes one), "
-            f"or run this beside the server's {path}"
+            f"no {role} key in {path.absolute()}: set ROLLTAP_DATA to the absolute path of the server's data folder, "
+            f"name a settings file whose `data` is that path with --config, or set ROLLTAP_{role.upper()}_KEY "
+            f"(`rolltap keys mint {role} --name NAME` makes one)"
         ) from None

@@ -227,7 +227,20 @@ def test_the_banner_hides_the_stores_password(tmp_path: Path) -> None:
 def test_the_command_for_a_missing_key_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROLLTAP_ADMIN_KEY", raising=False)
-    assert "`rolltap keys mint admin --name NAME` makes one" in said("sessions", "list", "--url", "http://127.0.0.1:1")
+    line = said("sessions", "list", "--url", "http://127.0.0.1:1")
+    assert "`rolltap keys mint admin --name NAME` makes one" in line
+    assert f"no admin key in {tmp_path}/rolltap-data/keys.toml: set ROLLTAP_DATA to the absolute path" in line
+
+
+def test_a_relative_data_folder_is_beside_the_command_for_clients_as_for_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.delenv("ROLLTAP_ADMIN_KEY", raising=False)
+    (tmp_path / "rolltap.toml").write_text('data = "kept"\n')
+    line = said("sessions", "list", "-c", "../rolltap.toml", "--url", "http://127.0.0.1:1")
+    assert f"no admin key in {tmp_path}/project/kept/keys.toml" in line
 
 
 def test_a_narrow_list_of_keys_has_whole_ids(monkeypatch: pytest.MonkeyPatch) -> None:
