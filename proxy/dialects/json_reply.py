@@ -8,13 +8,24 @@ from typing import Any
 
 import msgspec
 
-from rolltap.errors import EngineUnavailable, RateLimited, RolltapError, StoreUnavailable
+from rolltap.errors import (
+    EngineUnavailable,
+    Forbidden,
+    NotFound,
+    RateLimited,
+    RolltapError,
+    SessionClosed,
+    StoreUnavailable,
+    Unauthenticated,
+)
 from rolltap.proxy.dialects.base import WireReply
 
 JSON_TYPE = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 COMMENT = b": keep-alive\n\n"
 DEFAULT_RETRY_S = 1
+FINAL = (Unauthenticated, Forbidden, NotFound, SessionClosed)
+"""Errors that repeating the request can't change."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -30,8 +41,14 @@ def event_frame(name: str, payload: Any) -> bytes:
 
 
 def error_reply(error: RolltapError, payload: Any, headers: Mapping[str, str] | None = None) -> WireReply:
-    """Returns an error's complete reply. Temporary errors have `retry-after`: Codex gives up at a 429 without it."""
+    """Returns an error's complete reply. Temporary errors have `retry-after`: Codex gives up at a 429 without it.
+
+    Final ones have `x-should-retry: false`, which the SDKs of OpenAI and Anthropic obey: Claude Code repeats 401 and 409
+    for minutes without it.
+    """
     out = {"content-type": JSON_TYPE, **(headers or {})}
     if isinstance(error, RateLimited | EngineUnavailable | StoreUnavailable) or error.retry_after is not None:
         out["retry-after"] = str(math.ceil(error.retry_after or DEFAULT_RETRY_S))
+    elif isinstance(error, FINAL):
+        out["x-should-retry"] = "false"
     return WireReply(error.status, encode(payload), out)

@@ -23,6 +23,7 @@ from rolltap.errors import (
     EngineUnavailable,
     Forbidden,
     InvalidRequest,
+    LeaseLost,
     NotFound,
     RateLimited,
     RolltapError,
@@ -250,6 +251,16 @@ def test_an_error_has_its_status_and_says_what_is_wrong(dialect: Dialect, error:
         assert body["message"] == error.message
     if status == 429:
         assert int(reply.headers["retry-after"]) >= (error.retry_after or 1)
+
+
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: getattr(value, "code", value))
+def test_clients_are_told_not_to_repeat_a_final_refusal(dialect: Dialect, error: RolltapError, status: int) -> None:
+    told = dialect.error(error).headers.get("x-should-retry")
+    assert told == ("false" if status in (401, 403, 404, 409) else None)
+
+
+def test_a_conflict_that_may_pass_is_worth_a_retry(dialect: Dialect) -> None:
+    assert "x-should-retry" not in dialect.error(LeaseLost("another trainer's")).headers
 
 
 @pytest.mark.parametrize("name", DIALECTS)

@@ -15,7 +15,7 @@ from google import genai
 from google.genai import errors as genai_errors
 from google.genai import types as genai_types
 
-from rolltap.errors import ContextOverflow, InvalidRequest, RateLimited
+from rolltap.errors import ContextOverflow, InvalidRequest, RateLimited, SessionClosed
 from rolltap.proxy.continuation.canonical import message_digest, thought_digest
 from rolltap.proxy.conversation.chat import (
     Choice,
@@ -98,6 +98,18 @@ def test_openai_chat_errors(server: Server, openai_client: openai.OpenAI) -> Non
     assert overflow.value.code == "context_length_exceeded"
     server.errors = [RateLimited("wait", retry_after=0.01)]
     assert openai_client.chat.completions.create(model="m", messages=history).choices
+
+
+def test_the_sdks_do_not_repeat_a_final_refusal(
+    server: Server, openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic
+) -> None:
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    server.errors = [SessionClosed("closed")]
+    with pytest.raises(openai.ConflictError, match="closed"):
+        openai_client.chat.completions.create(model="m", messages=history)
+    server.errors = [SessionClosed("closed")]
+    with pytest.raises(anthropic.ConflictError, match="closed"):
+        anthropic_client.messages.create(model="m", max_tokens=10, messages=history)
 
 
 def test_openai_models(openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic) -> None:
