@@ -139,6 +139,13 @@ AUDITED_BODY = 2048
 _bearer = HTTPBearer(auto_error=False, description="a key whose role may call the route")
 
 
+def no_caller(key: str) -> Unauthenticated:
+    """The refusal of a request whose `key` belongs to nobody; empty: it has none."""
+    if not key:
+        return Unauthenticated("send the plane's key as `Authorization: Bearer KEY`")
+    return Unauthenticated("the key is not known, or it is over")
+
+
 def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) -> Callable[..., Awaitable[None]]:
     """A FastAPI dependency that checks the caller's role by the route's row in `table` and stores the caller for the
     route. It writes `AUDITED` routes and refusals to the audit log first. `note` counts calls with a session key."""
@@ -146,13 +153,11 @@ def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) ->
     async def dependency(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
     ) -> None:
-        if credentials is None or not credentials.credentials:
-            raise Unauthenticated("send the plane's key as `Authorization: Bearer KEY`")
-        caller = await keyring.caller(credentials.credentials.strip())
+        key = credentials.credentials.strip() if credentials is not None else ""
+        caller = await keyring.caller(key) if key else None
         if caller is None:
-            where = f"{request.method} {request.scope['path']}"
-            await note(credentials.credentials.strip(), TamperingKind.OTHER_PLANE, where)
-            raise Unauthenticated("the key is not known, or it is over")
+            await note(key, TamperingKind.OTHER_PLANE, f"{request.method} {request.scope['path']}")
+            raise no_caller(key)
         admit(request.scope)
         act_for(caller.tenant)
         row = f"{request.method} {request.scope['route'].path}"

@@ -21,11 +21,11 @@ from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.peers import KeysMark, check_peers
 from rolltap.calllog.separation import check_separation
-from rolltap.errors import ConfigError, EngineError, Forbidden, RateLimited, Unauthenticated
+from rolltap.errors import ConfigError, EngineError, Forbidden, RateLimited
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
-from rolltap.proxy.access import TABLES
+from rolltap.proxy.access import TABLES, no_caller
 from rolltap.proxy.cache_space import SHARED
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.open_policies import open_policies
@@ -288,7 +288,7 @@ def _gates(
             caller = await keyring.caller(key)
             if caller is None:
                 await note(key, TamperingKind.OTHER_PLANE, f"a request to the {plane} plane")
-                raise Unauthenticated("send a key of this plane as `Authorization: Bearer KEY`")
+                raise no_caller(key)
             if caller.role not in roles:
                 with acting_for(caller.tenant):
                     await audit.append(caller.id, caller.role, f"refused a body on the {plane} plane", {})

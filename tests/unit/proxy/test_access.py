@@ -149,6 +149,20 @@ def test_the_schema_says_that_a_key_is_needed(home: House, plane: str) -> None:
             assert bool(operation.get("security")) == (f"{method.upper()} {path}" not in KEYLESS), (method, path)
 
 
+@pytest.mark.parametrize("plane", TABLES)
+async def test_a_key_that_was_sent_is_not_asked_for(wall: Wall, plane: str) -> None:
+    row = "/policies/" + POLICY
+    for verb in (f"GET {row}", f"POST {row}/turns"):  # without a body and with one
+        unknown = await wall.send(plane, verb, "rt-junk")
+        assert (unknown.status_code, message(unknown)) == (401, "the key is not known, or it is over")
+        absent = await wall.send(plane, verb, None)
+        assert (absent.status_code, message(absent)) == (401, "send the plane's key as `Authorization: Bearer KEY`")
+
+
+def message(reply: httpx.Response) -> str:
+    return reply.json()["error"]["message"]
+
+
 async def test_the_agent_plane_takes_sessions_and_projects_keys_only(home: House, wall: Wall) -> None:
     app = home.app.planes["agent"]
     agent_rows = [
