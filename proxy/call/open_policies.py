@@ -15,7 +15,7 @@ from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation, ParentFinder
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.continuation.tokenizer import HubTokenizer, read_tokenizer
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine
@@ -54,10 +54,25 @@ def open_policies(
     return Policies(policies), relaying
 
 
-def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Continuation:
+def check_tokenizers(settings: Settings) -> None:
+    """`ConfigError` for a policy whose engine needs a tokenizer that is not set or can't be read."""
+    for name, policy in settings.policies.items():
+        kind = settings.engines[policy.engine].kind
+        if kind != "passthrough" and not is_chat_engine(kind):
+            read_tokenizer(_tokenizer_folder(name, policy))
+
+
+def _tokenizer_folder(name: str, policy: PolicySettings) -> Path:
     if not policy.tokenizer:
-        raise ConfigError(f"settings: policies.{name}.tokenizer: name the folder that holds the model's tokenizer.json")
-    tokenizer = HubTokenizer(Path(policy.tokenizer))
+        raise ConfigError(
+            f"settings: policies.{name}.tokenizer: name the folder that holds the model's tokenizer.json "
+            "(beside --engine: --tokenizer FOLDER)"
+        )
+    return Path(policy.tokenizer)
+
+
+def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Continuation:
+    tokenizer = HubTokenizer(_tokenizer_folder(name, policy))
     if policy.family and policy.tool_format:
         raise ConfigError(
             f"settings: policies.{name}.tool_format: the family {policy.family!r} has its own; leave it out"

@@ -38,6 +38,17 @@ CACHED_BYTES_EACH = 400
 """Estimated bytes of a cache entry, without its characters and ids."""
 
 
+def read_tokenizer(folder: Path) -> tuple[str, dict[str, Any]]:
+    """`tokenizer.json` as text and `tokenizer_config.json` parsed; `ConfigError` if one can't be read."""
+    try:
+        text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        return text, json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the tokenizer folder {str(folder)!r}: {error}{download_hint(folder)}"
+        ) from error
+
+
 class HubTokenizer:
     """The tokenizer of a model folder (`tokenizer.json`, `tokenizer_config.json`).
 
@@ -53,14 +64,7 @@ class HubTokenizer:
         except ImportError as error:
             raise ConfigError(f"token mode needs {error.name}: {install_line('tokens')}") from error
         root = Path(folder)
-        try:
-            text = (root / "tokenizer.json").read_text(encoding="utf-8")
-            config_path = root / "tokenizer_config.json"
-            self.config: dict[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot read the tokenizer folder {str(folder)!r}: {error}{download_hint(folder)}"
-            ) from error
+        text, self.config = read_tokenizer(root)
         self.name_or_path = str(folder)
         self._tokenizer = Tokenizer.from_str(text)
         self._cache: LRUCache[str, tuple[array[int], int]] = LRUCache(CACHED_BYTES, getsizeof=lambda entry: entry[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,7 +45,8 @@ class Listening:
 @contextmanager
 def claimed(data: Path) -> Iterator[Listening]:
     """The folder's file, this process's while the block lasts; `ConfigError` where a living server has it,
-    or where the folder is a file."""
+    or where the folder is a file. A folder that is new, and still has nothing else in it, is removed at the end."""
+    is_new = not data.exists()
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:
@@ -63,6 +65,8 @@ def claimed(data: Path) -> Iterator[Listening]:
             yield listening
         finally:
             listening.clear()
+            if is_new and os.listdir(data) == [FILE]:
+                shutil.rmtree(data)
     finally:
         os.close(file)
 

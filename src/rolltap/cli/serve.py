@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from socket import socket as Socket
 from typing import Any
@@ -67,6 +68,7 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
     from rolltap.cli.workers import serve_with_workers
 
     with claimed(settings.data) as listening:
+        check_start(settings, shared=workers > 1)
         if workers == 1:
             uvloop.run(run(settings, listening, capture=capture))
             return 0
@@ -75,6 +77,22 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
             uvloop.run(run(shared, listening, capture=capture, worker=number, workers=workers))
 
         return serve_with_workers(settings, workers, serve)
+
+
+def check_start(settings: Settings, *, shared: bool) -> None:
+    """`ConfigError` where a tokenizer can't be read or a port is taken, before keys, store and spool are made."""
+    from rolltap.proxy.call.open_policies import check_tokenizers
+    from rolltap.proxy.server import bind
+
+    check_tokenizers(settings)
+    with ExitStack() as held:
+        for plane, port in _ports(settings).items():
+            held.enter_context(bind(settings.listen.host_of(plane), port, shared=shared))
+
+
+def _ports(settings: Settings) -> dict[PlaneName, int]:
+    listen = settings.listen
+    return {"agent": listen.agent_port, "trainer": listen.trainer_port, "admin": listen.admin_port}
 
 
 async def run(settings: Settings, listening: Listening, *, capture: bool, worker: int = 0, workers: int = 1) -> None:
@@ -87,13 +105,8 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
     listen = settings.listen
     spool, beside = spool_of(settings.data, worker), spools_beside(settings.data, worker, workers)
     async with Rolltap.running(settings, check_task=check, spool=spool, spools_beside=beside) as app:
-        ports: dict[PlaneName, int] = {
-            "agent": listen.agent_port,
-            "trainer": listen.trainer_port,
-            "admin": listen.admin_port,
-        }
         sockets: dict[PlaneName, Socket] = {
-            plane: bind(listen.host_of(plane), port, shared=workers > 1) for plane, port in ports.items()
+            plane: bind(listen.host_of(plane), port, shared=workers > 1) for plane, port in _ports(settings).items()
         }
         urls: dict[PlaneName, str] = {
             plane: listen.url_of(plane, socket.getsockname()[1]) for plane, socket in sockets.items()

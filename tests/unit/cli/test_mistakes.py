@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,6 +213,25 @@ def test_a_hub_name_is_no_tokenizer_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     line = said("serve", "--engine", "http://127.0.0.1:1", "--tokenizer", "Qwen/Qwen3-8B", "--policy", "p", *PORTS)
     assert "hf download Qwen/Qwen3-8B --local-dir Qwen3-8B" in line
+
+
+def test_serve_without_a_tokenizer_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = said("serve", "--engine", "http://127.0.0.1:1", "--policy", "p", *PORTS)
+    assert "policies.p.tokenizer" in line
+    assert "--tokenizer FOLDER" in line
+
+
+def test_a_start_that_fails_leaves_no_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "tokenizer folder 'nothere'" in said(
+        "serve", "--engine", "http://127.0.0.1:1", "--tokenizer", "nothere", *PORTS
+    )
+    assert list(tmp_path.iterdir()) == []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"can't listen on 127.0.0.1:{port}" in said(*CAPTURE, "--admin-port", str(port))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_banner_hides_the_stores_password(tmp_path: Path) -> None:
