@@ -43,8 +43,8 @@ def event_frame(name: str, payload: Any) -> bytes:
 def error_reply(error: RolltapError, payload: Any, headers: Mapping[str, str] | None = None) -> WireReply:
     """Returns an error's complete reply. Temporary errors have `retry-after`: Codex gives up at a 429 without it.
 
-    Final ones have `x-should-retry: false`, which the SDKs of OpenAI and Anthropic obey: Claude Code repeats 401 and 409
-    for minutes without it.
+    Final ones have `x-should-retry: false`, which the SDKs of OpenAI and Anthropic obey: without it Claude Code repeats
+    401 and 409 for minutes.
     """
     out = {"content-type": JSON_TYPE, **(headers or {})}
     if isinstance(error, RateLimited | EngineUnavailable | StoreUnavailable) or error.retry_after is not None:
