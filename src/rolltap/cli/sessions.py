@@ -24,6 +24,9 @@ from rolltap.log_check import LogVerdict
 NEWEST = 1000
 """Sessions that are searched for the beginning of an id."""
 
+WIDE_ENOUGH = 100
+"""Columns of a screen on which the list has day and time in one line."""
+
 WIDE_MISMATCH = 0.2
 """Mean |log(trainer / engine)| of a call that is shown as a warning."""
 
@@ -91,13 +94,15 @@ def list_(
     session = Column("session", no_wrap=True)  # ids are whole, to be copied
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "tokens")]
     policy, state = Column("policy, tags", min_width=len("policy, tags")), Column("state", min_width=len("tampering"))
-    table = Table(session, "began", policy, *numbers, state)
+    screen = Screen()
+    table = Table(session, Column("began", no_wrap=True), policy, *numbers, state)
+    clock = "%m-%d %H:%M" if screen.width >= WIDE_ENOUGH else "%m-%d\n%H:%M"
     for row in page["sessions"]:
-        began = time.strftime("%m-%d\n%H:%M", time.localtime(row["created_at"]))
+        began = time.strftime(clock, time.localtime(row["created_at"]))
         tags = [f"{name}={value}" for name, value in row["tags"].items() if name != "harness"]
         about = "\n".join(filter(None, (row["policy"], row["harness"], *tags)))
         table.add_row(row["id"], began, about, str(row["calls"]), str(row["output_tokens"]), _state(row))
-    Screen().print(table)
+    screen.print(table)
     if page["total"] > len(page["sessions"]):
         say(f"{len(page['sessions'])} of {page['total']}; --limit shows more, --where and words choose")
     if page["indexed"] < 1:
@@ -154,8 +159,9 @@ def whole_id(plane: PlaneClient, text: str) -> str:
 
 
 def finding_line(finding: dict[str, Any]) -> str:
-    """A finding as one line: its grade, how many calls show it, and its name."""
-    return f"{finding['grade'].upper()}: {finding['count']} {finding['text']} ({finding['name']})"
+    """A finding as one line: its grade, how many calls show it (if any do), and its name."""
+    count = f"{finding['count']} " if finding["count"] else ""
+    return f"{finding['grade'].upper()}: {count}{finding['text']} ({finding['name']})"
 
 
 def _line(call: dict, trainer: dict[str, Any] | None) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,31 @@ def test_the_list_shows_tampering_and_a_log_that_differs_in_80_columns(monkeypat
     assert states == ["closed", "closed", "reward", "0.5", "tampering", "12", "log", "differs"]
     assert "2 of 9" in text
     assert "50% so far" in text
+
+
+@pytest.mark.usefixtures("here")
+def test_the_list_has_day_and_time_in_one_line_of_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    row = {"policy": "a-policy-with-quite-a-long-name", "harness": "claude-code", "tags": {"batch": "of-the-morning"}}
+    row |= {"created_at": 0.0, "closed_at": None, "calls": 1234, "output_tokens": 123456, "reward": 0.5, "tampering": 1}
+    page = {"sessions": [{"id": IDS[0], **row, "log_check": "mismatch"}], "total": 1, "indexed": 1}
+    began = time.strftime("%m-%d %H:%M", time.localtime(0.0))
+    with stub_plane({"GET /read/sessions?limit=100": page}) as plane:
+        text = CliRunner().invoke(app, ["sessions", "list", "--url", plane.url]).output
+    assert f"│ {began} │" in text, text
+    assert IDS[0] in text
+
+
+@pytest.mark.usefixtures("here")
+def test_a_finding_that_no_call_shows_has_no_count() -> None:
+    finding = {"name": "no_reply", "grade": "fatal", "count": 0, "text": "no call of the agent was answered"}
+    cut = {"name": "turns_truncated", "grade": "warn", "count": 2, "text": "replies were cut off"}
+    with stub_plane({f"POST /sessions/{IDS[0]}/close": {"findings": [finding, cut]}}) as plane:
+        output = CliRunner().invoke(app, ["sessions", "close", IDS[0], "--url", plane.url]).output
+    assert output.splitlines()[1:] == [
+        "FATAL: no call of the agent was answered (no_reply)",
+        "WARN: 2 replies were cut off (turns_truncated)",
+    ]
 
 
 @pytest.mark.usefixtures("here")
