@@ -79,7 +79,7 @@ async def _check_engine(
     finally:
         await client.close()
     can_do = [
-        f"{facts.kind}, models {', '.join(facts.models)}" if facts.models else facts.kind,
+        f"{engine.kind}, models {', '.join(facts.models)}" if facts.models else engine.kind,
         f"context {facts.max_context or 'unknown'}",
         f"log-probs {facts.logprobs_mode}",
         _versions(facts),

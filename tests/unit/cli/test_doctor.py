@@ -65,6 +65,8 @@ async def test_a_model_server_is_tried_before_there_are_settings(capsys: pytest.
         output = capsys.readouterr().out
         assert "log-probs processed" in output
         assert "a weight version for every token" in output
+        assert await check_engine(engine.url, "rolltap")
+        assert "rolltap, models scripted; " in capsys.readouterr().out
     assert not await check_engine("http://127.0.0.1:1", "vllm")
     assert "can't be reached" in capsys.readouterr().out
 
