@@ -43,7 +43,7 @@ async def test_another_trainer_is_told_who_trains_the_policy(world: World) -> No
     first = (await restored(world, "one")).incarnation
     await pushed(world, "one", first, 2)
     fresh = await world.complete(2, 2)
-    told = r"policy 'policy' is trained by 'one' since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC.*--take-over"
+    told = r"policy 'policy' is trained by 'one' since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC.*--take-over.*take_over=True"
     with pytest.raises(TrainerFenced, match=told):
         await restored(world, "two")
     with pytest.raises(TrainerFenced, match=told):

@@ -41,12 +41,15 @@ def lock_incarnation(tx: Tx, name: str, incarnation: int) -> Any:
     return row
 
 
+TAKE_OVER = "rolltap train --take-over; in a client, rewind(..., take_over=True)"
+
+
 def check_owner(policy: Any, trainer: str) -> None:
     """Raises `TrainerFenced` if another trainer owns the policy with the row `policy`."""
     if policy.owner not in (None, trainer):
         raise TrainerFenced(
             f"policy {policy.name!r} is trained by {policy.owner!r}{_since(policy.owned_since)}: stop that trainer "
-            "first, then let this one take over (rolltap train --take-over)",
+            f"first, then let this one take over ({TAKE_OVER})",
             param="trainer",
         )
 
@@ -64,7 +67,7 @@ def new_incarnation(tx: Tx, name: str, rewind: Rewind) -> Any:
     if row.run not in (None, rewind.run) and not rewind.take_over:
         raise TrainerFenced(
             f"the name {name!r} belongs to another run{_since(row.started_at)}, with other checkpoints: give this "
-            "trainer another name, or let it take over (rolltap train --take-over)",
+            f"trainer another name, or let it take over ({TAKE_OVER})",
             param="run",
         )
     values = {"run": rewind.run, "incarnation": row.incarnation + 1, "started_at": tx.now}
