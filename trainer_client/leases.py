@@ -74,7 +74,9 @@ class LeaseHolder:
         with self._lock:
             return tuple(group for lease in self._leases for group in lease.groups)
 
-    def gather(self, count: int, stopping: Callable[[], bool], waiting: Callable[[int], None]) -> bool:
+    def gather(
+        self, count: int, stopping: Callable[[], bool], waiting: Callable[[int], None] = lambda missing: None
+    ) -> bool:
         """Leases until it has `count` groups; False if `stopping` comes first. Groups that can't be trained go back.
 
         `waiting` is called, with the number of missing groups, after each request that brought none.

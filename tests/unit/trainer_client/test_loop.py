@@ -221,7 +221,7 @@ def test_what_is_acknowledged_comes_back_where_no_weights_come_of_it(
     ) as leases:
         for wanted in (1, 2):
             offer(plane, 1, start=wanted)
-            assert leases.gather(wanted, lambda: False, lambda missing: None)
+            assert leases.gather(wanted, lambda: False)
         plane.lose = {"lease-2"}
         assert run._train(leases) is None
         assert leases.groups == ()
