@@ -169,13 +169,18 @@ def trainers(report: dict[str, Any]) -> str:
     )
 
 
+SEEN = ("paint_s", "key_s")
+
+
 def bench_viewer(report: dict[str, Any]) -> str:
     rows = "\n".join(
-        f"| {name} | {1e3 * page['median_s']:,.0f} | {1e3 * page['worst_s']:,.0f} | {page['kilobytes']:,.0f} |"
+        f"| {name} | {1e3 * page['median_s']:,.0f} | {1e3 * page['worst_s']:,.0f} | {page['kilobytes']:,.0f} | "
+        + " | ".join(f"{1e3 * report['browser'][name][key]:,.0f}" if name in report["browser"] else "" for key in SEEN)
+        + " |"
         for name, page in report["pages"].items()
     )
     return (
-        "| page | median, ms | worst, ms | kB |\n|---|---|---|---|\n"
+        "| page | median, ms | worst, ms | kB | first paint, ms | a key, ms |\n|---|---|---|---|---|---|\n"
         f"{rows}\n\nThe index of the {report['sessions']:,} sessions and their words, once: {report['index_s']:,.0f} s.\n\n{_machine(report)}"
     )
 

@@ -3,8 +3,9 @@ reports/bench_viewer.json.
 
 Two records on SQLite. One of `--sessions` sessions in groups of 8, each of two calls, all of them annotated by a
 trainer: the pages that a person opens, and the run's page while a trainer goes on annotating. And one session of 127 MB
-of text and token ids, opened by a reader that has not seen it. Times are of making a page in the process that reads,
-without a browser: the median and the worst of `--looks` looks, and the first one where it differs in kind.
+of text and token ids, opened by a reader that has not seen it. Times are of making a page in the process that reads:
+the median and the worst of `--looks` looks, and the first one where it differs in kind. Then `rolltap view` shows the
+same pages to Chromium: the time to the first paint (from the navigation on), and from a key to the frame behind it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ from rolltap.proxy.conversation.chat import Message, Text
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import RecordReader, opened_reader
 from rolltap.types import Finish, Outcome, Session, VersionSpan
+
+from ..integration.browser import Browser, chromium
+from ..pictures import viewing
 
 REPORT = Path("reports") / "bench_viewer.json"
 POLICY, HARNESSES = "policy", ("codex", "claude-code", "pi", "mini-swe-agent")
@@ -272,6 +276,46 @@ async def look_at_long(store: Path, looks: Looks) -> None:
         await with_new(lambda pages, _: pages.call(call_id(LONG, LONG_CALLS - 1)), "127 MB: its last call's tokens")
 
 
+PAINT = "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+KEY = """
+const done = arguments[1], began = performance.now()
+document.body.dispatchEvent(new KeyboardEvent("keydown", {key: arguments[0], bubbles: true}))
+requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)))
+"""
+
+
+def paint(store: Path, pages: Mapping[str, tuple[str, str]], times: int) -> dict[str, dict[str, float]]:
+    """Of each page (its path, and a key that is pressed there) the medians in seconds."""
+    painted: dict[str, dict[str, float]] = {}
+    with chromium(store.parent / f"{store.stem}-profile") as driver, viewing(store) as link:
+        browser = Browser(driver, link.partition("/view/")[0])
+        browser.open(link.removeprefix(browser.admin))
+        for name, (path, key) in pages.items():
+            first, pressed = [], []
+            for _ in range(times):
+                browser.open(path)
+                browser.until(lambda: browser.run(PAINT) is not None)
+                first.append(browser.run(PAINT) / 1e3)
+                pressed.append(driver.execute_async_script(KEY, key) / 1e3)
+            painted[name] = {"paint_s": statistics.median(first), "key_s": statistics.median(pressed)}
+    return painted
+
+
+def pages_of_many(many: int) -> dict[str, tuple[str, str]]:
+    middle = many // GROUP // 2
+    session = session_id(middle, 3)
+    return {
+        "sessions": ("/view/", "j"),
+        "sessions, filtered and sorted": ("/view/?where=harness%3Dcodex%20and%20reward%3E%3D1&sort=reward", "j"),
+        "sessions, searched": (f"/view/?search={session}", "j"),
+        "session": (f"/view/sessions/{session}", "j"),
+        "a call's tokens": (f"/view/calls/{call_id(session, 1)}", "j"),
+        "groups": ("/view/groups", "j"),
+        "group": (f"/view/groups/{group_id(middle)}", "j"),
+        "run": (f"/view/runs/{POLICY}", "?"),
+    }
+
+
 def figures(looks: Looks) -> dict[str, dict[str, float]]:
     return {
         name: {
@@ -283,11 +327,12 @@ def figures(looks: Looks) -> dict[str, dict[str, float]]:
     }
 
 
-def shown(pages: dict[str, dict[str, float]]) -> Table:
-    table = Table("page", "median, ms", "worst, ms", "kB")
+def shown(pages: dict[str, dict[str, float]], browser: dict[str, dict[str, float]]) -> Table:
+    table = Table("page", "median, ms", "worst, ms", "kB", "first paint, ms", "a key, ms")
     for name, figure in pages.items():
         milliseconds: Sequence[float] = (1e3 * figure["median_s"], 1e3 * figure["worst_s"])
-        table.add_row(name, *(f"{value:,.0f}" for value in milliseconds), f"{figure['kilobytes']:,.0f}")
+        seen = [f"{1e3 * value:,.0f}" for value in browser.get(name, {}).values()]
+        table.add_row(name, *(f"{value:,.0f}" for value in milliseconds), f"{figure['kilobytes']:,.0f}", *seen)
     return table
 
 
@@ -300,6 +345,7 @@ async def measure(folder: Path, many: int, times: int) -> dict[str, Any]:
         report["index_s"] = await look_at_many(folder / "many.db", looks, log, times, many)
     finally:
         await log.close()
+    report["browser"] = await asyncio.to_thread(paint, folder / "many.db", pages_of_many(many), times)
     log = await started(folder / "long.db")
     try:
         for rows in long_session():
@@ -307,6 +353,11 @@ async def measure(folder: Path, many: int, times: int) -> dict[str, Any]:
     finally:
         await log.close()
     await look_at_long(folder / "long.db", looks)
+    long_pages = {
+        "127 MB: seen at once": (f"/view/sessions/{LONG}", "j"),
+        "127 MB: its last call's tokens": (f"/view/calls/{call_id(LONG, LONG_CALLS - 1)}", "j"),
+    }
+    report["browser"] |= await asyncio.to_thread(paint, folder / "long.db", long_pages, times)
     return {**report, "pages": figures(looks)}
 
 
@@ -317,7 +368,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = asyncio.run(measure(Path(folder), options.sessions, options.looks))
-    Console().print(shown(report["pages"]))
+    Console().print(shown(report["pages"], report["browser"]))
     REPORT.parent.mkdir(exist_ok=True)
     machine = {"version": __version__, "cores": os.cpu_count(), "python": platform.python_version()}
     machine["sqlite"] = sqlite3.sqlite_version
