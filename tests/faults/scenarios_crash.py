@@ -192,6 +192,7 @@ async def second_writer(world: World) -> None:
     clients = world.clients
     command = [sys.executable, "-m", "rolltap", "serve", "--config", str(world.proxy.config)]
     command += ["--data", str(world.proxy.folder / "another")]  # a folder has one server, whatever its store
+    command += [word for plane in ("agent", "trainer", "admin") for word in (f"--{plane}-port", "0")]
     second = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
     assert second.returncode != 0
     assert "open for writing" in second.stderr.replace("\n", " ")

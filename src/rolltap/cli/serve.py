@@ -65,8 +65,10 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
     import uvloop
 
     from rolltap.cli.listening import claimed
-    from rolltap.cli.workers import serve_with_workers
+    from rolltap.cli.workers import check_store, serve_with_workers
 
+    if workers > 1:
+        check_store(settings)
     with claimed(settings.data) as listening:
         check_start(settings, shared=workers > 1)
         if workers == 1:

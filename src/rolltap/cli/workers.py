@@ -28,12 +28,16 @@ Serve = Callable[[Settings, int], None]
 """Serves as the worker of this number until it is told to stop."""
 
 
-def serve_with_workers(settings: Settings, count: int, serve: Serve) -> int:
-    """Runs `count` workers until a signal; the exit code. A worker that dies is started anew."""
+def check_store(settings: Settings) -> None:
+    """Raises `ConfigError` for a store that takes one process only."""
     if not settings.store_url.startswith("postgres"):
         raise ConfigError(
             "--workers needs Postgres: SQLite takes one writing process; set store.url to postgresql://..."
         )
+
+
+def serve_with_workers(settings: Settings, count: int, serve: Serve) -> int:
+    """Runs `count` workers until a signal; the exit code. A worker that dies is started anew."""
     settings = with_keys(settings)
     for number in range(count, 1024):
         if (spool := spool_of(settings.data, number)).exists() and _holds_facts(spool):
