@@ -33,7 +33,7 @@ async def test_what_waits_for_postgres_is_appended_again_to_a_redis_that_was_emp
             await dies.write([encode_fact(fact)])
         await client.flushall()
         await dies.write([encode_fact(intents[2])])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while await client.xlen(STREAM) < 5:  # noqa: ASYNC110 - the writer's own task appends
                 await asyncio.sleep(0.01)
         await asyncio.sleep(1.0)
