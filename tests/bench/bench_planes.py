@@ -3,7 +3,8 @@
 One `rolltap serve` on SQLite before an engine with canned replies. Agent calls start at a steady rate, whether or not
 earlier ones have ended, and each is timed from the moment it was due. Beside them, in turns, runs nothing or one of:
 
-* `junk`: bodies of 300 MB without a key to every plane, one after the other;
+* `junk`: bodies of 300 MB without a key to every plane, ten a second;
+* `flood`: the same as fast as they are refused, each over a connection of its own;
 * `lease`: leases of many large groups, which are given back;
 * `read`: all tokens of a long call, a session's trajectory, a search, one HTML file of a group, again and again;
 * `submit`: an admin's request of `--submit-mb` MB to queue tasks.
@@ -44,6 +45,7 @@ from .proxies import KEYS, Launcher, Target, admin_post, answers, running
 REPORT = Path("reports") / "bench_planes.json"
 CORES = os.sched_getaffinity(0)
 JUNK_BYTES = 300_000_000
+JUNK_EVERY_S = 0.1
 ADMIN = {"Authorization": f"Bearer {KEYS['admin']}"}
 PLANES = ("agent", "trainer", "admin")
 
@@ -151,6 +153,12 @@ def junk(urls: dict[str, str], _submit_mb: float) -> Iterator[None]:
             yield
 
 
+def paced_junk(urls: dict[str, str], submit_mb: float) -> Iterator[None]:
+    for _ in junk(urls, submit_mb):
+        time.sleep(JUNK_EVERY_S)
+        yield
+
+
 def lease(urls: dict[str, str], _submit_mb: float) -> Iterator[None]:
     client = TrainerClient(urls["trainer"], KEYS["trainer"], "bench")
     while True:
@@ -206,7 +214,7 @@ def submit(urls: dict[str, str], submit_mb: float) -> Iterator[None]:
         yield
 
 
-WORKS = {"junk": junk, "lease": lease, "read": read, "submit": submit}
+WORKS = {"junk": paced_junk, "flood": junk, "lease": lease, "read": read, "submit": submit}
 
 
 def do(work: str, urls: dict[str, str], seconds: float, submit_mb: float) -> None:
