@@ -1,7 +1,7 @@
 """Finds rolltap's own files in a folder that an agent works in or gets a copy of. They hold keys and other sessions.
 
-A data folder is called `rolltap-data`, or has the planes' keys in `keys.toml`; `rolltap.toml` may have keys of planes,
-engines and vendors; a store may lie outside the data folder, with its lock beside it.
+A data folder is called `rolltap-data`, or has the planes' keys in `keys.toml`; a settings file, whatever its name, may have
+keys of planes, engines and vendors; a store may lie outside the data folder, with its lock beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rolltap.store_urls import DATA
 
 SKIPPED = {".git", "node_modules", "__pycache__"}
 KEYS = re.compile(rb"^(admin|trainer|secret)\s*=", re.M)
+SETTINGS = re.compile(rb"^\[(keys|engines\.|policies\.)", re.M)
 STORE = b"SQLite format 3\0"
 BESIDE_STORE = ("", "-wal", "-shm", ".index", ".lock")
 
@@ -25,10 +26,10 @@ def private_paths(folder: Path) -> list[Path]:
 
     Raises `RuntimeFailed` if `folder` is itself a data folder.
     """
-    found = [path.relative_to(folder) for path in _private(folder)]
-    if Path() in found:
+    paths = [path.relative_to(folder) for path in _private(folder)]
+    if Path() in paths:
         raise RuntimeFailed(f"{folder} is rolltap's data folder: run the agent elsewhere, as it would see all keys")
-    return found
+    return paths
 
 
 def _private(folder: Path) -> Iterator[Path]:
@@ -39,9 +40,9 @@ def _private(folder: Path) -> Iterator[Path]:
             yield parent
             continue
         folders[:] = [name for name in folders if name not in SKIPPED]
-        if "rolltap.toml" in files:
-            yield parent / "rolltap.toml"
         for name in files:
+            if name == "rolltap.toml" or (name.endswith(".toml") and SETTINGS.search(_beginning(parent / name))):
+                yield parent / name
             store = parent / name.removesuffix(".lock")
             if name.endswith(".lock") and _beginning(store).startswith(STORE):
                 beside = (store.with_name(store.name + suffix) for suffix in BESIDE_STORE)

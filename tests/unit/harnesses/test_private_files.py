@@ -20,9 +20,16 @@ SECRETS = {
     "rolltap-data/spool": "SECRET",
     "sub/other-data/keys.toml": 'trainer = "SECRET"\n',
     "rolltap.toml": '[engines.main]\napi_key = "SECRET"\n',
+    "production.toml": '[listen]\nhost = "::1"\n[engines.main]\napi_key = "SECRET"\n',
     "sub/rolltap.toml": '[keys]\nadmin = "SECRET"\n',
 }
-OWN = {"main.py": "print()\n", "keys.toml": 'piano = "not ours"\n', "app.db.lock": "", "sub/notes.md": "mine\n"}
+OWN = {
+    "main.py": "print()\n",
+    "pyproject.toml": "[project]\n",
+    "keys.toml": 'piano = "not ours"\n',
+    "app.db.lock": "",
+    "sub/notes.md": "mine\n",
+}
 
 
 @pytest.fixture
@@ -40,11 +47,12 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_data_settings_and_stores_are_found(project: Path) -> None:
-    found = {str(path) for path in private_paths(project)}
-    assert found == {
+    paths = {str(path) for path in private_paths(project)}
+    assert paths == {
         "rolltap-data",
         "sub/other-data",
         "rolltap.toml",
+        "production.toml",
         "sub/rolltap.toml",
         "record.db",
         "record.db.lock",
