@@ -1,7 +1,7 @@
 """Finds rolltap's own files in a folder that an agent works in or gets a copy of. They hold keys and other sessions.
 
-A data folder is called `rolltap-data`, or has the planes' keys in `keys.toml`; a settings file, whatever its name, may have
-keys of planes, engines and vendors; a store may lie outside the data folder, with its lock beside it.
+A data folder is called `rolltap-data`, or has the planes' keys in `keys.toml`. A settings file of any name may
+have keys of planes, engines and vendors. A store may lie outside the data folder, with its lock beside it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,6 @@ def _private(folder: Path) -> Iterator[Path]:
 def _beginning(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(4096)
+            return file.read(65_536)
     except OSError:
         return b""
