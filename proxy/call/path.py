@@ -139,9 +139,6 @@ class CallPath:
         except RolltapError as failure:
             flight.policy.failed(failure)
             error, problem = failure, f"{failure.code}: {failure.message}"
-            if isinstance(failure, ModelNotLoaded):
-                await self._versions.now(flight.policy)  # another process may know that a trainer owns it by now
-                error = flight.policy.missing(failure)
             outcome = Outcome.ABORTED if isinstance(failure, StoreError) else Outcome.ENGINE_ERROR
         except Exception as failure:
             log.exception("call %s: failed inside rolltap", flight.calls[0].id)
@@ -155,6 +152,10 @@ class CallPath:
         except BaseException:  # shutdown, or a defect: readers must not treat the reply as recorded
             flight.finish(RolltapError("the call could not be recorded"))
             raise
+        if isinstance(error, ModelNotLoaded):
+            # Another process may know that a trainer owns it. Asked behind the completions, which wait for no ledger.
+            await self._versions.now(flight.policy)
+            error = flight.policy.missing(error)
         flight.finish(error)
         if client_left:
             self._recorder.delivered(flight.call_ids, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,28 @@ async def test_a_trainer_of_another_process_counts_from_its_start_on(plane: Any)
     answers = [await shared.client.chat(USER) for _ in range(3)]
     assert [answer.status for answer in answers] == [404, 503, 503]
     assert answers[1].headers["retry-after"] == "5"
+
+
+async def test_a_client_that_leaves_while_the_ledger_is_asked_leaves_no_open_call(plane: Any) -> None:
+    asked, answer_now = asyncio.Event(), asyncio.Event()
+
+    async def read() -> list[PolicyState]:
+        asked.set()
+        await answer_now.wait()
+        return []
+
+    plane.engine.failure = ModelNotLoaded(TEXT, retry_after=5)
+    plane.engine.replies = ["<|im_end|>"]
+    shared = serve(plane.log, plane.engine, plane.session, plane.limits, read)
+    body = {"model": "tiny", "messages": [USER]}
+    _, hang_up, task = shared.client.start("/v1/chat/completions", body)
+    await asked.wait()
+    hang_up.set()
+    await asyncio.sleep(0.05)
+    (row,) = await plane.rows()
+    assert row.completion.outcome is Outcome.ENGINE_ERROR
+    answer_now.set()
+    await task
 
 
 async def test_a_trainer_owns_its_policy_from_its_rewind_on(tmp_path: Path) -> None:
