@@ -94,9 +94,10 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 def test_what_was_taught_is_reinforced(workshop: Workshop) -> None:
     """Supervised on sums, then RL on the cookbook's arithmetic from that state, of which it learns the renderer. The
-    reward is for ending with the stop string first: the tiny model can't add."""
+    reward is for ending with the stop string first: the tiny model can't add. Taught this long, it ends about 60% of
+    its answers; a fifth, as after 25 steps, is too few for eight steps of RL to rise from each time."""
     numbers = random.Random(0)
-    sums = [(numbers.randint(0, 100), numbers.randint(0, 100)) for _ in range(200)]
+    sums = [(numbers.randint(0, 100), numbers.randint(0, 100)) for _ in range(280)]
     shots = [turns("What is 4 + 5?", "9", f"What is {one} + {other}?", str(one + other)) for one, other in sums]
     write_lines(workshop.folder / "sums.jsonl", shots)
     taught = workshop.run(
@@ -107,7 +108,7 @@ def test_what_was_taught_is_reinforced(workshop: Workshop) -> None:
         learning_rate=3e-3,
         batch_size=8,
         max_length=512,
-        max_steps=30,
+        max_steps=35,
         log_path="taught",
     )
     assert taught[-1]["train_mean_nll"] < taught[0]["train_mean_nll"] / 3
@@ -125,11 +126,11 @@ def test_what_was_taught_is_reinforced(workshop: Workshop) -> None:
     )
     assert json.loads((workshop.folder / "reinforced" / "config.json").read_text())["renderer_name"] == "role_colon"
     rewards = [step["env/all/reward/total"] for step in reinforced]
-    assert mean(rewards[-3:]) > mean(rewards[:3]) + 0.01, rewards
+    assert mean(rewards[-3:]) > mean(rewards[:3]), rewards
     after = workshop.last_saved("reinforced")
     ended = [ended_samples(workshop, path) for path in (None, before["sampler_path"], after["sampler_path"])]
     assert ended[0] == 0
-    assert ended[2] > ended[1]
+    assert ended[2] > ended[1] + 10, ended
     weights = [folder_of(workshop.out, one["sampler_path"]) / "model.safetensors" for one in (before, after)]
     assert weights[0].read_bytes() != weights[1].read_bytes()
 
