@@ -51,7 +51,7 @@ engines:
 
 trainers:
 	@for name in tinker-cookbook-0.5.8 verl-0.9.1 llamafactory-0.9.5 openenv-0.10.0 verifiers-0.4.0 environments-1 \
-	  harbor-0.24.0 python-3.12; do \
+	  harbor-0.25.0 python-3.12; do \
 	  scripts/trainers.sh .cache/trainers/$$name || exit 1; done
 	@scripts/sinks.sh .cache/trainers/sinks-1
 

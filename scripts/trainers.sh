@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # trainers.sh VENV: makes the virtual environment of a trainer (once). VENV's last part names what is in it.
 # It sees our packages through a .pth file, so torch is not installed again; only what is missing, and what the trainer
-# wants in another version, comes (up to 150 MB, a minute). `python-3.12` and `harbor-0.24.0` see nothing of ours: what is
+# wants in another version, comes (up to 150 MB, a minute). `python-3.12` and `harbor-0.25.0` see nothing of ours: what is
 # in them refuses Python 3.11 (5 GB with torch, some minutes; 400 MB).
 set -euo pipefail
 venv=${1:?usage: trainers.sh VENV}
@@ -29,7 +29,7 @@ case "$name" in
     packages=(megatron-core==0.16.1 beartype==0.23.1 jaxtyping==0.3.11 wadler-lindig==0.1.8 pyzmq==27.3.0
       loguru==0.7.3 tomli_w==1.2.0 transformers==5.10.2 tokenizers==0.22.2) ;;
   openenv-0.10.0 | environments-1) mapfile -t packages < "scripts/trainers/$name.txt" ;;
-  python-3.12 | harbor-0.24.0)
+  python-3.12 | harbor-0.25.0)
     mapfile -t packages < "scripts/trainers/$name.txt"
     ours=no
     python=$(command -v "${PYTHON312:-}" || ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python 2>/dev/null | tail -1 ||

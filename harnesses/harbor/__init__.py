@@ -15,7 +15,7 @@ from rolltap.extras import install_line
 PYTHON = (3, 12)
 """The lowest Python version that Harbor supports."""
 
-TESTED = ("0.24.0",)
+TESTED = ("0.24.0", "0.25.0")
 """The versions of Harbor that this folder was tested with."""
 
 

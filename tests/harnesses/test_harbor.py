@@ -28,7 +28,7 @@ from ..integration.service import POLICY, Service, service
 from .conftest import CACHE
 from .scenarios import TOOLS, script_of
 
-ENVIRONMENT = ROOT / ".cache" / "trainers" / "harbor-0.24.0"
+ENVIRONMENT = ROOT / ".cache" / "trainers" / "harbor-0.25.0"
 AGENTS = ("claude-code", "codex", "opencode")
 
 TOML = """\
@@ -65,6 +65,49 @@ def harbor_task(folder: Path, *, dockerfile: str = DOCKERFILE, test: str = TEST)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
+
+
+TERMINAL_BENCH = {
+    "task.yaml": "instruction: 'MAINTASK: write the word %s into /app/out.txt.'\ndifficulty: easy\n",
+    "Dockerfile": "FROM ubuntu:24.04\nCOPY a.txt .\n",
+    "docker-compose.yaml": """\
+services:
+  client:
+    build:
+      dockerfile: Dockerfile
+    image: ${T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME}
+    container_name: ${T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME}
+    command: [ "sh", "-c", "sleep infinity" ]
+    environment:
+      - TEST_DIR=${T_BENCH_TEST_DIR}
+    volumes:
+      - ${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}
+      - ${T_BENCH_TASK_AGENT_LOGS_PATH}:${T_BENCH_CONTAINER_AGENT_LOGS_PATH}
+""",
+    "a.txt": "x\n",
+    "run-tests.sh": "#!/bin/bash\npython3 $TEST_DIR/test_outputs.py\n",
+    "solution.sh": "#!/bin/bash\necho %s > out.txt\n",
+    "tests/test_outputs.py": """\
+from pathlib import Path
+
+assert Path("/app/a.txt").exists()
+assert Path("/app/out.txt").read_text().strip() == "%s"
+""",
+}
+"""A task's files as terminal-bench 1 has them; `%s` is the word. Its own tests install pytest from the network."""
+
+
+def migrated_terminal_bench(folder: Path, *words: str) -> Path:
+    """A folder of Harbor's tasks, which Harbor's own command makes of terminal-bench's, one a word."""
+    for word in words:
+        for name, text in TERMINAL_BENCH.items():
+            path = folder / "terminal-bench" / word / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("%s", word))
+            path.chmod(0o600)  # as files are made under umask 077
+    command = [str(ENVIRONMENT / "bin" / "harbor"), "task", "migrate"]
+    subprocess.run([*command, "-i", folder / "terminal-bench", "-o", folder / "tasks"], check=True, timeout=100)
+    return folder / "tasks"
 
 
 def script(agent: str, command: str = "echo hello > /app/out.txt") -> Script:
@@ -206,3 +249,20 @@ async def test_several_rewards_ask_which_one_counts(tmp_path: Path, release: Cal
         said = await play(server, tasks, "codex", 1, "--reward-key", "tests")
         (rollout,) = said.groups[0]["rollouts"]
         assert [reward["value"] for reward in rollout["rewards"]] == [1.0]
+
+
+@pytest.mark.trainers
+@pytest.mark.timeout(600)
+async def test_tasks_of_terminal_bench_1_run_once_harbor_has_migrated_them(
+    tmp_path: Path, release: Callable[[str], Installation]
+) -> None:
+    release("codex")
+    tasks = migrated_terminal_bench(tmp_path, "hello", "goodbye")
+    path = tmp_path / "script.json"
+    path.write_bytes(msgspec.json.encode(script("codex")))
+    async with service(tmp_path, path) as server:
+        played = await play(server, tasks, "codex", 1)
+        assert played.status == 0, played.output
+        rollouts = {group["task_id"]: group["rollouts"][0] for group in played.groups}
+        rewards = {task: rollout["rewards"][0]["value"] for task, rollout in rollouts.items()}
+        assert rewards == {"hello": 1.0, "goodbye": 0.0}
