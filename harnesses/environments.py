@@ -70,6 +70,7 @@ PACKAGES: Mapping[str, EnvironmentPackage] = {
     "inspect": EnvironmentPackage("inspect_ai", "inspect_ai", "0.3.285", "rolltap_inspect", scores=True),
     "gymnasium": EnvironmentPackage("gymnasium", "gymnasium", "1.4.0", "rolltap_gymnasium"),
     "openenv": EnvironmentPackage("openenv", "openenv", "0.10.0", "rolltap_openenv"),
+    "nemo-gym": EnvironmentPackage("nemo_gym", "nemo-gym", "0.4.0", "rolltap_nemo_gym", scores=True),
 }
 
 

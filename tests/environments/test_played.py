@@ -67,6 +67,27 @@ WORDS = Script(
         Rule(when="stressed", turns=(Turn(say="stress"), Turn(say='{"word": "desserts"}'))),
     )
 )
+COUNTS = Script(
+    rules=(
+        Rule(
+            when="add 1 then add 2",
+            turns=(
+                Turn(call=(ToolUse("increment_counter", {"count": 1}),)),
+                Turn(call=(ToolUse("increment_counter", {"count": 2}), ToolUse("get_counter_value", {}))),
+                Turn(say="The count is 6."),
+            ),
+        ),
+        Rule(
+            when="add 4 then add 5",
+            turns=(
+                Turn(call=(ToolUse("increment_counter", {"count": 4}),)),
+                Turn(call=(ToolUse("add_to_counter", {"count": 5}),)),
+                Turn(say="The count is 15."),
+            ),
+        ),
+    )
+)
+"""Of the second task the model calls a tool that is not there, and says what is not so."""
 ASK = """
 import json, os, sys, urllib.request as u
 body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": sys.stdin.read()}]}
@@ -88,6 +109,7 @@ CASES = {
         {"make": {"is_slippery": False}, "actions": ["left", "down", "right", "up"]},
     ),
     "openenv": Case("openenv:openenv/echo.py@Backwards", "openenv-0.10.0", WORDS, {"seed-0": 1.0, "seed-1": 0.5}),
+    "nemo-gym": Case("nemo-gym:example_session_state_mgmt", "python-3.12", COUNTS, {"0": 1.0, "1": 0.0}),
     "verifiers, by an agent": Case(
         "verifiers:verifiers/capitals.py", "verifiers-0.4.0", CAPITALS, {"France": 1.0, "Peru": 0.75}, harness="command"
     ),
@@ -139,3 +161,15 @@ async def test_a_models_command_beside_the_scorer_forges_no_reward(
     assert (rollouts["2+2"]["status"], rollouts["2+2"]["rewards"][0]["value"]) == ("succeeded", 0.0)
     assert "SCORER" in texts["2+2"], "the command ran beside it"
     assert "READ ITS" not in texts["2+2"]
+
+
+async def test_a_nemo_gym_server_scores_an_agents_answer_and_no_policy_is_its_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(HERE)
+    case = Case("nemo-gym:nemo_gym/capitals.py", "python-3.12", CAPITALS, {"0": 0.5, "1": 0.0}, harness="command")
+    rollouts, texts = await play(case, tmp_path)
+    assert (rollouts["0"]["status"], rollouts["0"]["rewards"][0]["value"]) == ("succeeded", 0.5)
+    assert (rollouts["1"]["status"], rollouts["1"]["rewards"]) == ("failed", [])
+    assert "the server asks a judge or another server, policy_model" in rollouts["1"]["reason"]
+    assert "Is that right?" not in texts["1"]
