@@ -231,6 +231,7 @@ class Trainer:
         """The recipe's credit for the groups, and the batches of its updates."""
         admitted = [group for group in groups if self._recipe.admits(group)]
         step = planning.make_step(admitted, self.settings.loss, self.step + 1, self.settings.model)
+        step = self._recipe.filtered(step)
         if admitted and not self._needs_checked:
             self._recipe.check(step)
             self._needs_checked = True

@@ -9,6 +9,7 @@ A recipe is a dataclass; its fields are its options (`[trainer.options]`). It ov
     loss(predicted, batch, policy_loss)     the loss of a batch, on every rank
     updates(step, credit)      the optimiser's steps, in order; by default epochs and minibatches of the settings
     admits(group)              which groups are trained
+    admits_rollout(rollout)    which rollouts carry loss
     replay(step)               which groups of before come back
     turn_cap(step)             the most turns of the attempts to come
     state(), restore(state)    what must survive a restart: by default its fields with `init=False`
@@ -20,14 +21,16 @@ A step may be planned again (a lease was lost); the state is put back before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
 
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import Replay
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.estimators import normalise
-from rolltap.trainer_client.step import POLICY, Credit, RowView, Step
+from rolltap.trainer_client.step import POLICY, Credit, RowView, Step, StepRollout
 
 if TYPE_CHECKING:  # torch takes seconds to import, and settings are read without it
     from rolltap.trainer_client.collate import Batch
@@ -59,10 +62,17 @@ class ValueHead:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedGroups:
-    """At most `count` groups that `filter` describes; fewer where there are no more."""
+    """At most `count` groups that `filter` describes; fewer where there are no more.
+
+    They come whole. Which of their rollouts carry loss is for `Recipe.admits_rollout` to say.
+    """
 
     count: int
     filter: Replay
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"a recipe replays at least 1 group, not {self.count}: `replay` returns None for none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,14 @@ class Recipe:
         """Whether a group is trained. The others do not fill a step, are in no table of it, and are acknowledged."""
         return True
 
+    def admits_rollout(self, rollout: StepRollout) -> bool:
+        """Whether a rollout carries loss; `rollout.replayed` tells those of replayed groups.
+
+        The others stay in the tables and in their group's baseline, as `MASKED` ones do, and the loss's mean is over
+        those that are admitted. A group without any fills a step all the same.
+        """
+        return True
+
     def replay(self, step: int) -> ReplayedGroups | None:
         """Which groups of before are trained again beside the fresh ones of the step to `step`."""
         return None
@@ -153,6 +171,21 @@ class Recipe:
         for name in self.state():
             if name in state:
                 setattr(self, name, state[name])
+
+    def filtered(self, step: Step) -> Step:
+        """The step, in which only rollouts that `admits_rollout` is true of are `trained`."""
+        rollouts = tuple(
+            rollout if self._checked_admission(rollout) else replace(rollout, trained=False)
+            for rollout in step.rollouts
+        )
+        return replace(step, rollouts=rollouts)
+
+    def _checked_admission(self, rollout: StepRollout) -> bool:
+        admitted = self.admits_rollout(rollout)
+        if not isinstance(admitted, bool | np.bool_):
+            said = f"admits_rollout returned {admitted!r} for rollout {rollout.id}, not True or False"
+            raise ConfigError(f"recipe {type(self).__name__}: {said}")
+        return bool(admitted)
 
     @property
     def trains_zero_rows(self) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from rolltap.contract.trainer import Replay
 from rolltap.trainer_client.estimators import Numbers, centre
 from rolltap.trainer_client.recipe import Recipe, ReplayedGroups
-from rolltap.trainer_client.step import Credit, Step
+from rolltap.trainer_client.step import Credit, Step, StepRollout
 
 
 @dataclass
@@ -44,17 +44,22 @@ class SPEAR(Recipe):
         """What tool calls earn after `step` steps: 3 calls at 0 → .3, at half of `explore` → .15, from its end on 0."""
         return np.minimum(0.1 * calls, 1) * (math.cos(math.pi * min(step / self.explore, 1)) + 1) / 2
 
+    def usual(self) -> float:
+        """The median of the means of recent groups; 0 before the first."""
+        return float(np.median(self.means)) if self.means else 0.0
+
+    def admits_rollout(self, rollout: StepRollout) -> bool:
+        return not rollout.replayed or rollout.reward > self.usual()
+
     def credit(self, step: Step) -> Credit:
         done, replayed = step.number - 1, np.array([rollout.replayed for rollout in step.rollouts], bool)
         calls = np.maximum(np.bincount(step.turn_rollouts, minlength=len(replayed)) - 1, 0)
         shaped = step.rewards + self.tool_bonus(calls, done) * self.bonus
-        usual = float(np.median(self.means)) if self.means else 0.0
-        advantages = np.where(replayed, step.rewards - usual, centre(shaped, step.groups))
-        counts = ~replayed | (advantages > 0)
+        advantages = np.where(replayed, step.rewards - self.usual(), centre(shaped, step.groups))
         fresh = [float(step.rewards[step.groups == group].mean()) for group in np.unique(step.groups[~replayed])]
         self.means = [*self.means, *fresh][-self.recent :]
         trained = np.array([rollout.trained for rollout in step.rollouts], bool)
-        shares = np.where(replayed, self.ramp(done), 1.0) * counts * trained.sum()
+        shares = np.where(replayed, self.ramp(done), 1.0) * trained.sum()
         for kind in (replayed, ~replayed):
-            shares[kind] /= max(1, (kind & trained & counts).sum())
+            shares[kind] /= max(1, (kind & trained).sum())
         return step.broadcast(advantages).weighted(step.broadcast(shares).advantages)

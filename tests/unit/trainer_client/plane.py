@@ -77,6 +77,12 @@ class Plane:
         self.ready, self.leases, self.acked, self.lose = [], {}, {}, set()
         self.last_step, self.version, self.digests = None, 0, {}
 
+    @property
+    def replayed(self) -> list[tuple[str, int]]:
+        """Every group that came back, with the step that it is part of."""
+        acknowledged = [(held.step, held.groups) for held in self.leases.values() if held.step is not None]
+        return [(one.group.id, step) for step, groups in acknowledged for one in groups if one.replay]
+
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
 
@@ -144,13 +150,13 @@ class Plane:
             if self.last_step is not None and body["step"] < self.last_step:
                 raise StepRegression(f"step {body['step']} is behind {self.last_step}", param="step")
             held.step = self.last_step = body["step"]
-            self.acked.update({group.group.id: body["step"] for group in held.groups})
+            self.acked.update({group.group.id: body["step"] for group in held.groups if not group.replay})
             return {"groups": len(held.groups)}
         if verb == "nack":
             self.refused.append((body["reason"], tuple(body["blamed"])))
             self.ready += [group for group in held.groups if body["blamed"] and group.group.id not in body["blamed"]]
             return {"dead": 0}
-        self.ready = [*held.groups, *self.ready]
+        self.ready = [*(group for group in held.groups if not group.replay), *self.ready]
         return {"lease_id": lease_id}
 
     def _rewind(self, step: int, versions: dict[str, int]) -> dict[str, Any]:
@@ -160,15 +166,16 @@ class Plane:
             "acknowledged": 0, "leased": 0, "versions": restored, "incarnation": self.incarnation
         }  # fmt: skip
         for held in reversed(self.leases.values()):
+            taken = [group for group in held.groups if not group.replay]  # replayed ones stay acknowledged
             if held.step is not None and held.step > step:
-                back["acknowledged"] += len(held.groups)
-                self.ready = [*held.groups, *self.ready]
-                for group in held.groups:
+                back["acknowledged"] += len(taken)
+                self.ready = [*taken, *self.ready]
+                for group in taken:
                     del self.acked[group.group.id]
                 held.step = None
             elif not held.over:
-                back["leased"] += len(held.groups)
-                self.ready = [*held.groups, *self.ready]
+                back["leased"] += len(taken)
+                self.ready = [*taken, *self.ready]
                 held.over = True
         if self.last_step is not None:
             self.last_step = min(self.last_step, step)

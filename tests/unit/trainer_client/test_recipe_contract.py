@@ -323,14 +323,6 @@ def test_the_turn_cap_of_a_recipe_is_set_when_it_changes(plane: Plane, url: str,
     assert plane.caps == [4, 9]
 
 
-def test_groups_of_before_come_back_beside_fresh_ones(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
-    offer(plane, 0, 4)
-    run(made("spear", model, tmp_path, url=url, options={"groups": 1, "steps": 2}))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["groups"] for line in lines] == [2, 3]
-    assert {name: plane.acked[name] for name in ("g0", "g2", "g3")} == {"g0": 1, "g2": 2, "g3": 2}
-
-
 def _dying(save: Any) -> Any:
     def saves(step: int, *rest: Any) -> Path:
         if step == 2:
