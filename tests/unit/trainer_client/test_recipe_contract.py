@@ -314,7 +314,7 @@ def test_it_steps_through_the_loop_and_resumes_as_if_nothing_had_happened(
     assert any(not torch.equal(start[key], ends[0][key]) for key in start)
     for key, value in ends[0].items():
         torch.testing.assert_close(ends[1][key], value, atol=1e-6, rtol=1e-5)
-    assert _state(resumed) == pytest.approx(_state(straight))
+    assert state_of(resumed) == pytest.approx(state_of(straight))
 
 
 def test_the_turn_cap_of_a_recipe_is_set_when_it_changes(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def _dying(save: Any) -> Any:
     return saves
 
 
-def _state(one: Trainer) -> dict[str, float]:
+def state_of(one: Trainer) -> dict[str, float]:
     """The recipe's state, with every number by its path."""
 
     def flat(value: Any, path: str) -> Iterator[tuple[str, float]]:

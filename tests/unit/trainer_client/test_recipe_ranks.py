@@ -84,30 +84,3 @@ def test_every_recipe_has_the_same_gradient_on_two_ranks(tmp_path: Path) -> None
     differences = {(name, int(rank)): float(value) for name, rank, value in lines}
     assert differences.keys() == set(product(recipe_names(), (0, 2)))
     assert {name: value for name, value in differences.items() if value > 1e-4} == {}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("recipe", ["aem", "ppo", "seeupo", "tt_opd"])
-def test_with_adapters_a_resumed_run_ends_as_one_without_a_break(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ROLLTAP_TRAINER__LORA__RANK", "4")
-    (tmp_path / "rolltap.toml").write_text(SETTINGS.format(recipe=recipe))
-    model_folder(tmp_path / "model")
-    outs = tmp_path / "twice", tmp_path / "once"
-    plane = Plane()
-    with running(plane) as url:
-        for steps in (1, 2):
-            offer(plane, 2 * steps - 2)
-            one_process(url, tmp_path, outs[0], steps)
-        plane.forget()
-        offer(plane, 0)
-        offer(plane, 2)
-        one_process(url, tmp_path, outs[1], 2)
-    (weights, state), (plain_weights, plain_state) = (checkpoint(out) for out in outs)
-    start = load_file(tmp_path / "model" / "model.safetensors")
-    assert any(not torch.equal(start[name], weights[name]) for name in start)
-    assert_close(plain_weights, weights)
-    assert_close(plain_state["adapters"], state["adapters"])
-    for name in ("heads", "network teacher"):
-        assert_close(plain_state.get(name, {}), state.get(name, {}))
