@@ -72,7 +72,7 @@ def made(name: str, model: Path, out: Path, **more: Any) -> TrainerSettings:
     base = {"key": KEY, "policy": "policy", "model": model, "out": out, "recipe": name, "groups": 2, "steps": 2}
     fixed = {"optimiser": {"lr": 1e-3}, "compute": {"device": "cpu", "token_budget": 90}}
     known = {one.name for one in fields(recipe_class(name))}
-    offered = {"teacher": str(teacher(model)), "teacher_policy": TEACHER, "warm_up": 0}
+    offered = {"teacher": str(teacher(model)), "teacher_policy": TEACHER, "warm_up": 0, "every": 1}
     options = {key: value for key, value in offered.items() if key in known}
     return load_trainer_settings(**{**base, **fixed, "options": options, **more})
 
