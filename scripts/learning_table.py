@@ -22,10 +22,9 @@ def learning(results: Mapping[str, Any]) -> str:
     steps = results["cells"][0]["steps"]
     beaten = f"No lead over the control is shown for {', '.join(failed)}." if failed else "Each beats its control."
     size = f"{steps} steps of {results['groups']} groups of {results['rollouts']} rollouts"
-    done = len(results["cells"])
-    measured = f"{done} of {results['planned']} cells are measured" + (
-        ", the others have not run." if done < results["planned"] else "."
-    )
+    done, planned = len(results["cells"]), results["planned"]
+    missing = f"{done} of {planned} cells are measured, the others have not run."
+    measured = missing if done < planned else f"{done} cells are measured."
     held_out = f"{results['held_out']} held-out rollouts a seed at temperature {results['temperature']:g}"
     machine = f"{results['cores']} cores, Python {results['python']}, {results['time']}"
     note = f"{beaten} {measured} {size}; {held_out}. ({machine}.)"

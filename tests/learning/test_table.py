@@ -60,6 +60,7 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     assert "| `files` | `grpo` | 1 | 1.5 | 0.20 | 0.90 | 0.20 | +0.70 ± 0.12 | 0.20 0.30 |" in text
     assert "No lead over the control is shown for `ppo` on `files`." in text
     assert "5 of 96 cells are measured" in text
+    assert " 4 cells are measured." in learning({**head, "planned": 2, "cells": ran})  # more seeds of a row
     assert "spear" not in text  # without its control it is no result
 
 
