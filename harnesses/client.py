@@ -14,7 +14,6 @@ import msgspec
 
 from rolltap.contract.admin import (
     AssignedRollout,
-    CapTurns,
     FinishRollout,
     Heartbeat,
     LeaseRollouts,
@@ -26,6 +25,7 @@ from rolltap.contract.admin import (
     SubmitTasks,
 )
 from rolltap.contract.base import values_of
+from rolltap.contract.control import RolloutControl
 from rolltap.contract.harness_log import HarnessLog
 from rolltap.harnesses.base import Endpoint
 from rolltap.http_client import AsyncHttpClient, Request
@@ -117,9 +117,9 @@ class AdminClient(AsyncHttpClient):
         """Appends a reward. A reward for an earlier attempt is refused."""
         await self._post("/rewards", reward if reward.id else replace(reward, id=new_id()))
 
-    async def cap_turns(self, policy: str, turns: int) -> None:
-        """Sets the turn cap for future attempts of the policy; 0 removes it."""
-        await self._post(f"/policies/{policy}/turns", CapTurns(turns))
+    async def set_control(self, policy: str, control: RolloutControl) -> None:
+        """Sets what holds for the policy's rollouts to come, in place of all that was set before."""
+        await self._post(f"/policies/{policy}/control", control)
 
     async def open_session(
         self, *, policy: str = "", ttl: float | None = None, tags: Mapping[str, str] | None = None

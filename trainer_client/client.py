@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from rolltap.contract.annotations import CallAnnotation
+from rolltap.contract.control import RolloutControl
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import (
     LeaseOptions,
@@ -111,9 +112,12 @@ class TrainerClient(HttpClient):
         the number stands for other weights."""
         self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
 
-    def cap_turns(self, policy: str, turns: int) -> None:
-        """Attempts that begin from now on have at most `turns` turns; 0 lifts the cap."""
-        self.send(protocol.cap_turns(self.caller, policy, turns))
+    def set_control(self, policy: str, control: RolloutControl) -> None:
+        """Sets what holds for the policy's rollouts to come, in place of all that was set before.
+
+        `InvalidRequest` for a temperature at which the policy's calls could not be trained.
+        """
+        self.send(protocol.set_control(self.caller, policy, control))
 
     def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
         """The log-probs of given ids by the policy's weights, and the likeliest candidates of each; nothing is sampled.
@@ -183,8 +187,8 @@ class AsyncTrainerClient(AsyncHttpClient):
     async def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
         await self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
 
-    async def cap_turns(self, policy: str, turns: int) -> None:
-        await self.send(protocol.cap_turns(self.caller, policy, turns))
+    async def set_control(self, policy: str, control: RolloutControl) -> None:
+        await self.send(protocol.set_control(self.caller, policy, control))
 
     async def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
         return await self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from rolltap.contract.control import RolloutControl
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.errors import AlignmentError, TrainerError, VersionTaken
@@ -88,7 +89,7 @@ class Trainer:
         self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
         self._restored = saved
         self._checkpointed_step = self.step
-        self._turn_cap: int | None = None  # as this run last set it
+        self._control: RolloutControl | None = None  # as this run last set it
         self._skipped_updates = 0  # updates of the step under way whose gradient was not finite
         self._served_folder = saved.folder if saved else settings.model
         self._pushes_adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
@@ -170,7 +171,7 @@ class Trainer:
             self._save_adapters()
         if self._pushes_adapters or served.version != self.version or served.paused is not None:
             self._push_restored()
-        self._set_turn_cap()
+        self._set_control(self.step)
 
     def _push_restored(self) -> None:
         """Pushes what the run goes on from.
@@ -185,12 +186,12 @@ class Trainer:
             self.version += 1
             self._push()
 
-    def _set_turn_cap(self) -> None:
-        """Attempts that begin from now on have the recipe's cap."""
-        cap = self._recipe.turn_cap(self.step)
-        if cap is not None and cap != self._turn_cap:
-            self.client.cap_turns(self.settings.policy, cap)
-            self._turn_cap = cap
+    def _set_control(self, step: int) -> None:
+        """Rollouts that begin from now on are as the recipe wants them after `step` steps."""
+        control = self._recipe.after(step)
+        if control is not None and control != self._control:
+            self.client.set_control(self.settings.policy, control)
+            self._control = control
 
     def _train(self, leases: LeaseHolder) -> StepReport | None:
         """One step on the leased groups; None if no weights came of it.
@@ -208,6 +209,7 @@ class Trainer:
                     self.client.rewind(self.step, {self.settings.policy: self.version})
                 break
             self._check_fidelity(plan)
+            self._set_control(self.step + 1)  # the acknowledgement makes room: groups that it lets open follow it
             if leases.acknowledge(self.step + 1):
                 return self._complete(plan, leases, norm)
             self._workers.forget()
@@ -224,7 +226,6 @@ class Trainer:
         self._workers.update_followers(self.step)
         leases.clear()
         self._publish()
-        self._set_turn_cap()
         return self._report(plan, norm, lr)
 
     def _plan(self, groups: tuple[LeasedGroup, ...]) -> StepPlan:

@@ -14,6 +14,7 @@ import msgspec
 from rolltap import wire
 from rolltap.contract.annotations import MAX_CALLS, MAX_TOKENS, AnnotateLease, CallAnnotation
 from rolltap.contract.base import values_of
+from rolltap.contract.control import RolloutControl, SetControl
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import (
     AckLease,
@@ -31,7 +32,6 @@ from rolltap.contract.trainer import (
     Rewind,
     Rewound,
     ScoreIds,
-    TrainerTurnCap,
     Transfer,
 )
 from rolltap.http_client import Request, read_json
@@ -107,8 +107,8 @@ def push(name: str, weights: PushWeights) -> Request[None]:
     return Request("POST", _path(name, "/push"), weights, parse=_nothing)
 
 
-def cap_turns(by: TrainerCaller, name: str, turns: int) -> Request[None]:
-    return Request("POST", _path(name, "/turns"), TrainerTurnCap(turns, **by), parse=_nothing)
+def set_control(by: TrainerCaller, name: str, control: RolloutControl) -> Request[None]:
+    return Request("POST", _path(name, "/control"), SetControl(control=control, **by), parse=_nothing)
 
 
 def score(name: str, body: ScoreIds) -> Request[PolicyScores]:

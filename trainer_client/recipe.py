@@ -11,7 +11,7 @@ A recipe is a dataclass; its fields are its options (`[trainer.options]`). It ov
     admits(group)              which groups are trained
     admits_rollout(rollout)    which rollouts carry loss
     replay(step)               which groups of before come back
-    turn_cap(step)             the most turns of the attempts to come
+    after(step)                the control of the rollouts to come: turn cap, temperature, n, priority, curriculum
     state(), restore(state)    what must survive a restart: by default its fields with `init=False`
 
 All but `loss` run on the lead rank only, so `loss` sees nothing of the state: what it needs travels in `batch.extra`.
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from rolltap.contract.control import RolloutControl
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import Replay
 from rolltap.errors import ConfigError
@@ -146,8 +147,12 @@ class Recipe:
         """What is read before `credit`, into `step.readings` by name."""
         return {POLICY: Pass()} if self.reads_policy else {}
 
-    def turn_cap(self, step: int) -> int | None:
-        """The most turns of attempts that begin after `step` steps; None leaves the cap as it is, 0 lifts it."""
+    def after(self, step: int) -> RolloutControl | None:
+        """What holds for rollouts that begin after `step` steps; None leaves the policy's control as it is.
+
+        Called when a run begins or goes on (`step` may be 0), and after the `credit` of each step, so the state may say
+        what it learned there.
+        """
         return None
 
     def credit(self, step: Step) -> Credit:

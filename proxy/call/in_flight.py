@@ -22,6 +22,7 @@ from rolltap.proxy.call.events import CallEvent
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.shape import shape_of
 from rolltap.proxy.conversation.chat import ChatRequest, Choice, ReplyEnded, ReplyStarted, Usage
+from rolltap.proxy.sessions.tags import temperature_of
 from rolltap.types import CallKind, Finish, Flaw, Outcome, Session
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class InFlightRequest:
     def intent(self, call: OpenCall, process: str) -> CallIntent:
         """The intent row of a call, written before the engine is asked."""
         plan, request, session = call.plan, self.request, self.session.session
+        temperature = temperature_of(session, self.policy.name)
         return CallIntent(
             id=call.id,
             session_id=session.id,
@@ -105,7 +107,7 @@ class InFlightRequest:
             sampling_asked=msgspec.to_builtins(request.sampling),
             sampling_sent=call.sampling_sent(),
             hints=request.hints.raw,
-            shape=shape_of(request, plan, self.policy.source.unapplied(request)),
+            shape=shape_of(request, plan, self.policy.source.unapplied(request, temperature)),
             lineage=msgspec.msgpack.encode(plan.lineage),
         )
 

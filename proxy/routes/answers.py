@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rolltap import wire
 from rolltap.contract.admin import AssignedRollout
+from rolltap.contract.control import RolloutControl
 from rolltap.contract.keys import KeyRecord
 from rolltap.contract.trainer import PauseMode, PolicyState
 from rolltap.finding import SessionFinding
@@ -233,14 +234,6 @@ class GroupList:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnsCap:
-    """The cap on turns for the policy's attempts that start from now on; 0: no cap."""
-
-    policy: str
-    turns: int
-
-
-@dataclass(frozen=True, slots=True)
 class SubmissionList:
     """Submissions, newest first."""
 
@@ -307,7 +300,8 @@ class RevokedKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStanding(PolicyState):
-    """A policy with its counts, as in `PolicyStats`; `engine` is the name of its engine or pool."""
+    """A policy with its counts, as in `PolicyStats`; `engine` is the name of its engine or pool, `control` what a
+    trainer has set for the rollouts to come."""
 
     policy: str
     engine: str
@@ -318,6 +312,7 @@ class PolicyStanding(PolicyState):
     room: int | None
     zero_variance: int
     staleness: Mapping[int, int]
+    control: RolloutControl
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from rolltap.contract.trainer import LOST, BeginUpdate, FinishUpdate, OwnerRequest, PushWeights, TrainerTurnCap
-from rolltap.errors import InvalidRequest, UnknownPolicy, WeightsLost
+from rolltap.contract.control import RolloutControl, SetControl
+from rolltap.contract.trainer import LOST, BeginUpdate, FinishUpdate, OwnerRequest, PushWeights
+from rolltap.errors import EngineUnavailable, InvalidRequest, UnknownPolicy, WeightsLost
 from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.call.sources.passthrough import PassthroughSource
 from rolltap.proxy.routes.answers import (
     PolicyList,
     PolicyPaused,
     PolicyResumed,
     PolicyStanding,
     ServedVersion,
-    TurnsCap,
     fields_of,
 )
 from rolltap.proxy.routes.services import Services
@@ -26,7 +27,7 @@ SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/
 
 
 def admin_router(services: Services) -> APIRouter:
-    """The policies with their versions and counts."""
+    """The policies with their versions and counts, and their controls without a trainer."""
     routes = APIRouter(tags=["policies"], route_class=sliced({}))
 
     @routes.get("/policies")
@@ -36,6 +37,11 @@ def admin_router(services: Services) -> APIRouter:
     @routes.get("/policies/{name}")
     async def show_policy(name: str) -> PolicyStanding:
         return await _state(services, policy_of(services, name))
+
+    @routes.post("/policies/{name}/control")
+    async def set_control(name: str, body: RolloutControl) -> RolloutControl:
+        """Sets what holds for rollouts to come, in place of all that was set before. Also on the trainer plane."""
+        return await _control(services, name, body, None)
 
     return routes
 
@@ -73,17 +79,13 @@ def trainer_router(services: Services) -> APIRouter:
         await runtime.engine.load_weights(body.path, body.version, adapter)
         return await serve_version(services, runtime, body.version)
 
-    @routes.post("/policies/{name}/turns")
-    async def cap_turns(name: str, body: TrainerTurnCap) -> TurnsCap:
-        """Caps the turns of attempts that start from now on; 0 removes the cap. Also on the admin plane.
+    @routes.post("/policies/{name}/control")
+    async def set_control(name: str, body: SetControl) -> RolloutControl:
+        """Sets what holds for rollouts to come, in place of all that was set before. Also on the admin plane.
 
-        A trainer that is named must own the policy: a fenced one would cap the attempts of its successor.
+        The trainer must own the policy: a fenced one would control the rollouts of its successor.
         """
-        runtime = policy_of(services, name)
-        if body.trainer:
-            await policies.check_weights_owner(name, OwnerRequest(trainer=body.trainer, incarnation=body.incarnation))
-        await services.ledger.turn_caps.set(runtime.name, body.turns)
-        return TurnsCap(name, body.turns)
+        return await _control(services, name, body.control, body)
 
     @routes.post("/policies/{name}/finish_update")
     async def finish_update(name: str, body: FinishUpdate) -> PolicyResumed:
@@ -140,4 +142,32 @@ async def _state(services: Services, runtime: Policy) -> PolicyStanding:
     state = await services.ledger.policies.get(runtime.name)
     stats = await services.ledger.policies.stats(runtime.name)
     values = fields_of(state) | fields_of(stats)
-    return PolicyStanding(**values, engine=runtime.engine.name, trainable=runtime.settings.trainable)
+    control = await services.ledger.controls.of(runtime.name)
+    return PolicyStanding(**values, engine=runtime.engine.name, trainable=runtime.settings.trainable, control=control)
+
+
+async def _control(services: Services, name: str, control: RolloutControl, by: OwnerRequest | None) -> RolloutControl:
+    runtime = policy_of(services, name)
+    if control.temperature is not None:
+        check_temperature(runtime, control.temperature)
+    await services.ledger.controls.set(runtime.name, control, by)
+    return control
+
+
+def check_temperature(runtime: Policy, temperature: float) -> None:
+    """Raises if calls of the policy at this temperature could not be trained, or would not be sampled at it.
+
+    `EngineUnavailable` while its engine has not answered, as only the engine knows.
+    """
+    problem = ""
+    if not runtime.settings.trainable or isinstance(runtime.source, PassthroughSource):
+        problem = "it is not trained, and samples as harnesses ask"
+    elif temperature != 1.0 and not runtime.up:
+        raise EngineUnavailable(f"engine {runtime.engine.name} does not answer, so its log-probs are not known")
+    elif temperature != 1.0 and runtime.logprobs_mode != "processed":
+        problem = (
+            f"its engine's log-probs ({runtime.logprobs_mode}) are not at the sampling temperature, so a trainer could "
+            "not use them (docs/engines.md)"
+        )
+    if problem:
+        raise InvalidRequest(f"temperature {temperature} for policy {runtime.name!r}: {problem}", param="temperature")

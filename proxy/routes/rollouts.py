@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from rolltap.contract.admin import CapTurns, FinishRollout, NewReward, OpenGroup, StartRollout
+from rolltap.contract.admin import FinishRollout, NewReward, OpenGroup, StartRollout
+from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
 from rolltap.errors import Forbidden, LedgerError
 from rolltap.ledger.groups import GroupSpec
 from rolltap.proxy.access import By
-from rolltap.proxy.routes.answers import AttemptKey, GroupList, RolloutWithEvidence, TurnsCap, fields_of
+from rolltap.proxy.routes.answers import AttemptKey, GroupList, RolloutWithEvidence, fields_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 from rolltap.proxy.routes.values import Limit
 from rolltap.proxy.sessions.roles import main_role, role_tags
-from rolltap.proxy.sessions.tags import TURNS
+from rolltap.proxy.sessions.tags import TEMPERATURE, TURNS
 from rolltap.types import EVALUATION, PURPOSE_TAG, Group, GroupStatus, Reward, Rollout
 
 
@@ -23,12 +24,6 @@ def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["rollouts"], route_class=sliced({}))
     _serve_groups(routes, services)
     _serve_rollouts(routes, services)
-
-    @routes.post("/policies/{name}/turns")
-    async def cap_turns(name: str, body: CapTurns) -> TurnsCap:
-        """Caps the turns of attempts that start from now on; 0 removes the cap."""
-        await services.ledger.turn_caps.set(name, body.turns)
-        return TurnsCap(name, body.turns)
 
     @routes.post("/rewards")
     async def append_reward(body: NewReward, by: By) -> Reward:
@@ -84,7 +79,7 @@ def _serve_rollouts(routes: APIRouter, services: Services) -> None:
     async def start_rollout(rollout_id: str, body: StartRollout, by: By) -> AttemptKey:
         """Starts an attempt with its own session and key. The previous attempt's key becomes invalid.
 
-        `turns` is the task's cap (0: none). The answer's `turns` is the lower of the task's and the policy's caps; the
+        `turns` is the task's cap (0: none). The answer's `turns` is the lower of the task's and the control's caps; the
         proxy enforces it. `model` is the name that the harness requests: the policy's, or that of its main role.
         """
         return await _start(services, rollout_id, body, by)
@@ -99,11 +94,17 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
     ledger = services.ledger
     await ledger.rollouts.check_own(rollout_id, by, body.node_token)
     group = await ledger.rollouts.group_of(rollout_id)
-    policy, roles = group.policy, group.roles
-    turns = await ledger.turn_caps.of(policy, body.turns)
-    tags = ({TURNS: str(turns)} if turns else {}) | role_tags(roles)
+    policy, roles, turns = group.policy, group.roles, body.turns
+    tags = role_tags(roles)
     if f"{PURPOSE_TAG}={EVALUATION}" in group.tags:
         tags[PURPOSE_TAG] = EVALUATION
+    else:
+        control = await ledger.controls.of(policy)
+        turns = min(turns or MOST_TURNS, control.max_turns) if control.max_turns else turns
+        if control.temperature is not None:
+            tags[TEMPERATURE] = str(control.temperature)
+    if turns:
+        tags[TURNS] = str(turns)
     session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags)
     try:
         started = await ledger.rollouts.start(

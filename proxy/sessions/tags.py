@@ -6,15 +6,20 @@ import json
 import re
 from collections.abc import Collection, Mapping
 
+from rolltap.contract.control import TEMPERATURES
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.sessions.capture import CAPTURED, PROJECT
 from rolltap.proxy.sessions.roles import MAX_ROLES, NAME
 from rolltap.proxy.sessions.roles import TAG as ROLES
 from rolltap.tenants import TENANT_TAG
+from rolltap.types import Session
 
 TURNS = "turns"
 """Tag with the turn cap (`rolltap.proxy.call.turn_cap`)."""
 TURN_COUNT = re.compile(r"[0-9]{1,10}")
+TEMPERATURE = "rolltap.temperature"
+"""Tag with the temperature at which the session's policy samples all of its calls (`rolltap.contract.control`)."""
+TEMPERATURE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,20})?")
 MAX_TAGS = 32
 NAME_CHARS = 128
 VALUE_CHARS = 8192
@@ -32,8 +37,22 @@ def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) 
             raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
     if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):
         raise InvalidRequest(f"tags.{TURNS}: a number of turns; 0: no cap", param=f"tags.{TURNS}")
+    if TEMPERATURE in tags and not _is_temperature(tags[TEMPERATURE]):
+        message = "tags.{}: a temperature of {} to {}".format(TEMPERATURE, *TEMPERATURES)
+        raise InvalidRequest(message, param=f"tags.{TEMPERATURE}")
     if ROLES in tags:
         _check_roles(tags[ROLES], policy, policies)
+
+
+def temperature_of(session: Session, policy: str) -> float | None:
+    """The temperature that was set for calls of `policy` in the session; None: its settings or the harness decide."""
+    set_value = session.tags.get(TEMPERATURE)
+    return float(set_value) if set_value is not None and session.policy == policy else None
+
+
+def _is_temperature(text: str) -> bool:
+    least, most = TEMPERATURES
+    return TEMPERATURE_NUMBER.fullmatch(text) is not None and least <= float(text) <= most
 
 
 def _check_roles(text: str, policy: str, policies: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from rolltap.contract.admin import AssignedRollout, FinishRollout, GroupRule, Le
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, NotFound
 from rolltap.ids import new_id
-from rolltap.ledger import submissions
+from rolltap.ledger import task_queue
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Task
@@ -292,7 +292,7 @@ async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_
 ) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=1), submission_id="s")
     loop, cancelling = asyncio.get_running_loop(), []
-    lock = submissions.locked_policy
+    lock = task_queue.locked_policy
 
     def slow(tx: Tx, name: str) -> object:
         cancelling.append(asyncio.run_coroutine_threadsafe(world.ledger.submissions.cancel("s"), loop))
@@ -301,7 +301,7 @@ async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_
         return lock(tx, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(submissions, "locked_policy", slow)
+        patch.setattr(task_queue, "locked_policy", slow)
         given = await lease(world)
     assert (await asyncio.wrap_future(cancelling[0])).ended
     assert given == () or await world.ledger.nodes.heartbeat([one.token for one in given], 15.0) == []

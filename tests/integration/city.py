@@ -147,7 +147,7 @@ async def live(city: City, tenant: Tenant) -> None:
     )
     note = {"kind": "comment", "value": tenant.canary, "session_id": started["session_id"]}
     await city.admin(tenant, "POST /read/notes", **note)
-    await city.admin(tenant, f"POST /policies/{tenant.policy}/turns", turns=7)
+    await city.admin(tenant, f"POST /policies/{tenant.policy}/control", max_turns=7)
     claimed = await city.admin(tenant, "POST /nodes/n/lease", capacity=1, ttl=600)
     assert len(claimed["rollouts"]) == 1
     answer = await city.send(
@@ -189,7 +189,7 @@ def bodies(victim: Tenant) -> Mapping[str, Any]:
         "POST /rewards": {"rollout_id": ids["rollout_id"], "value": 1.0, "scope": "call:*"},
         "POST /nodes/{node}/lease": {"capacity": 9, "ttl": 60},
         "POST /nodes/{node}/heartbeat": {"tokens": ["x"], "ttl": 60},
-        "POST /policies/{name}/turns": {"turns": 1},
+        "POST /policies/{name}/control": {"max_turns": 1},
         "POST /read/notes": {"kind": "comment", "value": "x", "session_id": ids["session_id"]},
         "POST /keys": {"role": "admin", "name": "k", "tenant": victim.name},
         "POST /keys/{key_id}/rotate": {"overlap": 0},

@@ -152,7 +152,7 @@ async def _groups(admin: CheckedPlane) -> None:
     assert (await admin.get("/groups/{group_id}", group_id=group["id"]))["status"] == "open"
     assert (await admin.post("/groups/{group_id}/cancel", group_id=group["id"]))["status"] == "dropped"
     assert len((await admin.get("/groups"))["groups"]) == 2
-    assert (await admin.post("/policies/{name}/turns", {"turns": 0}, name=POLICY))["turns"] == 0
+    assert (await admin.post("/policies/{name}/control", {"max_turns": 9}, name=POLICY))["max_turns"] == 9
     assert (await admin.get("/policies"))["policies"][0]["name"] == POLICY
     assert (await admin.get("/policies/{name}", name=POLICY))["engine"] == "main"
 
@@ -219,7 +219,9 @@ async def _weights(admin: CheckedPlane, trainer: CheckedPlane) -> None:
     sent = {**by, **transfer, "world_size": ranks + 1, "backend": "gloo", "buckets": [bucket]}
     assert (await trainer.post("/policies/{name}/receive", sent, **policy))["version"] == 2
     assert (await trainer.post("/policies/{name}/finish_update", by, **policy))["policy"] == POLICY
-    assert (await trainer.post("/policies/{name}/turns", {"turns": 0}, **policy))["turns"] == 0
+    control = {"n": 4, "curriculum": {"easy": 1.0}}
+    assert (await trainer.post("/policies/{name}/control", {**by, "control": control}, **policy))["n"] == 4
+    assert (await trainer.get("/policies/{name}", **policy))["control"]["curriculum"] == {"easy": 1.0}
     asked = {"sequences": [{"token_ids": [1, 2, 3], "start": 1}], "top_logprobs": 2}
     (scores,) = (await trainer.post("/policies/{name}/score", asked, **policy))["sequences"]
     assert len(scores["logprobs"]) == 2

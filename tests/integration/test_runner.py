@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rolltap.contract.control import RolloutControl
 from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.attempts import Progress, Slots, Stage
@@ -162,9 +163,9 @@ async def test_the_cap_of_turns_is_held_by_the_proxy_and_lowered_while_training(
 
     assert await run(0) == ["completed"] * 8
     assert await run(3) == ["completed"] * 3 + ["refused"] * 5
-    await home.client.cap_turns(POLICY, 2)
+    await home.client.set_control(POLICY, RolloutControl(max_turns=2))
     assert await run(3) == ["completed"] * 2 + ["refused"] * 6
-    await home.client.cap_turns(POLICY, 0)
+    await home.client.set_control(POLICY, RolloutControl())
     assert await run(4) == ["completed"] * 4 + ["refused"] * 4
 
 

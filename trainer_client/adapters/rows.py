@@ -69,7 +69,7 @@ def trained_runs(part: Segment) -> list[tuple[int, int]]:
 def check_recipe(recipe: Recipe) -> None:
     """Raises `ConfigError` for a recipe with more than advantages: the rest would be silently ignored."""
     kind = type(recipe)
-    parts = ("loss", "updates", "passes", "networks", "admits", "replay", "turn_cap", "state")
+    parts = ("loss", "updates", "passes", "networks", "admits", "replay", "after", "state")
     extras = [part for part in parts if getattr(kind, part) is not getattr(Recipe, part)]
     extras += ["reads_policy"] * kind.reads_policy
     if kind is not Recipe and kind.credit is Recipe.credit:

@@ -30,6 +30,7 @@ from rolltap.trainer_client.recipes.reinforce import Reinforce
 from rolltap.trainer_client.recipes.reinforce_pp import ReinforcePP
 from rolltap.trainer_client.recipes.rise import RISE
 from rolltap.trainer_client.recipes.rloo import RLOO
+from rolltap.trainer_client.recipes.sec import SEC
 from rolltap.trainer_client.recipes.seeupo import SeeUPO
 from rolltap.trainer_client.recipes.skill_sd import SkillSD
 from rolltap.trainer_client.recipes.slea_rl import SLEARL
@@ -71,6 +72,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "reinforce_pp": ReinforcePP,
     "rise": RISE,
     "rloo": RLOO,
+    "sec": SEC,
     "seeupo": SeeUPO,
     "skill_sd": SkillSD,
     "slea_rl": SLEARL,

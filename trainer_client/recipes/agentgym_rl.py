@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rolltap.contract.control import RolloutControl
 from rolltap.trainer_client.recipe import Recipe
 
 
@@ -18,5 +19,5 @@ class AgentGymRL(Recipe):
     rounds: tuple[int, ...] = (10, 20, 30)
     every: int = 100
 
-    def turn_cap(self, step: int) -> int:
-        return self.rounds[min(step // self.every, len(self.rounds) - 1)]
+    def after(self, step: int) -> RolloutControl:
+        return RolloutControl(max_turns=self.rounds[min(step // self.every, len(self.rounds) - 1)])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rolltap.contract.control import RolloutControl
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.recipe import Pass, ReadNetwork, Recipe
 from rolltap.trainer_client.step import POLICY, Credit, Step
@@ -38,6 +39,6 @@ class TCOD(Recipe):
         teacher, own = step.readings["teacher"].logprobs, step.readings[POLICY].logprobs
         return Credit(tuple(self.strength * (one - other) for one, other in zip(teacher, own, strict=True)))
 
-    def turn_cap(self, step: int) -> int:
-        """After 0, 6, 60, 249 steps → 1, 2, 11, 30."""
-        return min(1 + step // self.every, self.most)
+    def after(self, step: int) -> RolloutControl:
+        """After 0, 6, 60, 249 steps → 1, 2, 11, 30 turns."""
+        return RolloutControl(max_turns=min(1 + step // self.every, self.most))

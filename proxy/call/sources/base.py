@@ -50,10 +50,10 @@ class Source(Protocol):
     replayable: bool
     """A client that retries may join a request in flight, or receive a finished reply that did not reach it."""
 
-    def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
+    def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         """The request's fields (by their `openai_chat` names) that are accepted and have no effect.
 
-        Findings list them.
+        Findings list them. `temperature` is the one that was set for the session, if any.
         """
         ...
 

@@ -26,6 +26,7 @@ from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine, EngineFacts
+from rolltap.proxy.sessions.tags import temperature_of
 from rolltap.settings import PolicySettings
 from rolltap.types import Flaw
 
@@ -55,11 +56,12 @@ class ChatSource:
     def effort(self, request: ChatRequest) -> str:
         return ""
 
-    def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
+    def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         sampling = request.sampling
         is_ignored = {
             "reasoning_effort": sampling.effort is None and sampling.thinking_budget is not None,
             "thinking": sampling.thinking is False and sampling.effort != "none" and not self.engine.switches_thinking,
+            "temperature": temperature is not None and sampling.temperature not in (None, temperature),
         }
         return tuple(field for field, ignored in is_ignored.items() if ignored)
 
@@ -116,11 +118,12 @@ class ChatSource:
         return dialect_reply(http, arrival.dialect, flight)
 
     def _call(self, call_id: str, index: int, arrival: Arrival) -> ChatCall:
-        """The upstream request: the conversation with the harness's sampling, overridden by the policy's pins."""
-        request = arrival.request
-        pins: dict[str, Any] = {
-            name: value for name, value in self.settings.pin.model_dump().items() if value is not None
-        }
+        """The upstream request: the conversation with the harness's sampling, overridden by the policy's pins, and by
+        the session's temperature."""
+        request, session = arrival.request, arrival.session.session
+        pins: dict[str, Any] = self.settings.pin.model_dump(exclude_none=True)
+        if (temperature := temperature_of(session, arrival.policy.name)) is not None:
+            pins["temperature"] = temperature
         sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.choice_seed(index), **pins)
         model = self.settings.model or request.model
-        return ChatCall(call_id, model, request, sampling, arrival.session.session.id)
+        return ChatCall(call_id, model, request, sampling, session.id)

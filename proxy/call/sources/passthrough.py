@@ -64,7 +64,7 @@ class PassthroughSource:
     def effort(self, request: ChatRequest) -> str:
         return ""
 
-    def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
+    def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         return ()
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:

@@ -31,6 +31,7 @@ from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob,
 from rolltap.proxy.conversation.effort import asked_effort
 from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest
 from rolltap.proxy.engines.prompts import Prompts
+from rolltap.proxy.sessions.tags import temperature_of
 from rolltap.settings import PolicySettings
 from rolltap.types import Flaw
 
@@ -91,7 +92,7 @@ class TokenSource:
         if request.sampling.top_logprobs:
             raise refused(request, "top_logprobs", "this policy returns only the sampled token's log-prob")
 
-    def unapplied(self, request: ChatRequest) -> tuple[str, ...]:
+    def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         effort, efforts = asked_effort(request.sampling), self.continuation.renderer.efforts
         pinned_otherwise = self.settings.pin.effort not in (None, effort)
         requested_fields = {
@@ -100,7 +101,7 @@ class TokenSource:
             "thinking": request.sampling.thinking not in (None, self._prompted_thinking(request.sampling)),
         }
         unapplied_fields = [field for field, is_asked in requested_fields.items() if is_asked]
-        sent = self._sampling(request.sampling)
+        sent = self._sampling(request.sampling, temperature)
         for name, neutral in (NEUTRAL | PENALTIES).items():
             requested = getattr(request.sampling, name)
             if requested is not None and requested != sent.get(name, neutral):
@@ -205,7 +206,7 @@ class TokenSource:
         if room < 1:
             raise self._overflow(len(prompt_ids))
         requested, pin = arrival.request.sampling, self.settings.pin
-        sampling = self._sampling(requested)
+        sampling = self._sampling(requested, temperature_of(arrival.session.session, arrival.policy.name))
         extra: dict[str, Any] = {name: sampling[name] for name in PENALTIES if name in sampling}
         if requested.json_schema is not None:
             extra["json_schema"] = requested.json_schema
@@ -235,12 +236,15 @@ class TokenSource:
         """
         return self.settings.trainable and self.settings.sampling == "neutral"
 
-    def _sampling(self, requested: Sampling) -> dict[str, Any]:
+    def _sampling(self, requested: Sampling, temperature: float | None) -> dict[str, Any]:
         """The sampling for the engine: the policy's pins over neutral sampling or over the requested one.
 
-        Contains only penalties that were requested and are applied.
+        `temperature`, which was set for the session, goes over them. Contains only penalties that were requested and
+        are applied.
         """
         pins = self.settings.pin.model_dump(include=set(NEUTRAL), exclude_none=True)
+        if temperature is not None:
+            pins["temperature"] = temperature
         if self._is_neutral:
             return NEUTRAL | pins
         own_values = {name: value for name in (*NEUTRAL, *PENALTIES) if (value := getattr(requested, name)) is not None}

@@ -132,11 +132,6 @@ class StartRollout(RequestBody):
     turns: Annotated[Integer, Field(ge=0)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CapTurns(RequestBody):
-    turns: Integer
-
-
 DEFAULT_SCORING = {
     RolloutStatus.SUCCEEDED: Scoring.SCORED,
     RolloutStatus.TIMED_OUT: Scoring.MASKED,

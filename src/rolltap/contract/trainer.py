@@ -229,15 +229,6 @@ class OwnerRequest(RequestBody):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerTurnCap(RequestBody):
-    """Caps the turns of attempts to come, 0 lifts the cap. Where it names a trainer, that one must own the policy."""
-
-    turns: Integer
-    trainer: str = ""
-    incarnation: Integer = 0
-
-
-@dataclass(frozen=True, slots=True)
 class BeginUpdate(OwnerRequest):
     mode: PauseMode = "keep"
 

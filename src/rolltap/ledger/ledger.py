@@ -4,9 +4,10 @@
 
 * `groups`, `rollouts`, `rewards`: the rollout side. Groups are opened, each rollout reaches one terminal state, rewards
   are appended. A group's rule decides when it is complete (`rolltap.ledger.rules`).
-* `submissions`, `nodes`: queued tasks, and the machines that run them.
+* `submissions`, `nodes`: queued tasks (`rolltap.ledger.task_queue`), and the machines that run them.
 * `trainers`: leases on whole groups (`rolltap.ledger.open_leases`, `rolltap.ledger.leases`, `rolltap.ledger.replay`).
 * `policies`: weight versions and backpressure.
+* `controls`: what trainers set for the rollouts to come.
 * `events`: the log of changes.
 * `keys`, `audit`: permissions, and the log of their use.
 * `tampering`: forbidden actions that agents tried.
@@ -26,6 +27,7 @@ from rolltap.calllog.database import Database, database_clock
 from rolltap.errors import StoreError
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import CloseSession, LedgerSettings
+from rolltap.ledger.controls import Controls
 from rolltap.ledger.events import Events
 from rolltap.ledger.groups import Groups
 from rolltap.ledger.keys import Keys
@@ -39,7 +41,6 @@ from rolltap.ledger.standing import LedgerStanding, standing
 from rolltap.ledger.submissions import Submissions
 from rolltap.ledger.tampering import Tampering
 from rolltap.ledger.trainers import Trainers
-from rolltap.ledger.turn_caps import TurnCaps
 from rolltap.ledger.unit_of_work import Clock, UnitOfWork
 from rolltap.tenants import DEFAULT_TENANT, acting_for
 
@@ -74,7 +75,7 @@ class Ledger:
         self.rewards = Rewards(self._uow)
         self.submissions = Submissions(self._uow)
         self.nodes = Nodes(self._uow)
-        self.turn_caps = TurnCaps(self._uow)
+        self.controls = Controls(self._uow)
         self.trainers = Trainers(self._uow)
         self.policies = PolicyVersions(self._uow)
         self.events = Events(self._uow)

@@ -22,7 +22,7 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
-from rolltap.ledger.submissions import open_queued, queue_head
+from rolltap.ledger.task_queue import has_queued, next_queued, open_queued
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
 from rolltap.ledger.waiting import note_node
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
@@ -91,7 +91,7 @@ JOINED = rollouts.join(groups, groups.c.id == rollouts.c.group_id)
 
 def _has_work(tx: Tx, submission: str | None) -> bool:
     waiting = sa.select(rollouts.c.id).select_from(JOINED).where(_waiting(submission)).limit(1)
-    return tx.first(waiting) is not None or queue_head(tx, submission) is not None
+    return tx.first(waiting) is not None or has_queued(tx, submission)
 
 
 def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float, by: Caller) -> Sequence[AssignedRollout]:
@@ -119,7 +119,7 @@ def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float, by: Caller
 
 def _open_what_is_due(tx: Tx, request: LeaseRollouts, silence: float) -> None:
     """Opens groups of queued tasks until enough rollouts wait to fill the node."""
-    while (head := queue_head(tx, request.submission, silence)) is not None:
+    while (head := next_queued(tx, request.submission, silence)) is not None:
         ahead = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
         if tx.scalar(ahead.where(groups.c.priority >= head.priority)) >= request.capacity:
             return

@@ -65,7 +65,7 @@ class PolicyVersions:
 
     async def check_weights_owner(self, name: str, by: OwnerRequest) -> None:
         """Raises `TrainerFenced` unless this incarnation of the trainer owns the policy."""
-        await self._uow.transact(lambda tx: _owned(tx, name, by))
+        await self._uow.transact(lambda tx: owned_policy(tx, name, by))
 
     async def assign_version(self, name: str, version: int, digest: str, by: OwnerRequest) -> None:
         """Assigns `version` to the weights with `digest`, before the engines load them.
@@ -74,7 +74,7 @@ class PolicyVersions:
         """
 
         def work(tx: Tx) -> None:
-            _owned(tx, name, by)
+            owned_policy(tx, name, by)
             _assign(tx, name, version)
             _check_digest(tx, name, version, digest)
 
@@ -104,7 +104,8 @@ def _state_of(row: Any) -> PolicyState:
     return PolicyState(row.name, row.version, row.tokenizer_hash, row.paused, row.owner, row.owned_since)
 
 
-def _owned(tx: Tx, name: str, by: OwnerRequest) -> None:
+def owned_policy(tx: Tx, name: str, by: OwnerRequest) -> None:
+    """Locks the policy. Raises `TrainerFenced` unless this incarnation of the trainer owns it."""
     lock_incarnation(tx, by.trainer, by.incarnation)
     check_weights_owner(locked_policy(tx, name), by.trainer)
 

@@ -59,11 +59,15 @@ abandoned = Table(
     Column("last", Integer, primary_key=True),
 )
 
-turn_caps = Table(
-    "turn_caps",
+controls = Table(
+    "controls",  # of rollouts to come; a column that is None is not set
     metadata,
     Column("policy", ForeignKey("policies.name"), primary_key=True),
-    Column("turns", Integer, nullable=False),  # 0: none
+    Column("max_turns", Integer),
+    Column("temperature", Double),
+    Column("n", Integer),
+    Column("priority", Integer),
+    Column("curriculum", JSON(none_as_null=True)),
 )
 
 tasks = Table(

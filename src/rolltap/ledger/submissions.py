@@ -1,8 +1,8 @@
 """Submissions: lists of queued tasks, and their progress.
 
 A submission is a list of tasks that share a policy, a group size and a rule. Each task waits in the queue until a node
-asks for work and the policy's trainers have room for another group. Then its group is opened. A group that replaces a
-zero-variance one belongs to the same submission.
+asks for work and the policy's trainers have room for another group. Then its group is opened
+(`rolltap.ledger.task_queue`). A group that replaces a zero-variance one belongs to the same submission.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -20,10 +19,10 @@ from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.completion import drop, leave_out
-from rolltap.ledger.groups import GroupSpec, insert_group, insert_task
-from rolltap.ledger.policies import locked_policy, room
-from rolltap.ledger.rows import load_groups, rule_json, rule_of, task_digest, task_of
-from rolltap.ledger.schema import groups, policies, rollouts, submissions, submitted, tasks
+from rolltap.ledger.groups import GroupSpec, insert_task
+from rolltap.ledger.policies import locked_policy
+from rolltap.ledger.rows import load_groups, rule_json, task_digest
+from rolltap.ledger.schema import groups, rollouts, submissions, submitted
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.ledger.waiting import waits_for
 from rolltap.types import Group, GroupStatus, Task
@@ -167,47 +166,6 @@ def _insert(tx: Tx, id: str, spec: SubmissionSpec) -> None:
     rows = [{"submission_id": id, "position": at, "task_digest": digest} for at, digest in enumerate(digests)]
     tx.run(submitted.insert(), rows)
     tx.note("submitted", id, policy=spec.policy, tasks=len(spec.tasks), n=spec.n)
-
-
-def queue_head(tx: Tx, submission: str | None, silence: float | None = None) -> Any:
-    """The next queued task, or None. With `silence`, it is locked and its policy has room for a group."""
-    waiting = (
-        sa.select(submitted, submissions.c.priority, submissions.c.policy)
-        .join(submissions, submissions.c.id == submitted.c.submission_id)
-        .where(submitted.c.group_id.is_(None), submissions.c.cancelled_at.is_(None))
-        .order_by(submissions.c.priority.desc(), submissions.c.created_at, submitted.c.submission_id)
-        .order_by(submitted.c.position)
-        .limit(1)
-    )
-    if submission is not None:
-        waiting = waiting.where(submissions.c.id == submission)
-    if silence is None:
-        return tx.first(waiting)
-    full = [row.name for row in tx.all(sa.select(policies.c.name)) if room(tx, row.name, silence) == 0]
-    waiting = waiting.where(submissions.c.policy.not_in(full))
-    return tx.first(waiting.with_for_update(skip_locked=True, of=submitted))
-
-
-def open_queued(tx: Tx, head: Any, silence: float) -> bool:
-    """Opens the group of a queued task; False if another transaction has just taken the room or cancelled the task."""
-    locked_policy(tx, head.policy)
-    if room(tx, head.policy, silence) == 0:
-        return False
-    own = sa.select(submissions).where(submissions.c.id == head.submission_id)
-    submission = tx.first(own.with_for_update(read=True))
-    task = tx.first(sa.select(tasks).where(tasks.c.digest == head.task_digest))
-    assert submission is not None
-    if submission.cancelled_at is not None:
-        return False
-    tags, roles = tuple(submission.tags), submission.roles or {}
-    spec = GroupSpec(
-        submission.policy, submission.n, task_of(task), tags, rule_of(submission), submission.priority, roles
-    )
-    group_id = new_id()
-    insert_group(tx, group_id, spec, submission_id=submission.id)
-    its_row = sa.and_(submitted.c.submission_id == head.submission_id, submitted.c.position == head.position)
-    tx.run(sa.update(submitted).where(its_row).values(group_id=group_id))
-    return True
 
 
 def _cancel_open(tx: Tx, submission_id: str, reason: str) -> None:

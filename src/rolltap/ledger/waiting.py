@@ -1,4 +1,4 @@
-"""Why a submission waits: for a node, or for its trainers to consume groups.
+"""Why a submission waits: for a node, for its trainers to consume groups, or for their curriculum.
 
 A node is alive if it has claims, or has asked for work within `NODE_MEMORY` seconds.
 """
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.policies import demands_of, room
 from rolltap.ledger.schema import groups, nodes, rollouts
+from rolltap.ledger.task_queue import opens_any
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus, RolloutStatus
 
@@ -39,7 +40,10 @@ def waits_for(tx: Tx, submission: Any, queued: int, settings: LedgerSettings) ->
         .where(groups.c.submission_id == submission.id, groups.c.status == GroupStatus.OPEN)
         .where(rollouts.c.status == RolloutStatus.PENDING, rollouts.c.node_token.is_(None))
     )
-    if tx.scalar(free) or (queued and room(tx, submission.policy, settings.trainer_silence) != 0):
+    unclaimed = tx.scalar(free)
+    if not unclaimed and queued and not opens_any(tx, submission.id):
+        return f"the curriculum of policy {submission.policy}: it names none of the {queued:,} queued tasks"
+    if unclaimed or (queued and room(tx, submission.policy, settings.trainer_silence) != 0):
         return _for_a_node(tx, submission.id)
     return _for_trainers(tx, submission.policy, settings) if queued else ""
 

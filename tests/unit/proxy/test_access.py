@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from rolltap.contract.control import RolloutControl
 from rolltap.contract.keys import ROLES
 from rolltap.contract.trainer import FinishUpdate, Rewind
 from rolltap.engine.scripted import say
@@ -152,7 +154,7 @@ def test_the_schema_says_that_a_key_is_needed(home: House, plane: str) -> None:
 @pytest.mark.parametrize("plane", TABLES)
 async def test_a_key_that_was_sent_is_not_asked_for(wall: Wall, plane: str) -> None:
     row = "/policies/" + POLICY
-    for verb in (f"GET {row}", f"POST {row}/turns"):  # without a body and with one
+    for verb in (f"GET {row}", f"POST {row}/control"):  # without a body and with one
         unknown = await wall.send(plane, verb, "rt-junk")
         assert (unknown.status_code, message(unknown)) == (401, "the key is not known, or it is over")
         absent = await wall.send(plane, verb, None)
@@ -202,7 +204,7 @@ async def test_a_trainers_key_for_named_policies_reaches_no_other(home: House, w
         "POST /policies/other/begin_update": {"mode": "keep"},
         "POST /policies/other/push": {"path": "/w", "version": 1},
         "POST /policies/other/finish_update": {},
-        "POST /policies/other/turns": {"turns": 3},
+        "POST /policies/other/control": {"trainer": "t", "incarnation": 1, "control": {"max_turns": 3}},
         "GET /policies/other/ranks": None,
         "POST /policies/other/receive": {},
     }.items():
@@ -226,18 +228,76 @@ async def test_a_trainers_key_for_named_policies_fences_no_other_trainer(home: H
     await policies.check_weights_owner("other", FinishUpdate(trainer="theirs", incarnation=incarnation))
 
 
-async def test_a_fenced_trainer_caps_no_turns(home: House, wall: Wall) -> None:
-    """Its cap would hold for the attempts of the trainer that has the policy now."""
+async def test_a_fenced_trainer_sets_no_control(home: House, wall: Wall) -> None:
+    """It would hold for the rollouts of the trainer that has the policy now."""
     trainers, key = home.app.ledger.trainers, wall.keys["trainer"]
-    row = f"POST /policies/{POLICY}/turns"
+    row = f"POST /policies/{POLICY}/control"
+    control = {"max_turns": 3, "n": 2}
+    unowned = {"trainer": "early", "incarnation": 0, "control": control}
+    assert (await wall.send("trainer", row, key, json=unowned)).status_code == 409
+    assert (await wall.send("trainer", row, key, json=control)).status_code == 400  # it names no trainer
     for name in ("old", "new"):
         restored = Rewind(0, {POLICY: 0}, f"run of {name}", take_over=True)
         owner = {"trainer": name, "incarnation": (await trainers.rewind(name, restored)).incarnation}
-        assert (await wall.send("trainer", row, key, json={"turns": 3, **owner})).status_code == 200
-    answer = await wall.send("trainer", row, key, json={"turns": 9, "trainer": "old", "incarnation": 1})
+        assert (await wall.send("trainer", row, key, json={"control": control, **owner})).status_code == 200
+    zombie = {"control": {"max_turns": 9}, "trainer": "old", "incarnation": 1}
+    answer = await wall.send("trainer", row, key, json=zombie)
     assert answer.status_code == 409, answer.text
     assert "is trained by 'new'" in answer.json()["error"]["message"]
-    assert await home.app.ledger.turn_caps.of(POLICY, 100) == 3
+    assert await home.app.ledger.controls.of(POLICY) == RolloutControl(max_turns=3, n=2)
+    entries = await home.app.ledger.audit.newest(limit=20)
+    (own,) = [one for one in entries if one.action.endswith("/control") and '"new"' in str(one.detail)]
+    assert json.loads(own.detail["body"])["control"] == control
+
+
+CONTROLS = "POST /policies/{}/control"
+BAD = [
+    ({"max_turns": 0}, "max_turns is 1 to"),
+    ({"max_turns": 10**30}, "an integer of more than 64 bits"),
+    ({"max_turns": 2**40}, "less than"),
+    ({"turns": 3}, "turns"),
+    ({"temperature": 0}, "temperature is 0.1 to 2.0, not 0"),
+    ({"temperature": -0.5}, "temperature is 0.1 to 2.0"),
+    ({"temperature": 1e300}, "temperature is 0.1 to 2.0"),
+    ({"temperature": float("nan")}, "NaN"),
+    ({"n": 0}, "n is 1 to 1,024"),
+    ({"n": 5000}, "n is 1 to 1,024"),
+    ({"priority": 2_000_000}, "priority is -1,000,000 to 1,000,000"),
+    ({"curriculum": {"easy": -1}}, "the weight of 'easy' is 1e-06 to 1e+06, not -1"),
+    ({"curriculum": {"easy": float("inf")}}, "Infinity"),
+    ({"curriculum": {"easy": 0}}, "leave a name out to open none of its tasks"),
+    ({"curriculum": {"": 1}}, "neither a task's id nor a tag"),
+    ({"curriculum": {"a\nb": 1}}, "neither a task's id nor a tag"),
+    ({"curriculum": {str(number): 1 for number in range(65)}}, "at most 64 names, not 65"),
+]
+
+
+async def test_a_control_out_of_bounds_is_refused_by_name(home: House, wall: Wall) -> None:
+    headers, row = {"content-type": "application/json"}, CONTROLS.format(POLICY)
+    for control, says in BAD:
+        answer = await wall.send("admin", row, wall.keys["admin"], content=json.dumps(control), headers=headers)
+        assert answer.status_code == 400, (control, answer.text)
+        assert says in message(answer), (control, says)
+    assert await home.app.ledger.controls.of(POLICY) == RolloutControl()
+
+
+async def test_a_temperature_that_could_not_be_trained_is_refused(home: House, wall: Wall) -> None:
+    """The engine's log-probs must be at the sampling temperature, and only the engine can say."""
+    policy, key = home.app.policies[POLICY], wall.keys["admin"]
+
+    async def asked(temperature: float) -> httpx.Response:
+        return await wall.send("admin", CONTROLS.format(POLICY), key, json={"temperature": temperature})
+
+    assert (await asked(0.7)).status_code == 200
+    before = policy.logprobs_mode, policy.up
+    policy.logprobs_mode = "raw"
+    refused = await asked(0.8)
+    assert (refused.status_code, "log-probs (raw) are not at the sampling temperature" in refused.text) == (400, True)
+    assert (await asked(1.0)).status_code == 200
+    policy.up = False
+    assert (await asked(0.8)).status_code == 503
+    policy.logprobs_mode, policy.up = before
+    assert await home.app.ledger.controls.of(POLICY) == RolloutControl(temperature=1.0)
 
 
 async def test_groups_of_a_policy_that_is_not_served_are_not_leased(home: House, wall: Wall) -> None:

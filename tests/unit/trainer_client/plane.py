@@ -57,7 +57,7 @@ class Plane:
     refused: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     pushed: list[tuple[str, int]] = field(default_factory=list)
     adapters: list[bool] = field(default_factory=list)  # whether each push was of an adapter
-    caps: list[int] = field(default_factory=list)  # of turns
+    controls: list[dict[str, Any]] = field(default_factory=list)
     digests: dict[int, str] = field(default_factory=dict)  # by version
     lose: set[str] = field(default_factory=set)
     fail_next: int = 0
@@ -195,8 +195,8 @@ class Plane:
             self.pushed.append((body["path"], body["version"]))
             self.adapters.append(body["adapter"])
             self.version = body["version"]
-        elif verb == ["turns"]:
-            self.caps.append(body["turns"])
+        elif verb == ["control"]:
+            self.controls.append({name: value for name, value in body["control"].items() if value})
         elif verb:
             self.paused = body.get("mode")
         self.changed.notify_all()

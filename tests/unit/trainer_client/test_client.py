@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rolltap.contract.control import RolloutControl
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseOptions, PolicyState, Replay, Rewound
 from rolltap.errors import (
@@ -108,9 +109,9 @@ def test_a_lease_is_refused_or_released(call: Call, plane: Plane) -> None:
     assert {group.group.id for group in plane.ready} == {"g0"}
 
 
-def test_a_turn_cap_is_set(call: Call, plane: Plane) -> None:
-    call("cap_turns", "policy", 7)
-    assert plane.caps == [7]
+def test_a_control_is_set(call: Call, plane: Plane) -> None:
+    call("set_control", "policy", RolloutControl(max_turns=7, temperature=0.5, curriculum={"easy": 2.0}))
+    assert plane.controls == [{"max_turns": 7, "temperature": 0.5, "curriculum": {"easy": 2.0}}]
 
 
 def test_weights_go_through_begin_push_finish(call: Call, plane: Plane) -> None:

@@ -317,10 +317,14 @@ def test_it_steps_through_the_loop_and_resumes_as_if_nothing_had_happened(
     assert state_of(resumed) == pytest.approx(state_of(straight))
 
 
-def test_the_turn_cap_of_a_recipe_is_set_when_it_changes(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+def test_the_control_of_a_recipe_is_set_when_it_changes(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    """And before the acknowledgement, which makes room for the groups that it is for."""
     offer(plane, 0, 6)
-    run(made("agentgym_rl", model, tmp_path, url=url, steps=3, options={"every": 2, "rounds": (4, 9)}))
-    assert plane.caps == [4, 9]
+    settings = made("agentgym_rl", model, tmp_path, url=url, steps=3, options={"every": 2, "rounds": (4, 9)})
+    run(settings)
+    assert plane.controls == [{"max_turns": 4}, {"max_turns": 9}]
+    acts = [name for name in plane.names() if name in ("control", "ack")]
+    assert acts == ["control", "ack", "control", "ack", "ack"]
 
 
 def _dying(save: Any) -> Any:
@@ -374,3 +378,17 @@ def test_a_run_ends_before_it_acknowledges_what_its_recipe_can_make_nothing_of(
         run(made("cm2", model, tmp_path, url=url, loss={"kl": 0.0}))
     assert plane.acked == {}
     assert len(plane.ready) == 2
+
+
+def test_a_curriculum_goes_on_from_what_was_saved(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    for index in range(4):
+        one = acted_group(f"g{index}", index)
+        plane.offer(replace(one, task=replace(one.task, tags=("easy",))))
+    first = run(made("sec", model, tmp_path, url=url))
+    assert plane.controls[0] == {"curriculum": {"*": 1.0}}
+    assert [list(control["curriculum"]) for control in plane.controls[1:]] == [["*", "easy"]] * 2
+    last = plane.controls[-1]
+    resumed = trainer(made("sec", model, tmp_path, url=url, steps=3))
+    resumed._resume()
+    assert resumed._recipe.state() == first._recipe.state() != {"values": {}}
+    assert plane.controls[3:] == [last]
