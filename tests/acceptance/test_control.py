@@ -64,35 +64,40 @@ class Node(Player):
 
 def submit(stack: Stack) -> None:
     """Twenty tasks, of which the hard ones stand first."""
+    spec = {"harness": "command", "argv": ["true"], "evaluator": {"kind": "session_completed"}}
     tasks = [
-        {"id": f"{tag}{number}", "instruction": "say something", "spec": {}, "tags": [tag]}
+        {"id": f"{tag}{number}", "instruction": "say something", "spec": spec, "tags": [tag]}
         for tag in ("hard", "easy")
         for number in range(10)
     ]
     headers = {"Authorization": f"Bearer {stack.keys['admin']}"}
     body = {"policy": POLICY, "n": 4, "tasks": tasks}
-    # The ledger itself: a runnable spec is not needed for what is played here.
-    httpx.post(f"{stack.admin_url}/tasks", json=body, headers=headers).raise_for_status()
+    answer = httpx.post(f"{stack.admin_url}/tasks", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.timeout(240)
 def test_the_next_step_is_as_the_recipe_wants_it(tmp_path: Path) -> None:
     recipe = tmp_path / "steered.py"
     recipe.write_text(RECIPE, encoding="utf-8")
-    with Stack(tmp_path / "stack", FOLDER, POLICIES) as stack:
+    with Stack(tmp_path, FOLDER, POLICIES) as stack:
         settings = load_trainer_settings(
             url=stack.trainer_url, key=stack.keys["trainer"], policy=POLICY, model=FOLDER, out=tmp_path / "run",
             recipe=str(recipe), groups=2, steps=3, max_staleness=0, optimiser={"lr": 1e-3},
             loss={"drop_zero_variance": False}, compute={"device": "cpu"},
         )  # fmt: skip
         client = TrainerClient(settings.url, settings.key, "trainer")
-        trainer = Trainer(settings, client, Ranks(0, 1, torch.device("cpu")), [JsonLines(tmp_path / "metrics.jsonl")])
+        trainer = Trainer(settings, client, Ranks(0, 1, torch.device("cpu")), [JsonLines(tmp_path, "", "")])
         training = threading.Thread(target=trainer.run)
         training.start()
-        await_control(stack)
-        submit(stack)
-        with Node(stack):
-            training.join(200)
+        try:
+            await_control(stack)
+            submit(stack)
+            with Node(stack):
+                training.join(200)
+        finally:
+            trainer.stopping = True
+            training.join()
         assert trainer.step == 3
         with closing(sqlite3.connect(stack.database)) as database:
             groups = database.execute(
