@@ -97,7 +97,7 @@ class AdminClient(AsyncHttpClient):
     ) -> OpenedSession:
         """Starts a new attempt with a new session and key. Keys of earlier attempts become invalid.
 
-        The session's turn cap is the lower of `turns` and the policy's cap (0: none).
+        The session's turn cap is the lower of `turns` and the control's cap (0: none).
         """
         body = StartRollout(ttl, runner, claim.token, turns)
         reply = await self._post(f"/rollouts/{claim.rollout_id}/start", body)

@@ -112,6 +112,35 @@ def test_another_temperature_is_on_the_segment_and_applied(stack: Stack) -> None
     assert np.abs(ratios([group]) - 1).max() < 1e-4
 
 
+def test_attempts_keep_the_temperature_that_they_began_with(stack: Stack) -> None:
+    """A control that comes between the starts of two rollouts: each is trained at its own temperature."""
+    headers = {"Authorization": f"Bearer {stack.keys['admin']}"}
+    with httpx.Client(base_url=stack.admin_url, headers=headers, timeout=30) as admin:
+
+        def post(path: str, **body: Any) -> Any:
+            return admin.post(path, json=body).raise_for_status().json()
+
+        rollouts = post("/groups", policy="asked", n=2, task={"id": "t", "instruction": "talk"})["rollouts"]
+        begun = []
+        for rollout, temperature in zip(rollouts, (0.9, 0.5), strict=True):
+            post("/policies/asked/control", temperature=temperature)
+            begun.append(post(f"/rollouts/{rollout['id']}/start"))
+        for number, (rollout, started) in enumerate(zip(rollouts, begun, strict=True)):
+            body = {"model": "asked", "messages": [{"role": "user", "content": "List."}], "temperature": 0.1}
+            key = {"Authorization": f"Bearer {started['key']}"}
+            url = f"{started['base_url']}/v1/chat/completions"
+            httpx.post(url, json=body, headers=key, timeout=60).raise_for_status()
+            post("/rewards", rollout_id=rollout["id"], value=float(number))
+            post(f"/rollouts/{rollout['id']}/finish", status="succeeded", attempt=1)
+        post("/policies/asked/control")
+    client = TrainerClient(stack.trainer_url, stack.keys["trainer"], "trainer", patience=5)
+    lease = client.lease("asked", groups=1, options=LeaseOptions(wait=10))
+    assert lease is not None
+    found = [record.trajectory.segments[0].extras["temperature"].max() for record in lease.groups[0].rollouts]
+    assert found == [np.float32(0.9), np.float32(0.5)]
+    assert np.abs(ratios(lease.groups) - 1).max() < 1e-4
+
+
 def test_truncated_sampling_is_named_and_carries_no_loss(stack: Stack) -> None:
     assert masks(leased(stack, "cut", {}, NARROW)) == ["sampling_truncated"] * 2
 

@@ -99,6 +99,26 @@ async def test_a_database_of_the_first_schema_is_migrated_with_its_data(url: str
     await log.close()
 
 
+async def test_turn_caps_on_record_become_controls(url: str):
+    await of_schema_1(url)
+    database = Database(url)
+    await database.start()
+    policy, cap = OLD_REWARDS[0], "INSERT INTO turn_caps VALUES ('{}', {})"
+    statements = [policy, policy.replace("'p'", "'q'"), cap.format("p", 12), cap.format("q", 0)]
+
+    def insert(connection: sa.Connection) -> None:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+    await database.transact(insert)
+    await database.close()
+    log = await opened(url)
+    columns = sa.text("SELECT policy, max_turns, temperature, n, priority, curriculum FROM controls")
+    rows = await log.database.query(lambda connection: connection.execute(columns).all())
+    assert [tuple(row) for row in rows] == [("p", 12, None, None, None, None)]
+    await log.close()
+
+
 async def test_tags_on_record_stay_whatever_they_say(url: str):
     """Users could name a tag `tenant`, and Postgres reads no JSON with NUL in it."""
     await of_schema_1(url)

@@ -300,6 +300,24 @@ async def test_a_temperature_that_could_not_be_trained_is_refused(home: House, w
     assert await home.app.ledger.controls.of(POLICY) == RolloutControl(temperature=1.0)
 
 
+async def test_attempts_for_evaluation_follow_no_control(home: House, wall: Wall) -> None:
+    key = wall.keys["admin"]
+    control = {"max_turns": 3, "temperature": 0.7}
+    assert (await wall.send("admin", CONTROLS.format(POLICY), key, json=control)).status_code == 200
+    caps: list[int] = []
+    for tags in ([], ["purpose=eval"]):
+        body = {"policy": POLICY, "n": 1, "task": {"id": "t", "instruction": "Look."}, "tags": tags}
+        group = (await wall.send("admin", "POST /groups", key, json=body)).json()
+        start = f"POST /rollouts/{group['rollouts'][0]['id']}/start"
+        begun = (await wall.send("admin", start, key, json={"turns": 9})).json()
+        caps.append(begun["turns"])
+        session = (await wall.send("admin", f"GET /sessions/{begun['session_id']}", key)).json()
+        assert session["tags"].get("rolltap.temperature") == (None if tags else "0.7")
+    assert caps == [3, 9]
+    forged = {"policy": POLICY, "tags": {"rolltap.temperature": "nan"}}
+    assert (await wall.send("admin", "POST /sessions", key, json=forged)).status_code == 400
+
+
 async def test_groups_of_a_policy_that_is_not_served_are_not_leased(home: House, wall: Wall) -> None:
     """Nothing says which of its calls are trained, so a lease would carry no loss."""
     await home.app.ledger.policies.register("gone")  # by a server that had it in its settings
