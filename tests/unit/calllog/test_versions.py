@@ -100,11 +100,17 @@ async def test_a_database_of_the_first_schema_is_migrated_with_its_data(url: str
 
 
 async def test_turn_caps_on_record_become_controls(url: str):
-    await of_schema_1(url)
+    """Schema 15 had a table of turn caps; 0 was none."""
+    await (await opened(url)).close()
+    policy = "INSERT INTO policies (name, version, tokenizer_hash, given, created_at) VALUES ('{}', 0, '', 0, 1.0)"
+    statements = [
+        "DROP TABLE controls",
+        "CREATE TABLE turn_caps (policy VARCHAR PRIMARY KEY, turns INTEGER NOT NULL, tenant VARCHAR DEFAULT 'default')",
+        *(policy.format(name) for name in "pq"),
+        "INSERT INTO turn_caps (policy, turns) VALUES ('p', 12), ('q', 0)",
+    ]
     database = Database(url)
     await database.start()
-    policy, cap = OLD_REWARDS[0], "INSERT INTO turn_caps VALUES ('{}', {})"
-    statements = [policy, policy.replace("'p'", "'q'"), cap.format("p", 12), cap.format("q", 0)]
 
     def insert(connection: sa.Connection) -> None:
         for statement in statements:
@@ -112,10 +118,12 @@ async def test_turn_caps_on_record_become_controls(url: str):
 
     await database.transact(insert)
     await database.close()
+    await set_version(url, "0015")
     log = await opened(url)
     columns = sa.text("SELECT policy, max_turns, temperature, n, priority, curriculum FROM controls")
     rows = await log.database.query(lambda connection: connection.execute(columns).all())
     assert [tuple(row) for row in rows] == [("p", 12, None, None, None, None)]
+    assert not await log.database.query(lambda connection: sa.inspect(connection).has_table("turn_caps"))
     await log.close()
 
 
