@@ -41,7 +41,7 @@ def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe, temperature: float = 
     and for tokens sampled at another temperature or from a part of the vocabulary: their ratios would be wrong.
     """
     check_recipe(recipe)
-    step = recipe.filtered(view(groups))
+    step = view(groups)
     credit = recipe.credit(step)
     check_credit(credit, step)
     if credit.weights is not None:
@@ -69,7 +69,7 @@ def trained_runs(part: Segment) -> list[tuple[int, int]]:
 def check_recipe(recipe: Recipe) -> None:
     """Raises `ConfigError` for a recipe with more than advantages: the rest would be silently ignored."""
     kind = type(recipe)
-    parts = ("loss", "updates", "passes", "networks", "admits", "replay", "after", "state")
+    parts = ("loss", "updates", "passes", "networks", "admits", "admits_rollout", "replay", "after", "state")
     extras = [part for part in parts if getattr(kind, part) is not getattr(Recipe, part)]
     extras += ["reads_policy"] * kind.reads_policy
     if kind is not Recipe and kind.credit is Recipe.credit:

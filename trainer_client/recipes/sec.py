@@ -4,8 +4,9 @@
     weight of c = exp(Q(c) / spread)                   with GRPO's advantage A
 
 A category is a task's tag: one of `tags`, or any if `tags` is empty. The weights are the curriculum of the tasks that
-are opened next. Categories without a value yet, and tasks of none, have Q = 0. The defaults of `rate` and `spread` are
-ours.
+are opened next. Categories without a value yet, and tasks of none, have Q = 0; so have, where there are more categories
+than a curriculum may name, those whose values are nearest to 0. The defaults of `rate` and `spread` are ours. Groups of
+equal rewards must be trained, too (no `drop_zero_variance`): a category that is solved would else keep its value.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rolltap.contract.control import OTHERS, WEIGHTS, RolloutControl
+from rolltap.contract.control import MOST_NAMES, OTHERS, WEIGHTS, RolloutControl, is_task_name
 from rolltap.trainer_client.estimators import normalise
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.step import Credit, Step
@@ -40,7 +41,11 @@ class SEC(Recipe):
 
     def after(self, step: int) -> RolloutControl:
         """Values .5 and 0 at spread .5 → weights e : 1; before the first step all tasks alike."""
-        values = {OTHERS: 0.0, **dict.fromkeys(self.tags, 0.0), **self.values}
+        categories = {**dict.fromkeys(self.tags, 0.0), **self.values}
+        named = sorted(filter(is_task_name, categories), key=lambda tag: categories[tag], reverse=True)[
+            : MOST_NAMES - 1
+        ]
+        values = {OTHERS: 0.0, **{tag: categories[tag] for tag in named}}
         highest = max(values.values())
         weights = {tag: float(np.exp((value - highest) / self.spread)) for tag, value in values.items()}
         return RolloutControl(curriculum={tag: max(weight, WEIGHTS[0]) for tag, weight in weights.items()})

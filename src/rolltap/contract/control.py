@@ -60,6 +60,11 @@ class RolloutControl(RequestBody):
         _check_curriculum(self.curriculum)
 
 
+def is_task_name(name: str) -> bool:
+    """Whether a curriculum may name it."""
+    return 1 <= len(name) <= NAME_CHARS and name.isprintable()
+
+
 def _check_between(name: str, value: float | None, least: float, most: float) -> None:
     if value is not None and not least <= value <= most:  # NaN is refused, too
         raise InvalidRequest(f"{name} is {least:,} to {most:,}, not {value}", param=name)
@@ -69,7 +74,7 @@ def _check_curriculum(weights: Mapping[str, float]) -> None:
     if len(weights) > MOST_NAMES:
         raise InvalidRequest(f"curriculum: at most {MOST_NAMES} names, not {len(weights)}", param="curriculum")
     for name, weight in weights.items():
-        if not 1 <= len(name) <= NAME_CHARS or not name.isprintable():
+        if not is_task_name(name):
             raise InvalidRequest(
                 f"curriculum: {name[:80]!r} is neither a task's id nor a tag: 1 to {NAME_CHARS} printable characters",
                 param="curriculum",

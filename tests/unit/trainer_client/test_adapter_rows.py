@@ -12,6 +12,7 @@ from rolltap.contract.leases import LeasedGroup
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters.rows import rows_of
 from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.recipe import Recipe
 
 from .acting import acted_group
 from .making import group, record, segment
@@ -56,3 +57,13 @@ def test_a_recipe_that_is_its_advantage_can_be_fed(name: str) -> None:
 def test_a_recipe_that_is_more_than_its_advantage_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"take another, or rolltap train"):
         rows_of([acted_group("a", 1)], make_recipe(name, {}))
+
+
+@pytest.mark.parametrize("part", ["admits", "admits_rollout"])
+def test_a_recipe_that_chooses_what_carries_loss_is_refused(part: str) -> None:
+    """The adapter would train groups, or refuse them, that `rolltap train` leaves out of the loss."""
+    chooses = type(
+        "Chooses", (Recipe,), {"credit": lambda self, step: Recipe.credit(self, step), part: lambda *_: True}
+    )
+    with pytest.raises(ConfigError, match=rf"more than advantages \({part}\)"):
+        rows_of([acted_group("a", 1)], type("Chooses", (Recipe,), members)())

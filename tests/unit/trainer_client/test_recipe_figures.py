@@ -384,6 +384,14 @@ def test_sec_weighs_the_tags_that_teach_more() -> None:
     assert control(recipe, 1).curriculum == pytest.approx({"*": low, "easy": 1.0, "hard": low}, abs=1e-4)
 
 
+def test_sec_names_no_more_tags_than_a_curriculum_may() -> None:
+    """The ones with the highest values; a task's tag may be anything, a curriculum's name not."""
+    recipe = make_recipe("sec", {})
+    recipe.restore({"values": {f"t{number}": float(number) for number in range(100)} | {"two\nlines": 200.0}})
+    curriculum = control(recipe, 1).curriculum
+    assert set(curriculum) == {"*"} | {f"t{number}" for number in range(37, 100)}
+
+
 def control(recipe: Recipe, done: int) -> RolloutControl:
     """What the recipe sets after `done` steps."""
     found = recipe.after(done)

@@ -13,7 +13,6 @@ import pytest
 
 from rolltap.contract.trainer import Replay
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.trainer_client.adapters.rows import rows_of
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.planning import make_step, rows_to_train
 from rolltap.trainer_client.recipe import Recipe, ReplayedGroups
@@ -87,18 +86,6 @@ def test_only_successes_carry_loss_against_the_baseline_of_the_whole_group() -> 
     assert [float(row.weights[row.segment.loss_mask].sum()) for row in rows] == pytest.approx([0.5, 0.5])
     fresh = make_step([replace(group, replay=False)], loss)
     assert all(rollout.trained for rollout in recipe.filtered(fresh).rollouts)
-
-
-def test_a_third_party_trainer_gets_the_admitted_rollouts() -> None:
-    class Best(Recipe):
-        def admits_rollout(self, rollout: StepRollout) -> bool:
-            return rollout.reward > 0
-
-        def credit(self, step: Any) -> Any:
-            return super().credit(step)
-
-    rows = rows_of([random_group("g", [1.0, 0.0])], Best())
-    assert [(row.rollout, round(row.advantage, 3)) for row in rows] == [("g-r0", 0.707)]
 
 
 def test_groups_come_back_beside_fresh_ones(plane: Plane, url: str, model: Path, recipe: str, tmp_path: Path) -> None:
