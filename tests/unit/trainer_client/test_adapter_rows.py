@@ -62,8 +62,6 @@ def test_a_recipe_that_is_more_than_its_advantage_is_refused(name: str) -> None:
 @pytest.mark.parametrize("part", ["admits", "admits_rollout"])
 def test_a_recipe_that_chooses_what_carries_loss_is_refused(part: str) -> None:
     """The adapter would train groups, or refuse them, that `rolltap train` leaves out of the loss."""
-    chooses = type(
-        "Chooses", (Recipe,), {"credit": lambda self, step: Recipe.credit(self, step), part: lambda *_: True}
-    )
+    members = {"credit": lambda recipe, step: Recipe.credit(recipe, step), part: lambda *_: True}
     with pytest.raises(ConfigError, match=rf"more than advantages \({part}\)"):
         rows_of([acted_group("a", 1)], type("Chooses", (Recipe,), members)())
