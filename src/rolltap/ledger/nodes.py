@@ -22,7 +22,7 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
-from rolltap.ledger.task_queue import has_queued, next_queued, open_queued
+from rolltap.ledger.task_queue import TaskQueue, has_queued, open_queued, opens_any
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
 from rolltap.ledger.waiting import note_node
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
@@ -41,12 +41,12 @@ class Nodes:
         while not assigned and (remaining_s := deadline - time.monotonic()) > 0:
             await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
-            if await self._uow.query(lambda tx: _has_work(tx, request.submission)):
+            if await self._uow.query(lambda tx: _may_claim(tx, request.submission)):
                 assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence, by))
         return assigned
 
     async def has_work(self, submission: str | None = None) -> bool:
-        """True while unclaimed work exists, including work blocked by backpressure."""
+        """True while unclaimed work exists, including work blocked by backpressure or held back by a curriculum."""
         return await self._uow.query(lambda tx: _has_work(tx, submission))
 
     async def heartbeat(self, tokens: Collection[str], ttl: float, by: Caller = SERVER) -> Sequence[str]:
@@ -90,8 +90,16 @@ JOINED = rollouts.join(groups, groups.c.id == rollouts.c.group_id)
 
 
 def _has_work(tx: Tx, submission: str | None) -> bool:
-    waiting = sa.select(rollouts.c.id).select_from(JOINED).where(_waiting(submission)).limit(1)
-    return tx.first(waiting) is not None or has_queued(tx, submission)
+    return _has_free(tx, submission) or has_queued(tx, submission)
+
+
+def _may_claim(tx: Tx, submission: str | None) -> bool:
+    """Whether a claim might get anything: work that a curriculum holds back is not worth a write transaction."""
+    return _has_free(tx, submission) or opens_any(tx, submission)
+
+
+def _has_free(tx: Tx, submission: str | None) -> bool:
+    return tx.first(sa.select(rollouts.c.id).select_from(JOINED).where(_waiting(submission)).limit(1)) is not None
 
 
 def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float, by: Caller) -> Sequence[AssignedRollout]:
@@ -119,7 +127,8 @@ def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float, by: Caller
 
 def _open_what_is_due(tx: Tx, request: LeaseRollouts, silence: float) -> None:
     """Opens groups of queued tasks until enough rollouts wait to fill the node."""
-    while (head := next_queued(tx, request.submission, silence)) is not None:
+    queue = TaskQueue(tx, request.submission, silence, request.capacity)
+    while (head := queue.next()) is not None:
         ahead = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
         if tx.scalar(ahead.where(groups.c.priority >= head.priority)) >= request.capacity:
             return

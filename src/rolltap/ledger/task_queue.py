@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -30,12 +31,20 @@ from rolltap.types import EVALUATION, PURPOSE_TAG
 MEASURING = f"{PURPOSE_TAG}={EVALUATION}"
 """Tag of what is for evaluation."""
 
-JOINED = submitted.join(submissions, submissions.c.id == submitted.c.submission_id).join(
-    tasks, tasks.c.digest == submitted.c.task_digest
-)
+QUEUE = submitted.join(submissions, submissions.c.id == submitted.c.submission_id)
 ORDER = (submissions.c.created_at, submitted.c.submission_id, submitted.c.position)
 LARGEST = 2**31 - 1
 """Of a group's priority, up or down."""
+NO_NAME = -1
+"""Place of a task that no curriculum concerns."""
+
+
+class _Key(NamedTuple):
+    """What the tasks have in common among which the longest queued goes first."""
+
+    priority: int  # as the control changes it
+    policy: str
+    place: int  # among the names of the policy's curriculum
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,38 +60,84 @@ class QueuedTask:
         return max(-LARGEST, min(LARGEST, self.row.priority + (self.control.priority or 0)))
 
 
+class TaskQueue:
+    """The queue as one claim of a node sees it, within the claim's transaction: `next` is the task to open next.
+
+    With a curriculum every queued task must be compared with its names. So the queue is then read once for all groups
+    of the claim, `most` tasks of each name, and a second time only if other transactions took all of these.
+    """
+
+    def __init__(self, tx: Tx, submission: str | None, silence: float, most: int) -> None:
+        self._tx = tx
+        self._submission = submission
+        self._silence = silence
+        self._most = most
+        self._controls = controls_in_force(tx)
+        self._read: dict[_Key, deque[tuple[int, Any]]] | None = None
+        self._taken = False  # by another transaction, since the queue was read
+        self._reads_left = 2
+
+    def next(self) -> QueuedTask | None:
+        """The task to open next, its row locked, of a policy that has room for a group; None if there is none.
+
+        Where a curriculum is set, each call draws anew.
+        """
+        names = [row.name for row in self._tx.all(sa.select(policies.c.name))]
+        full = [name for name in names if room(self._tx, name, self._silence) == 0]
+        if any(control.curriculum for control in self._controls.values()):
+            row = self._drawn(full)
+        else:
+            waiting = _waiting(self._submission).where(submissions.c.policy.not_in(full))
+            row = _locked(self._tx, waiting.order_by(_priority(self._tx, self._controls).desc(), *ORDER))
+        return None if row is None else QueuedTask(row, self._control_of(row))
+
+    def _control_of(self, row: Any) -> RolloutControl:
+        return RolloutControl() if MEASURING in row.tags else self._controls.get(row.policy, RolloutControl())
+
+    def _drawn(self, full: Collection[str]) -> Any:
+        """The locked row of the first task, or of one that its policy's curriculum draws in its place."""
+        if self._read is None:
+            self._read = _by_name(self._tx, self._submission, self._controls, self._most)
+            self._reads_left -= 1
+        while heads := {key: rows[0][0] for key, rows in self._read.items() if rows and key.policy not in full}:
+            first = min(heads, key=lambda key: heads[key])
+            for key in self._order(first, heads):
+                if (row := self._first_free(self._read[key])) is not None:
+                    return row
+        if not self._taken or not self._reads_left:
+            return None
+        self._taken, self._read = False, None
+        return self._drawn(full)
+
+    def _order(self, first: _Key, heads: Collection[_Key]) -> Sequence[_Key]:
+        """The names that stand for `first`, in the order in which they are drawn: of its policy and its priority."""
+        if first.place == NO_NAME:
+            return [first]
+        weights = list(self._controls[first.policy].curriculum.values())
+        peers = [key for key in heads if key[:2] == first[:2] and key.place != NO_NAME]
+        return _shuffled({key: weights[key.place] for key in peers})
+
+    def _first_free(self, rows: deque[tuple[int, Any]]) -> Any:
+        """The first of the rows that is still queued and not locked, locked; those before it are dropped."""
+        while rows:
+            _, head = rows.popleft()
+            own = sa.and_(submitted.c.submission_id == head.submission_id, submitted.c.position == head.position)
+            if (row := _locked(self._tx, _waiting(self._submission).where(own))) is not None:
+                return row
+            self._taken = True
+        return None
+
+
 def has_queued(tx: Tx, submission: str | None) -> bool:
     """Whether any task is queued, even if a curriculum or the trainers' room holds it back."""
     return tx.first(_waiting(submission).limit(1)) is not None
 
 
-def opens_any(tx: Tx, submission: str) -> bool:
-    """Whether the curriculum of the submission's policy opens any of its queued tasks."""
-    return tx.first(_allowed(tx, _waiting(submission), controls_in_force(tx)).limit(1)) is not None
-
-
-def next_queued(tx: Tx, submission: str | None, silence: float) -> QueuedTask | None:
-    """The task to open next, its row locked, of a policy that has room for a group; None if there is none.
-
-    Where a curriculum is set, each call draws anew.
-    """
+def opens_any(tx: Tx, submission: str | None) -> bool:
+    """Whether any task is queued that no curriculum holds back, even if the trainers' room does."""
     controls = controls_in_force(tx)
-    full = [row.name for row in tx.all(sa.select(policies.c.name)) if room(tx, row.name, silence) == 0]
-    waiting = _waiting(submission).where(submissions.c.policy.not_in(full))
-    head = _locked(tx, _allowed(tx, waiting, controls).order_by(_priority(tx, controls).desc(), *ORDER))
-    if head is None:
-        return None
-    control = RolloutControl() if MEASURING in head.tags else controls.get(head.policy, RolloutControl())
-    if control.curriculum:
-        place = _place(tx, _drawn(control.curriculum))
-        peers = waiting.where(
-            submissions.c.policy == head.policy,
-            submissions.c.priority == head.priority,
-            sa.not_(_has(tx, submissions.c.tags, MEASURING)),
-            place.is_not(None),
-        )
-        head = _locked(tx, peers.order_by(place, *ORDER))
-    return QueuedTask(head, control)
+    waiting, place = _with_place(tx, _waiting(submission), controls)
+    return tx.first(waiting.where(place.is_not(None)).limit(1)) is not None
 
 
 def open_queued(tx: Tx, queued: QueuedTask, silence: float) -> bool:
@@ -110,7 +165,7 @@ def open_queued(tx: Tx, queued: QueuedTask, silence: float) -> bool:
 def _waiting(submission: str | None) -> sa.Select[Any]:
     """The queued tasks, of one `submission` if it is given."""
     columns = (submissions.c.priority, submissions.c.policy, submissions.c.tags)
-    waiting = sa.select(submitted, *columns).select_from(JOINED)
+    waiting = sa.select(submitted, *columns).select_from(QUEUE)
     waiting = waiting.where(submitted.c.group_id.is_(None), submissions.c.cancelled_at.is_(None))
     return waiting if submission is None else waiting.where(submissions.c.id == submission)
 
@@ -120,28 +175,53 @@ def _locked(tx: Tx, ordered: sa.Select[Any]) -> Any:
     return tx.first(ordered.limit(1).with_for_update(skip_locked=True, of=submitted))
 
 
-def _allowed(tx: Tx, waiting: sa.Select[Any], controls: Mapping[str, RolloutControl]) -> sa.Select[Any]:
-    """Without the tasks that a curriculum holds back."""
-    curricula = {policy: control.curriculum for policy, control in controls.items() if control.curriculum}
+def _with_place(
+    tx: Tx, waiting: sa.Select[Any], controls: Mapping[str, RolloutControl]
+) -> tuple[sa.Select[Any], sa.ColumnElement[int | None]]:
+    """Queued tasks joined with what curricula need, and each one's place among its curriculum's names.
+
+    The place is NULL if the curriculum holds the task back, and `NO_NAME` if no curriculum concerns it.
+    """
+    curricula = {policy: list(control.curriculum) for policy, control in controls.items() if control.curriculum}
     if not curricula:
-        return waiting
-    allowed = [submissions.c.policy.not_in(curricula), _has(tx, submissions.c.tags, MEASURING)]
-    for policy, weights in curricula.items():
-        allowed.append(sa.and_(submissions.c.policy == policy, _place(tx, list(weights)).is_not(None)))
-    return waiting.where(sa.or_(*allowed))
+        return waiting, sa.literal(NO_NAME)
+    untouched = sa.or_(submissions.c.policy.not_in(curricula), _has(tx, submissions.c.tags, MEASURING))
+    places = [(submissions.c.policy == policy, _place(tx, names)) for policy, names in curricula.items()]
+    return waiting.join(tasks, tasks.c.digest == submitted.c.task_digest), sa.case((untouched, NO_NAME), *places)
+
+
+def _by_name(
+    tx: Tx, submission: str | None, controls: Mapping[str, RolloutControl], most: int
+) -> dict[_Key, deque[tuple[int, Any]]]:
+    """The first `most` queued tasks of each name, policy and priority, numbered in the queue's order."""
+    waiting, place = _with_place(tx, _waiting(submission), controls)
+    priority = _priority(tx, controls)
+    keyed = waiting.with_only_columns(
+        submitted.c.submission_id, submitted.c.position, submissions.c.created_at, submissions.c.policy,
+        priority.label("effective"), place.label("place"),
+    ).subquery()  # fmt: skip
+    own = (keyed.c.created_at, keyed.c.submission_id, keyed.c.position)
+    nth = sa.func.row_number().over(partition_by=(keyed.c.effective, keyed.c.policy, keyed.c.place), order_by=own)
+    ranked = sa.select(keyed, nth.label("nth")).where(keyed.c.place.is_not(None)).subquery()
+    first = sa.select(ranked).where(ranked.c.nth <= most)
+    first = first.order_by(ranked.c.effective.desc(), ranked.c.created_at, ranked.c.submission_id, ranked.c.position)
+    found: dict[_Key, deque[tuple[int, Any]]] = defaultdict(deque)
+    for number, row in enumerate(tx.all(first)):
+        found[_Key(row.effective, row.policy, row.place)].append((number, row))
+    return found
 
 
 def _priority(tx: Tx, controls: Mapping[str, RolloutControl]) -> sa.ColumnElement[int]:
     """A queued task's priority, as its policy's control changes it."""
-    own = sa.cast(submissions.c.priority, sa.BigInteger)  # the sum may not fit into the column
     changes = {policy: control.priority for policy, control in controls.items() if control.priority}
     if not changes:
-        return own
+        return submissions.c.priority
+    own = sa.cast(submissions.c.priority, sa.BigInteger)  # the sum may not fit into the column
     change = sa.case(changes, value=submissions.c.policy, else_=0)
     return own + sa.case((_has(tx, submissions.c.tags, MEASURING), 0), else_=change)
 
 
-def _drawn(weights: Mapping[str, float]) -> Sequence[str]:
+def _shuffled(weights: Mapping[_Key, float]) -> Sequence[_Key]:
     """The names in the order in which they are drawn, without replacement, each by its weight among the rest."""
     return sorted(weights, key=lambda name: -math.log(1 - random.random()) / weights[name])
 
@@ -154,7 +234,9 @@ def _place(tx: Tx, names: Sequence[str]) -> sa.ColumnElement[int | None]:
         return sa.literal(others, sa.Integer)
     tag = _each(tx, tasks.c.tags)
     of_tags = sa.select(sa.func.min(sa.case(places, value=tag.c.value))).select_from(tag).correlate(tasks)
-    return sa.func.coalesce(sa.case(places, value=tasks.c.id), of_tags.scalar_subquery(), others)
+    of_tags = of_tags.where(tag.c.value.in_(places))  # databases look a value up in a list faster than in a CASE
+    of_id = sa.case((tasks.c.id.in_(places), sa.case(places, value=tasks.c.id)))
+    return sa.func.coalesce(of_id, of_tags.scalar_subquery(), others)
 
 
 def _has(tx: Tx, column: sa.Column[Any], value: str) -> sa.ColumnElement[bool]:
