@@ -30,6 +30,7 @@ class Policy:
     engine: ServedEngine
     source: Source
     version: int = 0
+    known: bool = False  # the engine has answered a probe, so its facts were learned; they hold while it is down
     logprobs_mode: str = "unknown"
     weight_versions: bool = False  # the engine returns every token's version
     states_weights: bool = False  # the engine can be asked which version it serves
@@ -42,7 +43,7 @@ class Policy:
 
     def learn(self, facts: EngineFacts) -> None:
         """Stores the facts that the engine's probe returned."""
-        self.logprobs_mode = facts.logprobs_mode
+        self.known, self.logprobs_mode = True, facts.logprobs_mode
         self.weight_versions = facts.weight_versions
         self.states_weights = facts.states_weights
         self.source.learn(facts)

@@ -157,13 +157,13 @@ async def _control(services: Services, name: str, control: RolloutControl, by: O
 def check_temperature(runtime: Policy, temperature: float) -> None:
     """Raises if calls of the policy at this temperature could not be trained, or would not be sampled at it.
 
-    `EngineUnavailable` while its engine has not answered, as only the engine knows.
+    `EngineUnavailable` if its engine has not answered since the server's start, as only the engine knows.
     """
     problem = ""
     if not runtime.settings.trainable or isinstance(runtime.source, PassthroughSource):
         problem = "it is not trained, and samples as harnesses ask"
-    elif temperature != 1.0 and not runtime.up:
-        raise EngineUnavailable(f"engine {runtime.engine.name} does not answer, so its log-probs are not known")
+    elif temperature != 1.0 and not runtime.known:
+        raise EngineUnavailable(f"engine {runtime.engine.name} has not answered yet, so its log-probs are not known")
     elif temperature != 1.0 and runtime.logprobs_mode != "processed":
         problem = (
             f"its engine's log-probs ({runtime.logprobs_mode}) are not at the sampling temperature, so a trainer could "

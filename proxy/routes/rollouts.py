@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import APIRouter
 
 from rolltap.contract.admin import FinishRollout, NewReward, OpenGroup, StartRollout
 from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
-from rolltap.errors import Forbidden, LedgerError
+from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
 from rolltap.ledger.groups import GroupSpec
 from rolltap.proxy.access import By
 from rolltap.proxy.routes.answers import AttemptKey, GroupList, RolloutWithEvidence, fields_of
+from rolltap.proxy.routes.policies import check_temperature, policy_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 from rolltap.proxy.routes.values import Limit
 from rolltap.proxy.sessions.roles import main_role, role_tags
 from rolltap.proxy.sessions.tags import TEMPERATURE, TURNS
 from rolltap.types import EVALUATION, PURPOSE_TAG, Group, GroupStatus, Reward, Rollout
+
+log = logging.getLogger(__name__)
 
 
 def router(services: Services) -> APIRouter:
@@ -101,7 +106,7 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
     else:
         control = await ledger.controls.of(policy)
         turns = min(turns or MOST_TURNS, control.max_turns) if control.max_turns else turns
-        if control.temperature is not None:
+        if control.temperature is not None and _can_train_at(services, policy, control.temperature):
             tags[TEMPERATURE] = str(control.temperature)
     if turns:
         tags[TURNS] = str(turns)
@@ -124,3 +129,16 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
         roles=roles,
         turns=turns,
     )
+
+
+def _can_train_at(services: Services, policy: str, temperature: float) -> bool:
+    """Whether attempts at a control's temperature could be trained; if not, they sample at the policy's own.
+
+    The control was checked when it was set. But it outlives the server, whose engine or settings may be others by now.
+    """
+    try:
+        check_temperature(policy_of(services, policy), temperature)
+    except (InvalidRequest, EngineUnavailable) as error:
+        log.warning("an attempt of policy %s begins without its control's temperature: %s", policy, error.message)
+        return False
+    return True

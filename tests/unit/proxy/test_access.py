@@ -281,25 +281,6 @@ async def test_a_control_out_of_bounds_is_refused_by_name(home: House, wall: Wal
     assert await home.app.ledger.controls.of(POLICY) == RolloutControl()
 
 
-async def test_a_temperature_that_could_not_be_trained_is_refused(home: House, wall: Wall) -> None:
-    """The engine's log-probs must be at the sampling temperature, and only the engine can say."""
-    policy, key = home.app.policies[POLICY], wall.keys["admin"]
-
-    async def asked(temperature: float) -> httpx.Response:
-        return await wall.send("admin", CONTROLS.format(POLICY), key, json={"temperature": temperature})
-
-    assert (await asked(0.7)).status_code == 200
-    before = policy.logprobs_mode, policy.up
-    policy.logprobs_mode = "raw"
-    refused = await asked(0.8)
-    assert (refused.status_code, "log-probs (raw) are not at the sampling temperature" in refused.text) == (400, True)
-    assert (await asked(1.0)).status_code == 200
-    policy.up = False
-    assert (await asked(0.8)).status_code == 503
-    policy.logprobs_mode, policy.up = before
-    assert await home.app.ledger.controls.of(POLICY) == RolloutControl(temperature=1.0)
-
-
 async def test_attempts_for_evaluation_follow_no_control(home: House, wall: Wall) -> None:
     key = wall.keys["admin"]
     control = {"max_turns": 3, "temperature": 0.7}
