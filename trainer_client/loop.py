@@ -20,7 +20,7 @@ from typing import Any
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.errors import AlignmentError, TrainerError, VersionTaken
+from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, VersionTaken
 from rolltap.trainer_client import architectures, planning, weights
 from rolltap.trainer_client.annotating import call_annotations
 from rolltap.trainer_client.checkpoint import Checkpoints
@@ -187,11 +187,19 @@ class Trainer:
             self._push()
 
     def _set_control(self, step: int) -> None:
-        """Rollouts that begin from now on are as the recipe wants them after `step` steps."""
+        """Rollouts that begin from now on are as the recipe wants them after `step` steps.
+
+        Waits for an engine that must be asked first. If the trainer stops meanwhile, the run sets it as it goes on.
+        """
         control = self._recipe.after(step)
-        if control is not None and control != self._control:
-            self.client.set_control(self.settings.policy, control)
-            self._control = control
+        while control is not None and control != self._control:
+            try:
+                self.client.set_control(self.settings.policy, control)
+                self._control = control
+            except EngineUnavailable as error:
+                if self.stopping:
+                    return
+                self._say(f"waiting to set the control of {self.settings.policy}: {error.message}")
 
     def _train(self, leases: LeaseHolder) -> StepReport | None:
         """One step on the leased groups; None if no weights came of it.

@@ -13,6 +13,7 @@ from typing import Any
 from rolltap import wire
 from rolltap.contract.leases import Lease, LeasedGroup
 from rolltap.errors import (
+    EngineUnavailable,
     InvalidRequest,
     LeaseLost,
     LedgerError,
@@ -61,6 +62,7 @@ class Plane:
     digests: dict[int, str] = field(default_factory=dict)  # by version
     lose: set[str] = field(default_factory=set)
     fail_next: int = 0
+    cold: int = 0  # how many coming controls are refused, as the engine has not answered yet
     stale: int = 0  # groups that nobody may lease any more
     last_step: int | None = None
     incarnation: int = 0
@@ -195,6 +197,9 @@ class Plane:
             self.pushed.append((body["path"], body["version"]))
             self.adapters.append(body["adapter"])
             self.version = body["version"]
+        elif verb == ["control"] and self.cold:
+            self.cold -= 1
+            raise EngineUnavailable("engine e has not answered yet")
         elif verb == ["control"]:
             self.controls.append({name: value for name, value in body["control"].items() if value})
         elif verb:

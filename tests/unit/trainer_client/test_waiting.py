@@ -19,6 +19,7 @@ from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.trainer_client.sinks import Terminal
 from rolltap.trainer_client.waiting import WaitNotice
 
+from .acting import acted_group
 from .making import model_folder, random_group
 from .plane import KEY, Plane, running
 
@@ -58,6 +59,30 @@ def test_the_trainer_says_what_it_waits_for_until_groups_come(
     thread.join(timeout=60)
     assert not thread.is_alive()
     assert lines == ["waiting for 2 groups of policy: 0 ready, 0 under way, 2 stale"]
+    assert plane.acked == {"g0": 1, "g1": 1}
+
+
+def test_the_trainer_waits_for_an_engine_that_its_control_needs(plane: Plane, url: str, tmp_path: Path) -> None:
+    """Beside a cold engine, and with a gradient that waits for its acknowledgement."""
+    settings = load_trainer_settings(
+        url=url, key=KEY, policy="policy", model=model_folder(tmp_path / "model"), out=tmp_path / "out",
+        recipe="agentgym_rl", options={"every": 1, "rounds": (4, 9)}, groups=2, steps=1, optimiser={"lr": 1e-3},
+        compute={"device": "cpu", "token_budget": 90}, report={"sinks": ()},
+    )  # fmt: skip
+    lines: list[str] = []
+    plane.cold = 4  # a call is tried twice
+    client = TrainerClient(url, KEY, "trainer", patience=0.0)
+    thread = threading.Thread(target=Trainer(settings, client, Ranks(0, 1, torch.device("cpu")), (), lines.append).run)
+    thread.start()
+    with plane.changed:
+        assert plane.changed.wait_for(lambda: plane.controls, timeout=30)
+        assert lines == ["waiting to set the control of policy: engine e has not answered yet"] * 2
+        plane.cold = 2
+    plane.offer(*(acted_group(f"g{index}", index) for index in range(2)))
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert len(lines) == 3
+    assert plane.controls == [{"max_turns": 4}, {"max_turns": 9}]
     assert plane.acked == {"g0": 1, "g1": 1}
 
 
