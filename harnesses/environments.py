@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.errors import EvaluatorFailed, RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Job
 from rolltap.harnesses.output import last_line
 from rolltap.harnesses.private_files import private_paths
@@ -85,7 +85,7 @@ class EnvironmentStep:
     def command(self, name: str, home: Path, proof_key: str) -> Command:
         """The command that runs the step `name`. The driver's files go below `home`, the job with the key to stdin."""
         package = package_of(self.package)
-        job = {"step": name, "driver": package.driver, "module": package.module, "proof_key": proof_key, **self.values}
+        job = {"proof_key": proof_key, "step": name, "driver": package.driver, "module": package.module, **self.values}
         paths = {"environment": f"{FOLDER}/environment.py", package.driver: f"{FOLDER}/{package.driver}.py"}
         drivers = files("rolltap.harnesses.drivers")
         return Command(
@@ -136,8 +136,12 @@ def proof_key(session_id: str) -> str:
 
 
 def signed_result(output: str, key: str) -> Mapping[str, Any] | None:
-    """The last result in the driver's output that is signed with `key`; None if there is none."""
-    for line in reversed(output.splitlines()):
+    """The result in the driver's output that is signed with `key`; None if there is none.
+
+    Raises `EvaluatorFailed` if two different ones are signed: something else has the key, and neither can be trusted.
+    """
+    found: set[str] = set()
+    for line in output.splitlines():
         if not line.startswith('{"proof": '):
             continue
         try:
@@ -147,8 +151,10 @@ def signed_result(output: str, key: str) -> Mapping[str, Any] | None:
             continue
         expected = hmac.new(bytes.fromhex(key), result.encode(), "sha256").hexdigest()
         if hmac.compare_digest(proof.encode(), expected.encode()):
-            return json.loads(result)
-    return None
+            found.add(result)
+    if len(found) > 1:
+        raise EvaluatorFailed("the environment's output has different signed results: it is tampered with")
+    return json.loads(found.pop()) if found else None
 
 
 def list_tasks(package: str, python: str, values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

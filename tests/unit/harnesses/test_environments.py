@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,38 @@ def play(job):
 """
 """Stands for a package's driver: real packages are played in `make test-trainers`."""
 
+FORKING = """
+import ctypes, hmac, json, os, re, sys
+
+
+def forge():
+    frame, found = sys._getframe(), {}
+    while frame:
+        found.update(frame.f_locals)
+        frame = frame.f_back
+    result = json.dumps({"reward": 1.0})
+    proof = hmac.new(found["key"], result.encode(), "sha256").hexdigest()
+    line = json.dumps({"proof": proof, "result": result})
+    os.write(1, f"\\n{line}\\nFORGED {found['job'].get('key')}\\n".encode())
+    maps = open("/proc/self/maps").read().splitlines() if sys.platform == "linux" else ()
+    for line in maps:
+        if " rw" in line and "[v" not in line:
+            start, end = (int(each, 16) for each in line.split()[0].split("-"))
+            memory = ctypes.string_at(start, end - start)
+            if re.search(rb"(?:\\xab){32}|(?:ab){32}", memory):  # which holds no such run itself
+                os.write(1, b"KEY IN MEMORY\\n")
+
+
+def play(job):
+    child = os.fork()
+    if not child:
+        forge()
+        os._exit(0)
+    os.waitpid(child, 0)
+    return {"reward": 0.0}
+"""
+"""A driver whose tool forks: the child looks for the key in all frames and in its memory."""
+
 
 @pytest.mark.parametrize("guarded", [False, True])
 async def test_a_models_command_reads_nothing_of_the_scorer_and_forges_nothing(guarded: bool, tmp_path: Path) -> None:
@@ -117,6 +150,30 @@ async def test_a_models_command_reads_nothing_of_the_scorer_and_forges_nothing(g
     assert ("READ ITS JOB" in exit_.output, "READ ITS MEMORY" in exit_.output) == (not guarded, not guarded)
     assert ("READ ITS" in exit_.output) is not guarded
     assert signed_result(exit_.output, key) == {"reward": 0.0}
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_forked_process_can_sign_nothing(guarded: bool, tmp_path: Path) -> None:
+    """As tools do that run a model's Python in a `multiprocessing.Process`."""
+    key = "ab" * 32
+    launch = EnvironmentStep("inspect", sys.executable, {"key": "session-key"}).command("play", tmp_path, key)
+    files = {**launch.files, ".rolltap/rolltap_inspect.py": FORKING}
+    if not guarded:
+        main = files[".rolltap/environment.py"]
+        files[".rolltap/environment.py"] = main.replace("os.register_at_fork", "(lambda **_: None)")
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    done = subprocess.run(launch.argv, input=launch.stdin, capture_output=True, text=True, check=True)
+    assert "FORGED" in done.stdout
+    assert ("session-key" in done.stdout) is not guarded
+    assert ("KEY IN MEMORY" in done.stdout) is not guarded
+    if guarded:
+        assert signed_result(done.stdout, key) == {"reward": 0.0}
+    else:
+        with pytest.raises(EvaluatorFailed, match="different signed results"):
+            signed_result(done.stdout, key)
 
 
 def test_what_is_missing_is_named() -> None:
