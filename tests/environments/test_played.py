@@ -163,6 +163,23 @@ async def test_a_models_command_beside_the_scorer_forges_no_reward(
     assert "READ ITS" not in texts["2+2"]
 
 
+async def test_a_model_calls_the_tools_of_a_nemo_gym_server_and_none_of_its_other_routes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(HERE)
+    turns = (
+        Turn(call=(ToolUse("increment_counter", {"count": 1}),)),
+        Turn(call=(ToolUse("seed_session", {"initial_count": 100}), ToolUse("verify", {}))),
+        Turn(call=(ToolUse("increment_counter", {"count": 2}),)),
+        Turn(say="The count is 6."),
+    )
+    script = Script(rules=(Rule(turns=turns),))
+    case = Case("nemo-gym:example_session_state_mgmt", "python-3.12", script, {"0": 1.0})
+    rollouts, texts = await play(case, tmp_path)
+    assert (rollouts["0"]["status"], rollouts["0"]["rewards"][0]["value"]) == ("succeeded", 1.0)
+    assert "Not Found" in texts["0"]
+
+
 async def test_a_nemo_gym_server_scores_an_agents_answer_and_no_policy_is_its_judge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
