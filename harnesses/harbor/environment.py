@@ -276,23 +276,14 @@ class BubblewrapEnvironment(BaseEnvironment):
 def _stage(source: Path, copy: Path) -> str:
     """Copies `source` to `copy`, so that nothing in a sandbox can change the original.
 
-    The sandbox's user is not the owner of the copy, so the copy is readable for all. Returns the argument for `cp`,
-    relative to the parent of `copy`.
+    The sandbox's user is this process's user, who owns the copy: modes stay as they are, as `ssh` and `psql` want them
+    of keys and passwords. Returns the argument for `cp`, relative to the parent of `copy`.
     """
     if source.is_dir():
         shutil.copytree(source, copy)
-        for path in (copy, *copy.rglob("*")):
-            _make_readable(path)
         return f"{copy.name}/."
     shutil.copy2(source, copy)
-    _make_readable(copy)
     return copy.name
-
-
-def _make_readable(path: Path) -> None:
-    """Lets everybody read a file or folder, and execute it if its owner may (`chmod a+rX`)."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
 
 
 def _copy_regular(source: Path, target: Path) -> None:
