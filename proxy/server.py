@@ -60,7 +60,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.close()
         raise ConfigError(
             f"can't listen on {host}:{port}: {error.strerror}; stop what listens there (another `rolltap serve`?), "
-            "or set another port under [listen] in rolltap.toml"
+            "or take another port: --agent-port and the like, or [listen] in rolltap.toml"
         ) from error
     listener.listen(2048)
     listener.setblocking(False)

@@ -49,7 +49,8 @@ def runtime_here(harness: Harness, installation: Installation | None, *, unsandb
         is_missing = installation is None and package is not None and shutil.which(package.executable) is None
         if is_missing and isinstance(harness.launch(SAMPLE_JOB), Command):
             raise RuntimeFailed(not_installed(harness))
-        notice = f"{harness.name} runs with {switch}: it may do whatever you can" if switch else ""
+        means = f"with {switch}" if switch else "without a sandbox"
+        notice = f"{harness.name} runs {means}: it may do whatever you can"
         return HereRuntime(folder, bins), notice
     if refusal := bubblewrap.refusal():
         raise RuntimeFailed(

@@ -256,4 +256,5 @@ def missing_model(model: str, served: Sequence[str]) -> str:
     """Advice for a model that the engine does not serve; empty if it does, or lists no models, or `model` is a path."""
     if not served or model in served or "://" in model:
         return ""
-    return f"set the policy's `model` to one of {', '.join(served)} (an adapter appears with the trainer's first push)"
+    named = ", ".join(served)
+    return f"set the policy's `model` (--model) to one of {named} (an adapter appears with the trainer's first push)"

@@ -199,7 +199,7 @@ async def _show_new_calls(client: AdminClient, session: OpenedSession, seen: set
     with suppress(RolltapError):
         details = await client.get(f"/sessions/{session.session_id}")
         for call in details["calls"]:
-            if call["id"] not in seen and call["outcome"]:
+            if call["id"] not in seen and call["outcome"] != "open":
                 seen.add(call["id"])
                 console.print(_call_line(len(seen), call))
 
@@ -208,4 +208,4 @@ def _call_line(number: int, call: dict[str, Any]) -> str:
     text = f"call {number}: {call['prompt_tokens']} + {call['output_tokens']} tokens, {call['outcome']}"
     if call.get("break"):
         text += f" ({call['break']['reason']})"
-    return text
+    return f"{text}: {call['error']}" if call["error"] else text

@@ -128,6 +128,8 @@ def tell_failures(groups: Sequence[dict[str, Any]]) -> int:
     for rollout in failed[:SHOWN_FAILURES]:
         ended = f"{rollout['task_id']}: {rollout['status']} ({rollout['cause']}): {rollout['reason']}"
         console.print(f"{ended}\n  rolltap rollout {rollout['id']}")
+    if len(failed) > SHOWN_FAILURES:
+        console.print(f"and {len(failed) - SHOWN_FAILURES} more")
     return len(failed)
 
 

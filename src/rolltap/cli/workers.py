@@ -82,7 +82,7 @@ def reserve(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             f"can't listen on {host}:{port}: {error.strerror}; stop what listens there (another `rolltap serve`?), "
-            "or set another port under [listen] in rolltap.toml"
+            "or take another port: --agent-port and the like, or [listen] in rolltap.toml"
         ) from error
     return holder
 

@@ -272,7 +272,9 @@ def main(settings: ModelServerSettings) -> None:
         try:
             listener.bind((settings.host, settings.port))
         except OSError as error:
-            raise ConfigError(f"can't listen on {settings.host}:{settings.port} ({error}); set another port") from error
+            raise ConfigError(
+                f"can't listen on {settings.host}:{settings.port} ({error}); take another --port"
+            ) from error
         listener.listen(1024)
         host, port = listener.getsockname()[:2]
         print(f"http://{host}:{port}", flush=True)

@@ -48,7 +48,7 @@ async def test_a_model_that_the_engine_does_not_serve_is_named(
         assert not await check(path)
         output = capsys.readouterr().out
         assert "engine main serves no model 'my-model'" in output
-        assert "set the policy's `model` to one of scripted" in output
+        assert "set the policy's `model` (--model) to one of scripted" in output
         path.write_text(path.read_text() + 'model = "scripted"\n')
         assert await check(path), capsys.readouterr().out
 

@@ -344,7 +344,7 @@ def test_a_port_in_use_or_a_folder_without_a_model_ends_with_one_line(
     import sys
 
     port = engine_url.rsplit(":", 1)[1]
-    for folder, words in ((model_folder, "set another port"), (tmp_path, "config.json")):
+    for folder, words in ((model_folder, "another --port"), (tmp_path, "config.json")):
         command = [sys.executable, "-m", "rolltap.engine", "--model", str(folder), "--port", port]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1

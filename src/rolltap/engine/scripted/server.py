@@ -113,7 +113,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"can't listen on {host}:{port} ({error}); set another port") from error
+        raise ConfigError(f"can't listen on {host}:{port} ({error}); take another --port") from error
     listener.listen(1024)
     return listener
 
