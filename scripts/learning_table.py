@@ -23,8 +23,8 @@ def learning(results: Mapping[str, Any]) -> str:
     beaten = f"No lead over the control is shown for {', '.join(failed)}." if failed else "Each beats its control."
     size = f"{steps} steps of {results['groups']} groups of {results['rollouts']} rollouts"
     done, planned = len(results["cells"]), results["planned"]
-    missing = f"{done} of {planned} cells are measured, the others have not run."
-    measured = missing if done < planned else f"{done} cells are measured."
+    missing = f"{done} of {planned} runs are measured, controls counted; the others have not run."
+    measured = missing if done < planned else f"{done} runs are measured, half of them controls."
     held_out = f"{results['held_out']} held-out rollouts a seed at temperature {results['temperature']:g}"
     machine = f"{results['cores']} cores, Python {results['python']}, {results['time']}"
     note = f"{beaten} {measured} {size}; {held_out}. ({machine}.)"

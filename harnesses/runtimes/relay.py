@@ -86,7 +86,7 @@ class Relay:
         self._channel = channel
         self._target = target
         self._task: asyncio.Task[None] | None = None
-        self._open = 0
+        self._connections: set[asyncio.Task[None]] = set()
         self._pace = Pace()
 
     async def __aenter__(self) -> Self:
@@ -110,6 +110,9 @@ class Relay:
             await server.serve_forever()
         finally:
             server.close()
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _receive(self) -> socket.socket:
         loop = asyncio.get_running_loop()
@@ -128,15 +131,17 @@ class Relay:
         return socket.socket(fileno=descriptors[0])
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._open >= CONNECTIONS:
+        if len(self._connections) >= CONNECTIONS:
             writer.transport.abort()
             return
-        self._open += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
         try:
             await self._pace.take(0)
             await self._connect(reader, writer)
         finally:
-            self._open -= 1
+            self._connections.discard(task)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -59,8 +59,10 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     text = learning({**head, "cells": [*ran, cell("spear", False, 0.9)]})
     assert "| `files` | `grpo` | 1 | 1.5 | 0.20 | 0.90 | 0.20 | +0.70 ± 0.12 | 0.20 0.30 |" in text
     assert "No lead over the control is shown for `ppo` on `files`." in text
-    assert "5 of 96 cells are measured" in text
-    assert " 4 cells are measured." in learning({**head, "planned": 2, "cells": ran})  # more seeds of a row
+    assert "5 of 96 runs are measured" in text
+    assert " 4 runs are measured, half of them controls." in learning(
+        {**head, "planned": 2, "cells": ran}
+    )  # more seeds of a row
     assert "spear" not in text  # without its control it is no result
 
 

@@ -1,0 +1,33 @@
+"""The relay between a sandbox's listener and the proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from rolltap.harnesses.runtimes.relay import Relay, Target
+
+
+async def test_it_leaves_no_connection_behind() -> None:
+    """The proxy has not answered yet when the sandbox ends: nothing waits for it any more."""
+    asked = asyncio.Event()
+
+    async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    proxy = await asyncio.start_server(stay_silent, "127.0.0.1", 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with socket.create_server(("127.0.0.1", 0)) as listener, theirs:
+        async with proxy, Relay(ours, Target("127.0.0.1", proxy.sockets[0].getsockname()[1], tls=False)):
+            socket.send_fds(theirs, [b"x"], [listener.fileno()])
+            agent_reader, agent_writer = await asyncio.open_connection(*listener.getsockname())
+            agent_writer.write(b"x")
+            async with asyncio.timeout(10):
+                await asked.wait()
+    assert await agent_reader.read() == b""
+    agent_writer.close()
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        assert "Relay" not in repr(task.get_coro())
