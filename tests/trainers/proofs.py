@@ -78,7 +78,7 @@ SUITES = {
         "openenv_sessions:OpenEnvSessions", frozenset({"tokens", "refused", "tokenizer"}), "openenv-0.10.0"
     ),
     "art": Suite("art_groups:ArtGroups", EVERYTHING - {"gradient", "staleness"}, "python-3.12"),
-    "skyrl": Suite("skyrl_generator:SkyRl", frozenset({"tokens", "gradient", "refused", "tokenizer"}), "python-3.12"),
+    "skyrl": Suite("skyrl_generator:SkyRl", EVERYTHING, "python-3.12"),
     "slime": Suite("slime_rollout:Slime", EVERYTHING - {"gradient"}, with_source=frozenset({"tokens", "gradient"})),
     "nemo-rl": Suite("nemo_rl_policy:NemoRl", EVERYTHING - {"gradient"}, with_source=frozenset({"tokens", "gradient"})),
     "prime-rl": Suite(

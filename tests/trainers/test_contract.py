@@ -25,7 +25,7 @@ from ..unit.trainer_client.plane import Plane
 from .driver import Driver, Killed, Run, TrainedToken, tokens_of
 from .gradient import our_gradient
 from .proofs import HERE, PAGES, SUITES, code, proves
-from .world import groups, trained_rows
+from .world import groups, trained_rows, without_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, accelerate and TRL about themselves
 
@@ -50,6 +50,15 @@ def test_the_gradient_is_our_trainers_so_a_rollout_weighs_once(driver: Driver, p
     plane.offer(*groups(2))
     theirs = driver.run(run).gradient
     for name, gradient in our_gradient(driver, run.model, groups(2)).items():
+        torch.testing.assert_close(theirs[name], gradient, atol=1e-5, rtol=1e-4)
+
+
+@proves("gradient")
+def test_a_masked_rollout_without_tokens_counts_in_the_baseline(driver: Driver, plane: Plane, run: Run) -> None:
+    of = [without_tokens(f"g{index}", index) for index in range(2)]
+    plane.offer(*of)
+    theirs = driver.run(run).gradient
+    for name, gradient in our_gradient(driver, run.model, of).items():
         torch.testing.assert_close(theirs[name], gradient, atol=1e-5, rtol=1e-4)
 
 

@@ -41,6 +41,14 @@ def branching_group(name: str, seed: int, *, version: int = 0) -> LeasedGroup:
     return group(name, rollouts, oldest=version, newest=version)
 
 
+def without_tokens(name: str, seed: int) -> LeasedGroup:
+    """Three rollouts: two that are trained, and a masked one of which nothing was recorded but its reward."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(2, VOCABULARY, 12).tolist()
+    rollouts = [record(name, index, [gappy(rng, prompt, 0)], float(index)) for index in range(2)]
+    return group(name, [*rollouts, record(name, 2, [], 4.0, Scoring.MASKED)], oldest=0, newest=0)
+
+
 def groups(count: int, start: int = 0) -> list[LeasedGroup]:
     return [branching_group(f"g{index}", index) for index in range(start, start + count)]
 

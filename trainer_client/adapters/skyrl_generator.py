@@ -1,11 +1,10 @@
-"""SkyRL on leased groups: a generator that returns recorded rollouts, in step-wise rows.
+"""SkyRL on leased groups: a generator that returns recorded rollouts, in step-wise rows; `skyrl_trainer` trains on it.
 
 A segment is a step row of its rollout. A rollout's rows are together, and the last has `is_last_step` and the reward,
-from which SkyRL computes advantages for all of them. A masked rollout's rows have no loss, and count in the baseline.
-SkyRL needs `generator.step_wise_trajectories=true`.
+from which SkyRL computes advantages for all of them. A rollout without a token to train is one row without loss, so
+that its reward counts in the baseline.
 
-Groups are acknowledged when they are returned, for SkyRL's global step. SkyRL's own weight sync is not used: after a
-step, its trainer's callback pushes the saved policy.
+Groups are acknowledged when they are returned, for SkyRL's global step.
 """
 
 # pyright: reportMissingImports=false
@@ -16,13 +15,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from rolltap.contract.leases import LeasedGroup
+import numpy as np
+
+from rolltap.contract.leases import LeasedGroup, RolloutRecord
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed
 from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.scoring import baseline
-from rolltap.types import Scoring, Segment
+from rolltap.trainer_client.scoring import baseline, trained_segments
+from rolltap.types import NO_VERSION, Scoring, Segment
 
 ADAPTERS["skyrl"].check_installed()
 from skyrl.train.generators.base import (  # noqa: E402
@@ -31,6 +32,11 @@ from skyrl.train.generators.base import (  # noqa: E402
     GeneratorOutput,
     TrajectoryID,
 )
+
+UNTRAINED = Segment(
+    np.zeros(2, np.int32), np.zeros(2, bool), np.zeros(2, np.float32), np.full(2, NO_VERSION, np.int32), ()
+)
+"""Stands for a rollout that counts in the baseline and has no token to train."""
 
 
 class LeasedGenerator(GeneratorInterface):
@@ -56,17 +62,14 @@ class LeasedGenerator(GeneratorInterface):
 
 def output_of(groups: Sequence[LeasedGroup], version: int) -> GeneratorOutput:
     """The groups' compared rollouts, group by group, in SkyRL's step-wise rows. `version`: at the step's start."""
-    rows: list[tuple[Segment, TrajectoryID, float, bool, bool]] = []
+    rows: list[tuple[Segment, TrajectoryID, float, bool]] = []
     for group in groups:
-        for number, record in enumerate(baseline(group)):
-            trained = record.rollout.scoring is Scoring.SCORED
-            parts = [part for part in record.trajectory.segments if part.loss_mask.any() or not trained]
-            name = TrajectoryID(group.group.id, number)
-            for index, part in enumerate(parts):
-                last = index == len(parts) - 1
-                rows.append((part, name, float(record.reward or 0.0), last, trained))
+        for number, record in enumerate(baseline(group) or group.rollouts[:1]):  # SkyRL misses no group
+            parts = trained_parts(record) or (UNTRAINED,)
+            name, reward = TrajectoryID(group.group.id, number), float(record.reward or 0.0)
+            rows += [(part, name, reward, index == len(parts) - 1) for index, part in enumerate(parts)]
     tokens = [part.token_ids.tolist() for part, *_ in rows]
-    starts = [part.prompt_length if trained else len(part) - 1 for part, *_, trained in rows]
+    starts = [part.prompt_length if part.loss_mask.any() else 1 for part, *_ in rows]
     rests = [ids[start:] for ids, start in zip(tokens, starts, strict=True)]
     staleness = [group.staleness for group in groups]
     return GeneratorOutput(
@@ -74,11 +77,10 @@ def output_of(groups: Sequence[LeasedGroup], version: int) -> GeneratorOutput:
         response_ids=rests,
         rewards=[
             [0.0] * (len(rest) - 1) + [reward if last else 0.0]
-            for rest, (_, _, reward, last, _) in zip(rests, rows, strict=True)
+            for rest, (_, _, reward, last) in zip(rests, rows, strict=True)
         ],
         loss_masks=[
-            [int(trained and one) for one in part.loss_mask[start:]]
-            for start, (part, *_, trained) in zip(starts, rows, strict=True)
+            part.loss_mask[start:].astype(int).tolist() for start, (part, *_) in zip(starts, rows, strict=True)
         ],
         stop_reasons=["stop"] * len(rows),
         rollout_metrics={
@@ -92,8 +94,12 @@ def output_of(groups: Sequence[LeasedGroup], version: int) -> GeneratorOutput:
         trajectory_time_splits=None,
         rollout_expert_indices=None,
         rollout_sample_support=None,
-        is_last_step=[last for *_, last, _ in rows],
+        is_last_step=[last for *_, last in rows],
         env_metrics=None,
         pixel_values=None,
         image_grid_thw=None,
     )
+
+
+def trained_parts(record: RolloutRecord) -> tuple[Segment, ...]:
+    return trained_segments(record) if record.rollout.scoring is Scoring.SCORED else ()
