@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
@@ -47,12 +48,14 @@ class Suite:
     """An adapter's trial: the class of its driver, the keys of `PROOFS` that it keeps, its environment.
 
     Those of `with_source` need the trainer's source: where it is, all are tried on its code, else on its schema.
+    `remarks` are what the table says of a proof instead of yes.
     """
 
     driver: str
     proves: frozenset[str]
     environment: str = ""
     with_source: frozenset[str] = frozenset()
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
     def tried(self, proof: str) -> bool:
         """Whether this environment tries it."""
@@ -62,7 +65,8 @@ class Suite:
 
     def cell(self, proof: str) -> str:
         """What the table says."""
-        return "with source" if proof in self.with_source else "yes" if proof in self.proves else "no"
+        said = "with source" if proof in self.with_source else "yes" if proof in self.proves else "no"
+        return self.remarks.get(proof, said)
 
     def load(self) -> Driver:
         module, _, name = self.driver.partition(":")
@@ -77,7 +81,7 @@ SUITES = {
     "openenv": Suite(
         "openenv_sessions:OpenEnvSessions", frozenset({"tokens", "refused", "tokenizer"}), "openenv-0.10.0"
     ),
-    "art": Suite("art_groups:ArtGroups", EVERYTHING - {"gradient", "staleness"}, "python-3.12"),
+    "art": Suite("art_groups:ArtGroups", EVERYTHING, "python-3.12", remarks={"gradient": "yes, up to a factor"}),
     "skyrl": Suite("skyrl_generator:SkyRl", EVERYTHING, "python-3.12"),
     "slime": Suite("slime_rollout:Slime", EVERYTHING - {"gradient"}, with_source=frozenset({"tokens", "gradient"})),
     "nemo-rl": Suite("nemo_rl_policy:NemoRl", EVERYTHING - {"gradient"}, with_source=frozenset({"tokens", "gradient"})),

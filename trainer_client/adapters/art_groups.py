@@ -68,9 +68,16 @@ class ArtTrainer:
                     raise TrainerError(f"ART made step {reply.step} of {step + 1}, checkpoint {reply.checkpoint_path}")
                 step = reply.step
                 self.feed.push(Path(reply.checkpoint_path), version)
+                await self.model.log(split="train", metrics={**reply.metrics, **staleness_of(groups)}, step=step)
 
     def _note(self, step: int) -> Path:
         return self.feed.out / f"checkpoint-{step}"
+
+
+def staleness_of(groups: Sequence[LeasedGroup]) -> dict[str, float]:
+    """Of the step's groups, for ART's log."""
+    staleness = [float(group.staleness) for group in groups]
+    return {"rolltap/staleness_max": max(staleness), "rolltap/staleness_mean": sum(staleness) / len(staleness)}
 
 
 def groups_of(groups: Sequence[LeasedGroup]) -> list[art.TrajectoryGroup]:
