@@ -79,7 +79,10 @@ SUITES = {
     "tinker": Suite("tinker_service:TinkerService", EVERYTHING - {"staleness"}),
     "verl": Suite("verl_ppo:VerlPpo", EVERYTHING, "verl-0.9.1"),
     "openenv": Suite(
-        "openenv_sessions:OpenEnvSessions", frozenset({"tokens", "refused", "tokenizer"}), "openenv-0.10.0"
+        "openenv_sessions:OpenEnvSessions",
+        frozenset({"tokens", "gradient", "refused", "tokenizer"}),
+        "openenv-0.10.0",
+        remarks={"gradient": "yes, up to a factor"},
     ),
     "art": Suite("art_groups:ArtGroups", EVERYTHING, "python-3.12", remarks={"gradient": "yes, up to a factor"}),
     "skyrl": Suite("skyrl_generator:SkyRl", EVERYTHING, "python-3.12"),

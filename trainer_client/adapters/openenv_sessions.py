@@ -4,8 +4,7 @@ A factory's sessions are the rollouts of leased groups. TRL's seed, one for all 
 group, and each session is the next of its rollouts. `fetch_training_trace` returns a turn for each run of trained
 tokens, with the tokens before it as its prompt, so that each token is trained once, in its own context.
 
-TRL's worker does not report the rollouts of a step. A group is acknowledged when its last session is closed, and is
-lost if the trainer is killed after that: use `trl_async` for exactly-once training.
+A group is acknowledged when its last session is closed, and lost if TRL is killed later: `trl_async` is exactly once.
 """
 
 # pyright: reportMissingImports=false
@@ -80,11 +79,12 @@ class SessionSettings:
 
 @dataclass(slots=True)
 class _SeedGroup:
-    """The group of one seed: rollouts that have no session yet, and the number of sessions that are not closed yet."""
+    """A seed's group: rollouts without a session yet, how many are unclosed, and how many requests still come."""
 
     holder: LeaseHolder
     waiting: list[RolloutRecord]
     unclosed: int
+    requests: int  # of all `generations`, even if the group has fewer rollouts and is closed by then
 
 
 class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
@@ -108,11 +108,10 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
         if seed is None:
             raise ConfigError("sessions need a seed: it says which generations are of one group")
         with self._leasing:  # one at a time; sessions that end meanwhile don't wait for it
-            if (group := self._groups.get(seed)) is None:
-                group = self._lease_group()
-                with self._lock:
-                    self._groups[seed] = group
+            group = self._groups[seed] = self._groups.get(seed) or self._lease_group()
         with self._lock:
+            group.requests -= 1
+            self._forget(seed)
             if not group.waiting:
                 raise ConfigError("the group has no more rollouts than were handed out")
             return PlayedSession(group.waiting.pop(0), self, seed)
@@ -126,7 +125,11 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
                 group.holder.acknowledge(int(time.time()))
                 group.holder.clear()
                 group.holder.__exit__()
-                del self._groups[seed]
+                self._forget(seed)
+
+    def _forget(self, seed: int) -> None:
+        if not (self._groups[seed].unclosed or self._groups[seed].requests):
+            del self._groups[seed]
 
     def _lease_group(self) -> _SeedGroup:
         settings, client = self._settings, self._client
@@ -140,6 +143,6 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
             if len(rollouts) > settings.generations:
                 holder.refuse(f"{len(rollouts)} rollouts do not fit in {settings.generations} generations")
             elif rows_of([group], make_recipe("dr_grpo", {}), self._temperature):
-                return _SeedGroup(holder, rollouts, len(rollouts))
+                return _SeedGroup(holder, rollouts, len(rollouts), settings.generations)
             else:
                 holder.refuse("no rollout of this group has a trained token")
