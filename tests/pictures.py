@@ -8,11 +8,12 @@ a side call, a subagent and an edited history is held here, against the scripted
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,8 @@ def take(browser: Browser, name: str, show: str = "") -> None:
         browser.run(
             "scrollTo(0, document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY - 62)", show
         )
+    corner = {"type": "mouseMoved", "x": 1, "y": 1}  # where nothing has a tooltip
+    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", corner)
     browser.driver.save_screenshot(str(IMAGES / f"viewer-{name}.png"))
 
 
@@ -166,7 +169,14 @@ async def terminal_pictures(home: House) -> None:
                 (IMAGES / f"tui-{name}.svg").write_text(app.export_screenshot(), encoding="utf-8")
 
 
-def run_pictures(browser: Browser) -> None:
+def clipped_call(store: Path) -> list[str]:
+    """The call with the least of the clipped tokens' differences: none where the trainer wrote no annotations."""
+    least = "SELECT call_id FROM annotations WHERE clipped > 0 ORDER BY mismatch_max LIMIT 1"
+    with closing(sqlite3.connect(store)) as record:
+        return [call_id for (call_id,) in record.execute(least)]
+
+
+def run_pictures(browser: Browser, clipped: list[str]) -> None:
     resize(browser, 700)
     browser.open("/view/")
     browser.until(lambda: "reading" not in browser.text(".title"))
@@ -183,11 +193,11 @@ def run_pictures(browser: Browser) -> None:
     mixed = next(at for at, spread in enumerate(spreads) if len(set(spread)) > 1 and states[at] == "acknowledged")
     browser.open(browser.attributes("tbody tr", "data-href")[mixed] or "")
     take(browser, "group")
-    browser.click("section[aria-label^='Rollout'] article a")
-    browser.wait("#flow .tok.s")
-    if browser.count("[data-mode=trainer]"):
+    for call_id in clipped:
+        browser.open(f"/view/calls/{call_id}")
+        browser.wait("#flow .tok.s")
         browser.click("[data-mode=trainer]")
-        browser.press("x")
+        browser.click("[data-place=trainer]")
         take(browser, "trainer", "#tokens")
     browser.open(browser.attributes(".tabs a", "href")[0] or "")
     browser.until(lambda: browser.seen("form[data-note]"))
@@ -208,7 +218,7 @@ async def main(store: Path) -> None:
         with viewing(store) as link:
             browser = Browser(driver, link.partition("/view/")[0])
             browser.open(link.removeprefix(browser.admin))
-            run_pictures(browser)
+            run_pictures(browser, clipped_call(store))
 
 
 if __name__ == "__main__":
