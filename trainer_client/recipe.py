@@ -188,8 +188,8 @@ class Recipe:
     def _checked_admission(self, rollout: StepRollout) -> bool:
         admitted = self.admits_rollout(rollout)
         if not isinstance(admitted, bool | np.bool_):
-            said = f"admits_rollout returned {admitted!r} for rollout {rollout.id}, not True or False"
-            raise ConfigError(f"recipe {type(self).__name__}: {said}")
+            message = f"admits_rollout returned {admitted!r} for rollout {rollout.id}, not True or False"
+            raise ConfigError(f"recipe {type(self).__name__}: {message}")
         return bool(admitted)
 
     @property

@@ -11,7 +11,6 @@ from rolltap.contract.control import RolloutControl, SetControl
 from rolltap.contract.trainer import LOST, BeginUpdate, FinishUpdate, OwnerRequest, PushWeights
 from rolltap.errors import EngineUnavailable, InvalidRequest, UnknownPolicy, WeightsLost
 from rolltap.proxy.call.policies import Policy
-from rolltap.proxy.call.sources.passthrough import PassthroughSource
 from rolltap.proxy.routes.answers import (
     PolicyList,
     PolicyPaused,
@@ -160,7 +159,7 @@ def check_temperature(runtime: Policy, temperature: float) -> None:
     `EngineUnavailable` if its engine has not answered since the server's start, as only the engine knows.
     """
     problem = ""
-    if not runtime.settings.trainable or isinstance(runtime.source, PassthroughSource):
+    if not runtime.settings.trainable or not runtime.source.sets_sampling:
         problem = "it is not trained, and samples as harnesses ask"
     elif temperature != 1.0 and not runtime.known:
         raise EngineUnavailable(f"engine {runtime.engine.name} has not answered yet, so its log-probs are not known")

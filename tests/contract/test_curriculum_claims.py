@@ -44,21 +44,21 @@ async def curriculum(world: World, **weights: float) -> None:
 
 def reads(patch: pytest.MonkeyPatch) -> list[str]:
     """The statements from now on that read the queue."""
-    seen: list[str] = []
+    statements: list[str] = []
 
     def watched(name: str) -> None:
         inner = getattr(Tx, name)
 
         def call(tx: Tx, statement: sa.Executable) -> Any:
             if "JOIN submissions ON" in (text := str(statement)):
-                seen.append(text)
+                statements.append(text)
             return inner(tx, statement)
 
         patch.setattr(Tx, name, call)
 
     watched("all")
     watched("first")
-    return seen
+    return statements
 
 
 def meanwhile(world: World, patch: pytest.MonkeyPatch, act: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
@@ -66,13 +66,13 @@ def meanwhile(world: World, patch: pytest.MonkeyPatch, act: Callable[[], Corouti
     loop, acting, read = asyncio.get_running_loop(), list[Any](), task_queue._by_name
 
     def slow(tx: Tx, *arguments: Any) -> Any:
-        found = read(tx, *arguments)
+        tasks_by_key = read(tx, *arguments)
         if not acting:
             acting.append(None)
             acting[0] = asyncio.run_coroutine_threadsafe(act(), loop)
             if tx.connection.dialect.name == "postgresql":  # on SQLite one transaction waits for the other
                 tx.connection.exec_driver_sql("SELECT pg_sleep(0.5)")
-        return found
+        return tasks_by_key
 
     patch.setattr(task_queue, "_by_name", slow)
     return acting
@@ -82,15 +82,15 @@ async def test_a_claim_reads_the_tasks_once_and_only_for_a_curriculum(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        seen = reads(patch)
+        statements = reads(patch)
         assert len(await lease(world, 6)) == 6
-        assert seen
-        assert not any("tasks" in text for text in seen)
+        assert statements
+        assert not any("tasks" in text for text in statements)
     await curriculum(world, easy=1.0, hard=1.0)
     with monkeypatch.context() as patch:
-        seen = reads(patch)
+        statements = reads(patch)
         assert len(await lease(world, 6)) == 6
-        assert sum("JOIN tasks" in text for text in seen) == 1
+        assert sum("JOIN tasks" in text for text in statements) == 1
 
 
 async def test_work_that_a_curriculum_holds_back_starts_no_claim(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +118,9 @@ async def test_a_submission_that_is_cancelled_after_the_queue_was_read_hands_out
     await curriculum(world, easy=1.0)
     with monkeypatch.context() as patch:
         cancelling = meanwhile(world, patch, lambda: world.ledger.submissions.cancel("s"))
-        given = await lease(world, 2)
+        own_claim = await lease(world, 2)
     assert (await asyncio.wrap_future(cancelling[0])).ended
-    assert given in ([], ["easy0", "easy1"])  # on SQLite the claim comes first
+    assert own_claim in ([], ["easy0", "easy1"])  # on SQLite the claim comes first
     assert await lease(world, 2) == []
 
 
@@ -130,6 +130,6 @@ async def test_a_claim_reads_again_when_others_took_all_that_it_read(
     await curriculum(world, easy=1.0)
     with monkeypatch.context() as patch:
         others = meanwhile(world, patch, lambda: lease(world, 2, node="other"))
-        given = await lease(world, 2)
-    taken = await asyncio.wrap_future(others[0])
-    assert sorted([*given, *taken]) == ["easy0", "easy1", "easy2", "easy3"]
+        own_claim = await lease(world, 2)
+    other_claim = await asyncio.wrap_future(others[0])
+    assert sorted([*own_claim, *other_claim]) == ["easy0", "easy1", "easy2", "easy3"]

@@ -56,7 +56,7 @@ def check_settings(cfg: Any, groups: int) -> None:
         "trainer.eval_interval=-1": trainer.eval_interval <= 0,
         f"trainer.train_batch_size={groups}": trainer.train_batch_size == groups,
     }
-    if missing := [setting for setting, kept in wanted.items() if not kept]:
+    if missing := [setting for setting, is_set in wanted.items() if not is_set]:
         raise ConfigError(f"SkyRL needs other settings to train on leases: {' '.join(missing)}")
 
 

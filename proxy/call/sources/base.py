@@ -50,6 +50,9 @@ class Source(Protocol):
     replayable: bool
     """A client that retries may join a request in flight, or receive a finished reply that did not reach it."""
 
+    sets_sampling: bool
+    """The policy's settings and its trainer's control go over what the request asks of sampling."""
+
     def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         """The request's fields (by their `openai_chat` names) that are accepted and have no effect.
 

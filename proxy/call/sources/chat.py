@@ -40,6 +40,7 @@ class ChatSource:
     parents: ParentFinder
     knows_prompt: bool = False
     replayable: bool = True
+    sets_sampling: bool = True
     vocabulary: str = ""
 
     def learn(self, facts: EngineFacts) -> None: ...

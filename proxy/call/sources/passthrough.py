@@ -40,6 +40,7 @@ class PassthroughSource:
     parents: ParentFinder
     knows_prompt: bool = True
     replayable: bool = False  # the vendor answers every request itself, retries too
+    sets_sampling: bool = False
     vocabulary: str = ""
 
     def refusal(self) -> Unauthenticated:

@@ -63,6 +63,7 @@ class TokenSource:
     structured_output: bool = True
     knows_prompt: bool = True
     replayable: bool = True
+    sets_sampling: bool = True
     _prompts: Prompts = field(default_factory=Prompts)
 
     def __post_init__(self) -> None:

@@ -42,8 +42,8 @@ class Controls:
 
 def controls_in_force(tx: Tx) -> Mapping[str, RolloutControl]:
     """The control of each policy for which something is set."""
-    found = {row.policy: _control(row) for row in tx.all(sa.select(controls))}
-    return {policy: control for policy, control in found.items() if control != RolloutControl()}
+    by_policy = {row.policy: _control(row) for row in tx.all(sa.select(controls))}
+    return {policy: control for policy, control in by_policy.items() if control != RolloutControl()}
 
 
 def _control(row: Any) -> RolloutControl:

@@ -73,8 +73,8 @@ class TaskQueue:
         self._silence = silence
         self._most = most
         self._controls = controls_in_force(tx)
-        self._read: dict[_Key, deque[tuple[int, Any]]] | None = None
-        self._taken = False  # by another transaction, since the queue was read
+        self._by_key: dict[_Key, deque[tuple[int, Any]]] | None = None
+        self._missed_some = False  # tasks that other transactions took since the queue was read
         self._reads_left = 2
 
     def next(self) -> QueuedTask | None:
@@ -96,17 +96,17 @@ class TaskQueue:
 
     def _drawn(self, full: Collection[str]) -> Any:
         """The locked row of the first task, or of one that its policy's curriculum draws in its place."""
-        if self._read is None:
-            self._read = _by_name(self._tx, self._submission, self._controls, self._most)
+        if self._by_key is None:
+            self._by_key = _by_name(self._tx, self._submission, self._controls, self._most)
             self._reads_left -= 1
-        while heads := {key: rows[0][0] for key, rows in self._read.items() if rows and key.policy not in full}:
+        while heads := {key: rows[0][0] for key, rows in self._by_key.items() if rows and key.policy not in full}:
             first = min(heads, key=lambda key: heads[key])
             for key in self._order(first, heads):
-                if (row := self._first_free(self._read[key])) is not None:
+                if (row := self._first_free(self._by_key[key])) is not None:
                     return row
-        if not self._taken or not self._reads_left:
+        if not self._missed_some or not self._reads_left:
             return None
-        self._taken, self._read = False, None
+        self._missed_some, self._by_key = False, None
         return self._drawn(full)
 
     def _order(self, first: _Key, heads: Collection[_Key]) -> Sequence[_Key]:
@@ -124,7 +124,7 @@ class TaskQueue:
             own = sa.and_(submitted.c.submission_id == head.submission_id, submitted.c.position == head.position)
             if (row := _locked(self._tx, _waiting(self._submission).where(own))) is not None:
                 return row
-            self._taken = True
+            self._missed_some = True
         return None
 
 
@@ -205,10 +205,10 @@ def _by_name(
     ranked = sa.select(keyed, nth.label("nth")).where(keyed.c.place.is_not(None)).subquery()
     first = sa.select(ranked).where(ranked.c.nth <= most)
     first = first.order_by(ranked.c.effective.desc(), ranked.c.created_at, ranked.c.submission_id, ranked.c.position)
-    found: dict[_Key, deque[tuple[int, Any]]] = defaultdict(deque)
+    by_key: dict[_Key, deque[tuple[int, Any]]] = defaultdict(deque)
     for number, row in enumerate(tx.all(first)):
-        found[_Key(row.effective, row.policy, row.place)].append((number, row))
-    return found
+        by_key[_Key(row.effective, row.policy, row.place)].append((number, row))
+    return by_key
 
 
 def _priority(tx: Tx, controls: Mapping[str, RolloutControl]) -> sa.ColumnElement[int]:

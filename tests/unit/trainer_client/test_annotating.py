@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,18 +19,7 @@ from rolltap.trainer_client.sinks import JsonLines
 from rolltap.types import CallSpan, Segment
 
 from .making import model_folder, random_group
-from .plane import KEY, Plane, running
-
-
-@pytest.fixture
-def plane() -> Plane:
-    return Plane()
-
-
-@pytest.fixture
-def url(plane: Plane) -> Iterator[str]:
-    with running(plane) as address:
-        yield address
+from .plane import KEY, Plane
 
 
 def with_calls(group: LeasedGroup) -> LeasedGroup:

@@ -20,12 +20,7 @@ from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.trainer_client.weights import whole_folder
 
-from .making import model_folder, random_group, rows_of
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "model")
+from .making import random_group, rows_of
 
 
 @pytest.fixture

@@ -33,11 +33,6 @@ from .plane import KEY, Plane, running
 Call = Callable[..., Any]
 
 
-@pytest.fixture
-def plane() -> Plane:
-    return Plane()
-
-
 @pytest.fixture(params=["blocking", "asynchronous"])
 def call(request: pytest.FixtureRequest, plane: Plane) -> Iterator[Call]:
     """`call("ack", lease, 3)` on either client; `key` and `url` stand for the plane's own."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,24 +23,8 @@ from rolltap.trainer_client.scoring import check
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.sinks import JsonLines
 
-from .making import model_folder, random_group
-from .plane import KEY, Plane, running
-
-
-@pytest.fixture
-def plane() -> Plane:
-    return Plane()
-
-
-@pytest.fixture
-def url(plane: Plane) -> Iterator[str]:
-    with running(plane) as address:
-        yield address
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "model")
+from .making import random_group
+from .plane import KEY, Plane
 
 
 @pytest.fixture

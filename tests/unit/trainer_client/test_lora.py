@@ -20,14 +20,9 @@ from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import LossSettings, TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.weights import save_model
 
-from .making import model_folder, random_group, rows_of
+from .making import random_group, rows_of
 
 ONE = Ranks(0, 1, torch.device("cpu"))
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "model")
 
 
 def made(model: Path, **lora: Any) -> TrainerSettings:

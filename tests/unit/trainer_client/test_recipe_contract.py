@@ -34,7 +34,7 @@ from rolltap.trainer_client.teachers import scored_reading
 
 from .acting import acted_group
 from .making import config, model_folder, network, random_group
-from .plane import KEY, TEACHER, Plane, running
+from .plane import KEY, TEACHER, Plane
 from .test_loop import trainer
 
 QUICK = {
@@ -271,17 +271,6 @@ def test_with_adapters_it_has_the_gradient_of_rows_alone(name: str, model: Path,
         gradients.append(gradient_of(learner, losses))
     assert gradients[0].abs().max() > 1e-6
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-3)
-
-
-@pytest.fixture
-def plane() -> Plane:
-    return Plane()
-
-
-@pytest.fixture
-def url(plane: Plane) -> Iterator[str]:
-    with running(plane) as address:
-        yield address
 
 
 def offer(plane: Plane, start: int, count: int) -> None:

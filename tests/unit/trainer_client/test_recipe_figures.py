@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from rolltap.contract.control import RolloutControl
 from rolltap.contract.leases import LeasedGroup
 from rolltap.errors import ConfigError
 from rolltap.trainer_client import estimators
@@ -22,7 +21,6 @@ from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.network import Predictions
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes.aem import modulation
 from rolltap.trainer_client.recipes.epo import EPO, phase
 from rolltap.trainer_client.recipes.infopo import InfoPO
@@ -363,45 +361,8 @@ def test_tcod_prefers_what_the_teacher_prefers_and_grows_the_horizon() -> None:
     readings = {POLICY: PolicyReading(own, own), "teacher": PolicyReading(teacher, teacher)}
     recipe = make_recipe("tcod", {"teacher": "folder"})
     assert by_turn(step, recipe.credit(replace(step, readings=readings))) == [0.25]
-    assert [control(recipe, done).max_turns for done in (0, 6, 60, 249)] == [1, 2, 11, 30]
     with pytest.raises(ConfigError, match="name the folder of the teacher's model"):
         make_recipe("tcod", {}).networks()
-
-
-def test_agentgym_rl_grows_the_horizon() -> None:
-    recipe = make_recipe("agentgym_rl", {})
-    assert [control(recipe, done).max_turns for done in (0, 99, 100, 250, 999)] == [10, 10, 20, 30, 30]
-
-
-def test_sec_weighs_the_tags_that_teach_more() -> None:
-    """Group `a` of tag `easy` has rewards 1 and 0: |A| = .7071, Q = .3536; `b` of `hard` learns nothing."""
-    recipe = make_recipe("sec", {"tags": ["easy", "hard"]})
-    assert control(recipe, 0).curriculum == {"*": 1.0, "easy": 1.0, "hard": 1.0}
-    groups = [tagged("a", "easy", [1.0, 0.0]), tagged("b", "hard", [0.0, 0.0])]
-    assert by_turn(view(groups), recipe.credit(view(groups))) == pytest.approx([0.7071, -0.7071, 0, 0], abs=1e-3)
-    assert recipe.state() == {"values": pytest.approx({"easy": 0.35355, "hard": 0.0}, abs=1e-4)}
-    low = math.exp(-0.35355 / 0.5)
-    assert control(recipe, 1).curriculum == pytest.approx({"*": low, "easy": 1.0, "hard": low}, abs=1e-4)
-
-
-def test_sec_names_no_more_tags_than_a_curriculum_may() -> None:
-    """The ones with the highest values; a task's tag may be anything, a curriculum's name not."""
-    recipe = make_recipe("sec", {})
-    recipe.restore({"values": {f"t{number}": float(number) for number in range(100)} | {"two\nlines": 200.0}})
-    curriculum = control(recipe, 1).curriculum
-    assert set(curriculum) == {"*"} | {f"t{number}" for number in range(37, 100)}
-
-
-def control(recipe: Recipe, done: int) -> RolloutControl:
-    """What the recipe sets after `done` steps."""
-    found = recipe.after(done)
-    assert found is not None
-    return found
-
-
-def tagged(name: str, tag: str, outcomes: Sequence[float]) -> LeasedGroup:
-    one = scripted(name, [[0.0]] * len(outcomes), outcomes)
-    return replace(one, task=replace(one.task, tags=(tag,)))
 
 
 def replayed(name: str, outcomes: Sequence[float]) -> LeasedGroup:

@@ -27,8 +27,8 @@ LONG = 18_432
 
 def settings_of(name: str, **loss: Any) -> TrainerSettings:
     """The recipe's settings, with `loss` as the user's own."""
-    given = {"key": "k", "policy": "p", "model": Path("m"), "out": Path("o")}
-    return load_trainer_settings(None, **given, recipe=name, loss=loss)
+    required = {"key": "k", "policy": "p", "model": Path("m"), "out": Path("o")}
+    return load_trainer_settings(None, **required, recipe=name, loss=loss)
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ def gain(name: str, ratio: float, advantage: float, **more: Any) -> float:
 
 def test_artist_is_the_mean_of_the_rollouts_means() -> None:
     """Rollouts of one and three tokens weigh half each: 1/2 and 1/6 a token, not 1/4."""
-    found = trained("artist", [of_lengths("g", [1.0, 0.0], [1, 3])])
-    assert found.advantages == pytest.approx([0.7071, -0.7071], abs=1e-4)
-    assert found.weights == pytest.approx([1 / 2, 1 / 6])
+    result = trained("artist", [of_lengths("g", [1.0, 0.0], [1, 3])])
+    assert result.advantages == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    assert result.weights == pytest.approx([1 / 2, 1 / 6])
 
 
 def test_a_simulated_user_and_tools_carry_no_loss_in_mua_rl() -> None:
     """Two replies of two tokens with an answer of three between them: four tokens of seven."""
     part = spoken("a", [([1, 2], [8, 9], ""), ([3, 4, 5], [8, 9], "")])
-    found = trained("mua_rl", [group("g", [record("g", index, [part], 1.0 - index) for index in range(2)])])
-    assert found.weights == pytest.approx([1 / 8, 1 / 8])
+    result = trained("mua_rl", [group("g", [record("g", index, [part], 1.0 - index) for index in range(2)])])
+    assert result.weights == pytest.approx([1 / 8, 1 / 8])
 
 
 def test_mua_rl_takes_32_groups_of_8_a_step() -> None:
@@ -82,9 +82,9 @@ def test_mua_rl_takes_32_groups_of_8_a_step() -> None:
     settings = settings_of("mua_rl")
     assert settings.groups == 32
     one_in_8 = [1.0, *[0.0] * 7]
-    found = trained("mua_rl", [of_lengths(f"g{number}", one_in_8, [1] * 8) for number in range(settings.groups)])
-    assert found.advantages[:3] == pytest.approx([2.4749, -0.3536, -0.3536], abs=1e-4)
-    assert found.weights == pytest.approx([1 / 256] * 256)
+    result = trained("mua_rl", [of_lengths(f"g{number}", one_in_8, [1] * 8) for number in range(settings.groups)])
+    assert result.advantages[:3] == pytest.approx([2.4749, -0.3536, -0.3536], abs=1e-4)
+    assert result.weights == pytest.approx([1 / 256] * 256)
 
 
 def test_agentflow_clips_at_1_3_and_stays_near_the_first_weights() -> None:
@@ -97,8 +97,8 @@ def test_agentflow_clips_at_1_3_and_stays_near_the_first_weights() -> None:
 
 def test_agentflow_compares_rollouts_however_many_calls_they_made() -> None:
     """R 1 in one call and 0 in three: mean .5, so ±.7071; over calls it would be 1.5 and -.5."""
-    found = trained("agentflow", [scripted("g", [[0.0], [0.0, 0.0, 0.0]], [1.0, 0.0])])
-    assert found.advantages == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    result = trained("agentflow", [scripted("g", [[0.0], [0.0, 0.0, 0.0]], [1.0, 0.0])])
+    assert result.advantages == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["dapo", "grpo_tcr", "chain_of_agents"])
@@ -106,9 +106,9 @@ def test_dapo_and_its_kin_clip_higher_and_drop_even_groups(name: str) -> None:
     """Of the groups [1, 0] and [1, 1] the first remains, with 1 and 3 tokens: each weighs 1/4."""
     assert gain(name, 1.4, 1.0) == pytest.approx(1.28)
     assert gain(name, 0.7, -1.0) == pytest.approx(-0.8)
-    found = trained(name, [of_lengths("g", [1.0, 0.0], [1, 3]), of_lengths("e", [1.0, 1.0], [2, 2])], overlong_limit=0)
-    assert found.advantages == pytest.approx([0.7071, -0.7071], abs=1e-4)
-    assert found.weights == pytest.approx([1 / 4, 1 / 4])
+    result = trained(name, [of_lengths("g", [1.0, 0.0], [1, 3]), of_lengths("e", [1.0, 1.0], [2, 2])], overlong_limit=0)
+    assert result.advantages == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    assert result.weights == pytest.approx([1 / 4, 1 / 4])
 
 
 @pytest.mark.parametrize(
@@ -122,5 +122,5 @@ def test_dapo_and_its_kin_clip_higher_and_drop_even_groups(name: str) -> None:
 )
 def test_who_pays_for_length(name: str, limit: dict[str, int], expected: list[float]) -> None:
     """The last success has 18,432 tokens: its reward is .5 under DAPO's limit, 1 where it is off or not yet set."""
-    found = trained(name, [of_lengths("g", [1.0, 0.0, 0.0, 1.0], [1, 1, 1, LONG])], **limit)
-    assert found.advantages == pytest.approx(expected, abs=1e-4)
+    result = trained(name, [of_lengths("g", [1.0, 0.0, 0.0, 1.0], [1, 1, 1, LONG])], **limit)
+    assert result.advantages == pytest.approx(expected, abs=1e-4)

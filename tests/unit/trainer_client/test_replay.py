@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from rolltap.trainer_client.recipe import Recipe, ReplayedGroups
 from rolltap.trainer_client.settings import LossSettings, TrainerSettings
 from rolltap.trainer_client.step import StepRollout
 
-from .making import model_folder, random_group
-from .plane import Plane, running
+from .making import random_group
+from .plane import Plane
 from .test_loop import dying, made, same, trainer, weights
 
 SUCCESSES = """
@@ -40,22 +39,6 @@ class Successes(Recipe):
 class OfSuccesses(Recipe):
     def admits_rollout(self, rollout: StepRollout) -> bool:
         return not rollout.replayed or rollout.reward > 0
-
-
-@pytest.fixture
-def plane() -> Plane:
-    return Plane()
-
-
-@pytest.fixture
-def url(plane: Plane) -> Iterator[str]:
-    with running(plane) as address:
-        yield address
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "model")
 
 
 @pytest.fixture
@@ -79,8 +62,8 @@ def test_only_successes_carry_loss_against_the_baseline_of_the_whole_group() -> 
     recipe, loss = OfSuccesses(), LossSettings.model_validate({"normalise": "rollout"})
     step = recipe.filtered(make_step([group], loss))
     credit = recipe.credit(step)
-    found = [float(one[-1]) for one in credit.advantages]
-    assert found == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-4)
+    advantages = [float(one[-1]) for one in credit.advantages]
+    assert advantages == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-4)
     rows = rows_to_train(step, credit, loss, zeros=True)
     assert [row.rollout for row in rows] == [0, 3]
     assert [float(row.weights[row.segment.loss_mask].sum()) for row in rows] == pytest.approx([0.5, 0.5])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -21,18 +20,12 @@ from rolltap.trainer_client.waiting import WaitNotice
 
 from .acting import acted_group
 from .making import model_folder, random_group
-from .plane import KEY, Plane, running
+from .plane import KEY, Plane
 
 
 @pytest.fixture
 def plane() -> Plane:
     return Plane(stale=2)
-
-
-@pytest.fixture
-def url(plane: Plane) -> Iterator[str]:
-    with running(plane) as address:
-        yield address
 
 
 def test_the_trainer_says_what_it_waits_for_until_groups_come(

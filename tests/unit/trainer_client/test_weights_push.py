@@ -32,11 +32,6 @@ class Noted(WeightSender):
 
 
 @pytest.fixture
-def plane() -> Plane:
-    return Plane()
-
-
-@pytest.fixture
 def client(plane: Plane) -> Iterator[TrainerClient]:
     with running(plane) as url:
         yield TrainerClient(url, KEY, "mine", patience=2)
