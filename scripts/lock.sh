@@ -12,7 +12,7 @@ lock() {  # OUT ARGS...
   local out=$1
   shift
   { echo "# Made by scripts/lock.sh from constraints.txt."
-    "$tools/bin/uv" pip compile -q --no-annotate --no-header --generate-hashes --python-version 3.11.7 "$@"; } > "$out.partial"
+    "$tools/bin/uv" pip compile -q --no-annotate --no-header --generate-hashes --python-version 3.11 "$@"; } > "$out.partial"
   mv "$out.partial" "$out"
 }
 
