@@ -45,12 +45,14 @@ class VariableLengths:
     gathered: Tensor | None
 
     @classmethod
-    def of(cls, spans: Sequence[TokenSpan], seen: Sequence[Sequence[slice]], device: torch.device) -> VariableLengths:
+    def of(cls, spans: Sequence[TokenSpan], device: torch.device) -> VariableLengths:
         queries = torch.tensor([0, *(len(span) for span in spans)], dtype=torch.int32)
         keys = torch.tensor([0, *(span.position + len(span) for span in spans)], dtype=torch.int32)
         gathered = None
         if any(span.ancestors for span in spans):
-            gathered = torch.cat([torch.arange(part.start, part.stop) for parts in seen for part in parts]).to(device)
+            own = [torch.arange(span.start, span.end) for span in spans]
+            seen = [own[index] for at, span in enumerate(spans) for index in (*span.ancestors, at)]
+            gathered = torch.cat(seen).to(device)
         return cls(
             queries.cumsum(0, dtype=torch.int32).to(device),
             keys.cumsum(0, dtype=torch.int32).to(device),
@@ -62,17 +64,14 @@ class VariableLengths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Which tokens a span's queries see: `seen[i]` are slices of the pack, the last one the span itself."""
+    """The spans of a pack, which they fill one behind another; each sees its ancestors and, causally, itself."""
 
     spans: tuple[TokenSpan, ...]
-    seen: tuple[tuple[slice, ...], ...]
     lengths: VariableLengths | None
 
     @classmethod
     def of(cls, spans: Sequence[TokenSpan], device: torch.device) -> Layout:
-        own = [slice(span.start, span.end) for span in spans]
-        seen = tuple((*(own[index] for index in span.ancestors), mine) for span, mine in zip(spans, own, strict=True))
-        return cls(tuple(spans), seen, VariableLengths.of(spans, seen, device) if device.type == "cuda" else None)
+        return cls(tuple(spans), VariableLengths.of(spans, device) if device.type == "cuda" else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,13 +128,18 @@ def span_attention(
     flash = layout.lengths is not None and query.dtype in FLASH_DTYPES and scores.fused
     if flash and layout.lengths is not None and (varlen := _varlen()) is not None:
         return _flash(varlen, (query, key, value), scores, layout.lengths), None
+    lengths = [len(span) for span in layout.spans]
+    queries, keys, values = (states.split(lengths, dim=2) for states in (query, key, value))
     parts = []
-    for span, seen in zip(layout.spans, layout.seen, strict=True):
-        own = seen[-1]
-        keys = key[:, :, own] if len(seen) == 1 else torch.cat([key[:, :, part] for part in seen], dim=2)
-        values = value[:, :, own] if len(seen) == 1 else torch.cat([value[:, :, part] for part in seen], dim=2)
-        parts.append(_attend(query[:, :, span.start : span.end], keys, values, scores))
+    for index, span in enumerate(layout.spans):
+        seen = (*span.ancestors, index)
+        parts.append(_attend(queries[index], _joined(keys, seen), _joined(values, seen), scores))
     return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _joined(parts: Sequence[Tensor], seen: Sequence[int]) -> Tensor:
+    """Parts `seen` one behind another. Split once, since a slice's gradient is as large as the whole pack."""
+    return parts[seen[0]] if len(seen) == 1 else torch.cat([parts[index] for index in seen], dim=2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:

@@ -1,8 +1,9 @@
 """Packs to tensors.
 
-The shift is settled here once: a `Batch` holds, for each trained token, where it is predicted from (`sources_M`) and
-which token it is (`targets_M`), so the network never shifts. Two rows that share a trunk may train the same place of it
-with different advantages: that is two entries with one source. Shapes: `N` tokens of the pack, `M` trained tokens.
+The shift is settled here once: a `Batch` holds the places that predict trained tokens (`sources_U`) and, for each of
+these tokens, which of the places predicts it (`states_M`) and which token it is (`targets_M`), so the network never
+shifts. Two rows that share a trunk may train the same place of it with different advantages: that is two entries with
+one source. Shapes: `N` tokens of the pack, `U` places that predict, `M` trained tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Batch:
     token_ids_N: Tensor
     position_ids_N: Tensor
     spans: tuple[TokenSpan, ...]
-    sources_M: Tensor
+    sources_U: Tensor
+    states_M: Tensor
     targets_M: Tensor
     logprobs_M: Tensor
     versions_M: Tensor
@@ -89,6 +91,7 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
         advantages.append(row.advantages[trained])
         weights.append(row.weights[trained])
         rollouts.append(np.full(len(trained), row.rollout))
+    sources_U, states_M = predicting(np.concatenate(sources))
     segments = [row.segment for row in pack.rows]
     extra = {
         name: np.concatenate([row.extra[name][row.segment.loss_mask] for row in pack.rows])
@@ -98,7 +101,8 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
         token_ids_N=torch.from_numpy(pack.token_ids_N.astype(np.int64)),
         position_ids_N=torch.from_numpy(pack.position_ids_N.astype(np.int64)),
         spans=pack.spans,
-        sources_M=torch.from_numpy(np.concatenate(sources).astype(np.int64)),
+        sources_U=sources_U,
+        states_M=states_M,
         targets_M=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
         logprobs_M=torch.from_numpy(np.concatenate(logprobs).astype(np.float32)),
         versions_M=torch.from_numpy(np.concatenate(versions).astype(np.int64)),
@@ -116,6 +120,12 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
     )
 
 
+def predicting(sources_M: NDArray[Any]) -> tuple[Tensor, Tensor]:
+    """`sources_U`, each place that a token is predicted from once, and `states_M`, from which of them each token is."""
+    sources_U, states_M = np.unique(sources_M, return_inverse=True)
+    return torch.from_numpy(sources_U.astype(np.int64)), torch.from_numpy(states_M.astype(np.int64))
+
+
 def _tensor(values: NDArray[Any] | None) -> Tensor | None:
     return None if values is None else torch.from_numpy(values)
 
@@ -127,7 +137,8 @@ def empty_batch() -> Batch:
         token_ids_N=token,
         position_ids_N=token,
         spans=(TokenSpan(0, 1, 0),),
-        sources_M=numbers,
+        sources_U=numbers,
+        states_M=numbers,
         targets_M=numbers,
         logprobs_M=floats,
         versions_M=numbers,

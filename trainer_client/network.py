@@ -2,7 +2,7 @@
 
 Wraps a causal language model of transformers. The vocabulary's projection is made only where a trained token is
 predicted, in pieces that are computed again in the backward pass, so the logits of a pack never exist at once. Shapes:
-`N` tokens of the pack, `M` trained tokens, `E` hidden width, `V` vocabulary.
+`N` tokens of the pack, `U` places that predict, `M` trained tokens, `E` hidden width, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class PolicyNetwork(nn.Module):
     def forward(self, batch: Batch, replay: bool = True) -> Predictions:
         if self.routers_move:
             with self.mixture.choices() as choices:
-                hidden_ME = self._hidden(batch, replay=replay)
-            predictions = self._predict(hidden_ME, batch)
+                hidden_UE = self._hidden(batch, replay=replay)
+            predictions = self._predict(hidden_UE, batch)
             return dataclasses.replace(predictions, choices=tuple(choices.values()))
         return self._predict(self._hidden(batch, replay=replay), batch)
 
     def _hidden(self, batch: Batch, *, replay: bool) -> Tensor:
-        """[M, E]: the states that predict the trained tokens."""
+        """[U, E]: the states that predict the trained tokens."""
         with self.mixture.replaying(batch.experts_NX if replay else None):
             hidden_NE = self.model.get_decoder()(
                 input_ids=batch.token_ids_N.unsqueeze(0),
@@ -83,39 +83,54 @@ class PolicyNetwork(nn.Module):
                 use_cache=False,
                 layout=attention.Layout.of(batch.spans, batch.token_ids_N.device),
             ).last_hidden_state[0]
-        return hidden_NE[batch.sources_M]
+        return hidden_NE[batch.sources_U]
 
-    def _predict(self, hidden_ME: Tensor, batch: Batch) -> Predictions:
+    def _predict(self, hidden_UE: Tensor, batch: Batch) -> Predictions:
+        """Tokens of one place share its logits where all were sampled alike and the logits are one piece."""
         piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
-        values = {name: self._value(name, hidden_ME) for name in self.heads}
+        sampling: tuple[Tensor | None, ...] = (batch.temperatures_M, batch.masks_MK)
+        values = {name: self._value(name, hidden_UE)[batch.states_M] for name in self.heads}
+        if all(one is None for one in sampling) and len(hidden_UE) <= piece:
+            logprobs_M, entropy_U = self._read(hidden_UE, batch.targets_M, None, None, batch.states_M)
+            return Predictions(logprobs_M, entropy_U[batch.states_M], values)
+        hidden_ME = hidden_UE[batch.states_M]
         if len(hidden_ME) <= piece:
-            return Predictions(*self._read(hidden_ME, batch.targets_M, batch.temperatures_M, batch.masks_MK), values)
+            return Predictions(*self._read(hidden_ME, batch.targets_M, *sampling), values)
         columns: list[Sequence[Tensor | None]] = [hidden_ME.split(piece), batch.targets_M.split(piece)]
-        for sampling in (batch.temperatures_M, batch.masks_MK):
-            columns.append([None] * len(columns[0]) if sampling is None else sampling.split(piece))
+        for one in sampling:
+            columns.append([None] * len(columns[0]) if one is None else one.split(piece))
         predictions = [checkpoint(self._read, *parts, use_reentrant=False) for parts in zip(*columns, strict=True)]
         logprobs, entropies = zip(*predictions, strict=True)
         return Predictions(torch.cat(logprobs), torch.cat(entropies), values)
 
-    def _value(self, name: str, hidden_ME: Tensor) -> Tensor:
+    def _value(self, name: str, hidden_UE: Tensor) -> Tensor:
         head = self.heads[name]
-        seen_ME = hidden_ME.detach() if name in self._detached else hidden_ME
-        return head(seen_ME.to(next(head.parameters()).dtype)).squeeze(-1).float()
+        seen_UE = hidden_UE.detach() if name in self._detached else hidden_UE
+        return head(seen_UE.to(next(head.parameters()).dtype)).squeeze(-1).float()
 
     def _read(
-        self, hidden_ME: Tensor, targets_M: Tensor, temperatures_M: Tensor | None, masks_MK: Tensor | None
+        self,
+        hidden_SE: Tensor,
+        targets_M: Tensor,
+        temperatures_S: Tensor | None,
+        masks_SK: Tensor | None,
+        states_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        logits_MV = self._logits(hidden_ME)
-        if temperatures_M is not None:
-            logits_MV = logits_MV / temperatures_M.unsqueeze(-1)
-        if masks_MK is not None:
-            logits_MV = _within(logits_MV, masks_MK)
-        total_M = torch.logsumexp(logits_MV, dim=-1)
-        logprobs_M = logits_MV.gather(-1, targets_M.unsqueeze(-1)).squeeze(-1) - total_M
+        """Log-probs [M] of the targets, each by the state that `states_M` says (None: its own), and entropies [S]."""
+        logits_SV = self._logits(hidden_SE)
+        if temperatures_S is not None:
+            logits_SV = logits_SV / temperatures_S.unsqueeze(-1)
+        if masks_SK is not None:
+            logits_SV = _within(logits_SV, masks_SK)
+        total_S = torch.logsumexp(logits_SV, dim=-1)
+        if states_M is None:
+            logprobs_M = logits_SV.gather(-1, targets_M.unsqueeze(-1)).squeeze(-1) - total_S
+        else:
+            logprobs_M = logits_SV[states_M, targets_M] - total_S[states_M]
         with torch.set_grad_enabled(self.entropy_moves and torch.is_grad_enabled()):
-            expected_M = (torch.softmax(logits_MV, dim=-1) * logits_MV).sum(-1)
-            entropy_M = total_M - expected_M
-        return logprobs_M, entropy_M
+            expected_S = (torch.softmax(logits_SV, dim=-1) * logits_SV).sum(-1)
+            entropy_S = total_S - expected_S
+        return logprobs_M, entropy_S
 
 
 def _within(logits_MV: Tensor, masks_MK: Tensor) -> Tensor:

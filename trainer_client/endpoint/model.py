@@ -25,7 +25,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from rolltap.errors import CheckpointMismatch, InvalidRequest
 from rolltap.trainer_client import architectures
 from rolltap.trainer_client.checkpoint import Saved, load_optimiser
-from rolltap.trainer_client.collate import Batch
+from rolltap.trainer_client.collate import Batch, predicting
 from rolltap.trainer_client.endpoint.losses import Config, TinkerLoss, find_loss
 from rolltap.trainer_client.endpoint.messages import Example, config_of, examples
 from rolltap.trainer_client.endpoint.saved import ABOUT, About
@@ -248,6 +248,7 @@ def batch_of(pack: Pack, examples: Sequence[Example]) -> Batch:
     inputs = [examples[row.number].inputs for row in pack.rows]
     widths = [arrays[TARGETS].size // len(place) for arrays, place in zip(inputs, pack.places, strict=True)]
     sources = [np.repeat(place, width) for place, width in zip(pack.places, widths, strict=True)]
+    sources_U, states_M = predicting(np.concatenate(sources))
     extra = {name: _flat([arrays[name] for arrays in inputs], np.float32) for name in inputs[0] if name != TARGETS}
     targets_M = _flat([arrays[TARGETS] for arrays in inputs], np.int64)
     zeros_M = torch.zeros(len(targets_M))
@@ -255,7 +256,8 @@ def batch_of(pack: Pack, examples: Sequence[Example]) -> Batch:
         token_ids_N=torch.from_numpy(pack.token_ids_N.astype(np.int64)),
         position_ids_N=torch.from_numpy(pack.position_ids_N.astype(np.int64)),
         spans=pack.spans,
-        sources_M=_flat(sources, np.int64),
+        sources_U=sources_U,
+        states_M=states_M,
         targets_M=targets_M,
         logprobs_M=zeros_M,
         versions_M=torch.full_like(targets_M, NO_VERSION),

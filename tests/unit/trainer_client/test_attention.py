@@ -29,7 +29,7 @@ Varlen = Callable[..., Tensor]
 def layouts(spans: Sequence[TokenSpan]) -> tuple[Layout, Layout]:
     """As on the CPU, and as on CUDA."""
     plain = Layout.of(spans, torch.device("cpu"))
-    return plain, Layout(plain.spans, plain.seen, VariableLengths.of(spans, plain.seen, torch.device("cpu")))
+    return plain, Layout(plain.spans, VariableLengths.of(spans, torch.device("cpu")))
 
 
 def tensors(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

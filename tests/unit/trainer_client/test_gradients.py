@@ -14,7 +14,7 @@ from rolltap.contract.leases import LeasedGroup
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss, RatioKind
 from rolltap.trainer_client.network import PolicyNetwork, Predictions
-from rolltap.trainer_client.packing import Pack, Packer
+from rolltap.trainer_client.packing import Pack, PackedRow, Packer
 from rolltap.trainer_client.scoring import Normalise
 from rolltap.types import Segment
 
@@ -149,6 +149,23 @@ def test_logits_in_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = gradient(policy, GROUPS, Packer(10_000))
     monkeypatch.setattr("rolltap.trainer_client.network.PIECE_BYTES", 4 * VOCABULARY * 7)
     torch.testing.assert_close(gradient(policy, GROUPS, Packer(10_000)), whole, atol=1e-6, rtol=1e-5)
+
+
+def test_tokens_that_share_a_place_share_its_logits_and_have_each_its_own_loss() -> None:
+    """Two rollouts said the same with other rewards: the places are projected once, the gradient is that of two."""
+    policy, said = network(), random_segment(np.random.default_rng(5), range(20), 40)
+    rows = [PackedRow.uniform(said, 0, 0, 1.0, 0.1), PackedRow.uniform(said, 1, 1, -0.5, 0.3)]
+
+    def gradient_of(packer: Packer) -> Tensor:
+        policy.zero_grad()
+        for pack in packer(rows):
+            batch = collate(pack)
+            places = 1 if packer.share else 2
+            assert len(batch.sources_U) * 2 == len(batch.targets_M) * places
+            LOSS(policy(batch), batch).loss.backward()
+        return _flat(policy)
+
+    torch.testing.assert_close(gradient_of(Packer(10_000, share=True)), gradient_of(Packer(10_000)))
 
 
 def test_gradient_checkpointing_changes_nothing() -> None:

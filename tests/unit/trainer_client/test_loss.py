@@ -26,7 +26,7 @@ def batch_of(
     count = len(behaviour)
     none = torch.zeros(0, dtype=torch.long)
     return Batch(
-        token_ids_N=none, position_ids_N=none, spans=(), sources_M=none, targets_M=torch.zeros(count),
+        token_ids_N=none, position_ids_N=none, spans=(), sources_U=none, states_M=none, targets_M=torch.zeros(count),
         logprobs_M=torch.tensor(behaviour), versions_M=torch.zeros(count),
         advantages_M=torch.tensor(advantages), weights_M=torch.ones(count),
         rollouts_M=torch.tensor(rollouts or [0] * count), rows=1, unshared_tokens=0, **more,

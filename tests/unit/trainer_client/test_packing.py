@@ -77,7 +77,7 @@ def test_each_trained_token_is_one_entry_after_its_predecessor(made: list[Packed
         entry = 0
         for row, places in zip(pack.rows, pack.places, strict=True):
             for index in np.flatnonzero(row.segment.loss_mask):
-                assert int(batch.sources_M[entry]) == places[index - 1]
+                assert int(batch.sources_U[batch.states_M[entry]]) == places[index - 1]
                 assert int(batch.targets_M[entry]) == row.token_ids[index]
                 assert float(batch.advantages_M[entry]) == row.advantages[index]
                 assert int(batch.rollouts_M[entry]) == row.rollout

@@ -209,7 +209,7 @@ def plain_batch(rows: Sequence[PackedRow]) -> Batch:
 
     none = torch.zeros(0, dtype=torch.long)
     return Batch(
-        token_ids_N=none, position_ids_N=none, spans=(), sources_M=none,
+        token_ids_N=none, position_ids_N=none, spans=(), sources_U=none, states_M=none,
         targets_M=joined(lambda row: row.segment.token_ids), logprobs_M=joined(lambda row: row.segment.logprobs),
         versions_M=joined(lambda row: row.segment.versions), advantages_M=joined(lambda row: row.advantages),
         weights_M=joined(lambda row: row.weights),
