@@ -33,7 +33,9 @@ class RankWorker:
         saved = ranks.from_lead(saved)
         self.recipe = make_recipe(settings.recipe, settings.options)
         self.learner = Learner(saved.folder if saved else settings.model, settings, ranks, self.recipe)
-        self._recipe_name = settings.recipe
+        self._fingerprint = fingerprint(
+            settings.recipe, self.recipe
+        )  # of the code that runs, were its file edited later
         if saved:
             state = load_optimiser(saved)
             restore(settings.recipe, self.recipe, state.pop("recipe", None), changed=settings.recipe_changed)
@@ -131,7 +133,7 @@ class RankWorker:
 
     def state(self) -> dict[str, Any]:
         """See `Learner.state`; and the recipe with its state."""
-        recipe = {**fingerprint(self._recipe_name, self.recipe), "state": self.recipe.state()}
+        recipe = {**self._fingerprint, "state": self.recipe.state()}
         return {**self.learner.state(), "recipe": recipe}
 
     def _new_metrics(self, version: int) -> StepMetrics:

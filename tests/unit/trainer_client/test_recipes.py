@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.find_recipe import ENTRY_POINTS, fingerprint, make_recipe, recipe_names, restore
+from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
 from rolltap.trainer_client.recipes.slea_rl import SLEARL
 from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.trainer_client.step import Step, view
+from rolltap.trainer_client.worker import RankWorker
 
 from ...contract.outsider import install_distribution, run_suite
 from .acting import scripted, spoken
-from .making import group, record, segment
+from .making import group, model_folder, record, segment
 from .test_recipe_figures import by_turn, reading
 
 BY_ROLLOUT = ["grpo", "dr_grpo", "rloo", "lite_ppo", "reinforce"]
@@ -118,6 +120,7 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
 FILE = '''
 from dataclasses import dataclass
 from rolltap.trainer_client.estimators import centre
+from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import Recipe
 
 @dataclass
@@ -199,6 +202,17 @@ def test_a_module_beside_the_recipe_is_part_of_it(tmp_path: Path, monkeypatch: p
     restore(str(file), make_recipe(str(file), {}), saved, changed=True)
 
 
+def test_a_checkpoint_has_the_code_that_made_it(file: Path, tmp_path: Path) -> None:
+    """The file was edited while the run went on: what the run saves was made by the code that it began with."""
+    model, before = model_folder(tmp_path / "model"), fingerprint(str(file), make_recipe(str(file), {}))
+    given = load_trainer_settings(
+        key="k", policy="p", model=model, out=tmp_path / "out", recipe=str(file), compute={"device": "cpu"}
+    )
+    worker = RankWorker(given, Ranks.of_environment("cpu"), None)
+    file.write_text(FILE.replace("self.factor *", "2 * self.factor *"))
+    assert worker.state()["recipe"] == {**before, "state": {"seen": 0}}
+
+
 def test_a_changed_recipe_is_refused_unless_told(file: Path) -> None:
     first = make_recipe(str(file), {})
     first.credit(step_of([[1.0, 0.0]]))
@@ -239,6 +253,7 @@ def test_a_step_without_groups_has_no_credit(name: str) -> None:
 
 
 SOUND = """
+from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import Recipe
 class TOY(Recipe): pass
 """
