@@ -40,7 +40,7 @@ from .bench_calllog import a_session
 from .canned_engine import Shape
 from .fidelity.families import FAMILIES, model_folder
 from .load import LINE, PATH, SYSTEM, TOOLS, Load, Run, quantile
-from .proxies import Launcher, Target, cpu_seconds
+from .proxies import OTHER_CORES, PROXY_CORES, Launcher, Target, cpu_seconds
 from .recorded_calls import Sample
 
 REPORT = Path("reports") / "bench_scale.json"
@@ -101,11 +101,14 @@ async def turns(launcher: Launcher, rounds: int) -> dict[str, Any]:
 
 
 async def workers(launcher: Launcher, postgres: PostgresServer, rounds: int) -> dict[str, Any]:
-    """CPU ms a call with one and with two workers, at the same load behind an engine of 50 ms."""
-    engine = await launcher.engine()
+    """CPU ms a call with one and with two workers, at the same load behind an engine of 50 ms.
+
+    On all cores: two processes on one core would also pay for taking turns.
+    """
+    engine, store, cores = await launcher.engine(), {"url": postgres.url()}, PROXY_CORES | OTHER_CORES
     targets = {
-        "1": await launcher.rolltap("one worker", engine.url, {"url": postgres.url()}),
-        "2": await launcher.rolltap("two workers", engine.url, {"url": postgres.url()}, "two_workers"),
+        "1": await launcher.rolltap("one worker", engine.url, store, cores=cores),
+        "2": await launcher.rolltap("two workers", engine.url, store, "two_workers", cores),
     }
     async with aiohttp.ClientSession() as http:
         await http.post(f"{engine.url}/shape", json={**msgspec.to_builtins(Shape(delay_s=0.05))})

@@ -125,12 +125,14 @@ class Launcher:
         command = ("tests.bench.floor", "--port", str(port), "--engine", engine, *record)
         return await self._start(name, f"http://127.0.0.1:{port}", PROXY_CORES, command)
 
-    async def rolltap(self, name: str, engine: str, store: Mapping[str, Any], mode: str = "serve") -> Target:
+    async def rolltap(
+        self, name: str, engine: str, store: Mapping[str, Any], mode: str = "serve", cores: set[int] = PROXY_CORES
+    ) -> Target:
         folder = self.folder / name.replace(" ", "")
         folder.mkdir()
         config, ports = self._settings(folder, engine, store)
         agent, admin = (f"http://127.0.0.1:{ports[f'{plane}_port']}" for plane in ("agent", "admin"))
-        target = await self._start(name, agent, PROXY_CORES, ("tests.bench.proxies", mode, str(config)))
+        target = await self._start(name, agent, cores, ("tests.bench.proxies", mode, str(config)))
         return Target(name, agent, target.pid, admin, await open_sessions(admin, SESSIONS))
 
     async def _start(self, name: str, url: str, affinity: set[int], command: tuple[str, ...]) -> Target:
