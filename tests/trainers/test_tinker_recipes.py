@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -92,15 +93,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
             process.terminate()
 
 
-def test_what_was_taught_is_reinforced(workshop: Workshop) -> None:
-    """Supervised on sums, then RL on the cookbook's arithmetic from that state, of which it learns the renderer. The
-    reward is for ending with the stop string first: the tiny model can't add. Taught this long, it ends about 60% of
-    its answers; a fifth, as after 25 steps, is too few for eight steps of RL to rise from each time."""
+@pytest.fixture(scope="module")
+def taught(workshop: Workshop) -> dict[str, Any]:
+    """The checkpoint of supervised training on sums. Taught this long, the model ends about 60% of its answers to the
+    cookbook's arithmetic; a fifth, as after 25 steps, is too few for eight steps of RL to rise from each time."""
     numbers = random.Random(0)
     sums = [(numbers.randint(0, 100), numbers.randint(0, 100)) for _ in range(280)]
     shots = [turns("What is 4 + 5?", "9", f"What is {one} + {other}?", str(one + other)) for one, other in sums]
     write_lines(workshop.folder / "sums.jsonl", shots)
-    taught = workshop.run(
+    losses = workshop.run(
         "chat_sl.train",
         dataset="sums.jsonl",
         renderer_name="role_colon",
@@ -111,27 +112,35 @@ def test_what_was_taught_is_reinforced(workshop: Workshop) -> None:
         max_steps=35,
         log_path="taught",
     )
-    assert taught[-1]["train_mean_nll"] < taught[0]["train_mean_nll"] / 3
-    before = workshop.last_saved("taught")
+    assert losses[-1]["train_mean_nll"] < losses[0]["train_mean_nll"] / 3
+    return workshop.last_saved("taught")
+
+
+@pytest.mark.parametrize("options", [{}, {"max_steps_off_policy": 2}], ids=["in turns", "asynchronous"])
+def test_what_was_taught_is_reinforced(workshop: Workshop, taught: dict[str, Any], options: dict[str, int]) -> None:
+    """RL on the cookbook's arithmetic from the taught state, of which it learns the renderer; asynchronously, agents
+    sample while it trains. The reward is for ending with the stop string first: the tiny model can't add."""
+    log = f"reinforced{len(options)}"
     reinforced = workshop.run(
         "math_rl.train",
-        load_checkpoint_path=before["state_path"],
+        load_checkpoint_path=taught["state_path"],
         learning_rate=1e-3,
         groups_per_batch=8,
         group_size=8,
         max_tokens=12,
         max_steps=8,
         eval_every=0,
-        log_path="reinforced",
+        log_path=log,
+        **options,
     )
-    assert json.loads((workshop.folder / "reinforced" / "config.json").read_text())["renderer_name"] == "role_colon"
+    assert json.loads((workshop.folder / log / "config.json").read_text())["renderer_name"] == "role_colon"
     rewards = [step["env/all/reward/total"] for step in reinforced]
     assert mean(rewards[-3:]) > mean(rewards[:3]), rewards
-    after = workshop.last_saved("reinforced")
-    ended = [ended_samples(workshop, path) for path in (None, before["sampler_path"], after["sampler_path"])]
+    after = workshop.last_saved(log)
+    ended = [ended_samples(workshop, path) for path in (None, taught["sampler_path"], after["sampler_path"])]
     assert ended[0] == 0
     assert ended[2] > ended[1] + 10, ended
-    weights = [folder_of(workshop.out, one["sampler_path"]) / "model.safetensors" for one in (before, after)]
+    weights = [folder_of(workshop.out, one["sampler_path"]) / "model.safetensors" for one in (taught, after)]
     assert weights[0].read_bytes() != weights[1].read_bytes()
 
 
@@ -148,6 +157,29 @@ def ended_samples(workshop: Workshop, path: str | None) -> int:
     samples = sampler.sample(prompt, 64, params).result().sequences
     service.close("success").result()
     return sum(tokenizer.decode(sample.tokens).endswith("\n\nUser:") for sample in samples)
+
+
+def test_preferences_are_learnt(workshop: Workshop, taught: dict[str, Any]) -> None:
+    """DPO from the taught state, whose sampler gives the reference's log-probs: at first they are the policy's own."""
+    pairs = [
+        {name: f"\n\nHuman: What is {one} + {one}?\n\nAssistant: {answer}" for name, answer in answers.items()}
+        for one in range(128)
+        for answers in ({"chosen": str(2 * one), "rejected": "That is for you to say."},)
+    ]
+    for part in ("train", "test"):
+        write_lines(workshop.folder / "Anthropic" / "hh-rlhf" / f"{part}.jsonl", pairs)
+    steps = workshop.run(
+        "preference.dpo.train",
+        dataset="hhh",
+        load_checkpoint_path=taught["state_path"],
+        renderer_name="role_colon",
+        learning_rate=1e-3,
+        batch_size=16,
+        log_path="preferred",
+    )
+    assert steps[0]["dpo_loss"] == pytest.approx(math.log(2), abs=1e-3)
+    assert steps[-1]["accuracy"] == 1.0
+    assert steps[-1]["margin"] > 1.0, steps
 
 
 def test_the_two_loops_in_one_file_each(workshop: Workshop) -> None:
