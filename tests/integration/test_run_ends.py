@@ -48,9 +48,11 @@ async def test_a_run_whose_server_is_gone_at_its_end_loses_nothing(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 async def test_a_run_that_is_interrupted_shows_what_the_agent_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A terminal sends Ctrl-C to the whole group; `kill` and service managers send SIGTERM to the command."""
     work = tmp_path / "work"
     work.mkdir()
     async with service(tmp_path) as server:
@@ -62,7 +64,7 @@ async def test_a_run_that_is_interrupted_shows_what_the_agent_printed(
             return (work / "made.txt").exists()
 
         await until(made, True)
-        os.killpg(run.pid, signal.SIGINT)  # a terminal sends it to the whole group
+        (os.killpg if sent is signal.SIGINT else os.kill)(run.pid, sent)
         status = await asyncio.to_thread(run.wait, 200)
         printed = (tmp_path / "command.log").read_text()
     assert status != 0

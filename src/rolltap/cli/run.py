@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -78,6 +79,7 @@ def run(
     rolltap run codex -- "fix the failing test"  ·  rolltap run tasks.jsonl --harness codex --n 8
     rolltap run verifiers:gsm8k --n 8  (docs/environments.md)  ·  rolltap run --harbor DATASET -a claude-code --n 8
     """
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as with Ctrl-C: in order
     if harbor:
         others = {"--nodes": nodes, "--detach": detach, "--id": id, "--no-sandbox": no_sandbox, "a prompt": words}
         check_alone(harness, [name for name, value in others.items() if value])
