@@ -42,7 +42,7 @@ test-trainers: $(VENV)/.test trainers  ## trainers that need environments of the
 
 test-sources: $(VENV)/.test  ## slime, NeMo RL and prime-rl from check-outs in SOURCES, each named like its repository
 	@scripts/trainers.sh .cache/trainers/sources-1
-	@ROLLTAP_SOURCES=$(abspath $(SOURCES)) $(BIN)/pytest -q -m sources $(ARGS)
+	@ROLLTAP_SOURCES=$(abspath $(SOURCES)) $(BIN)/pytest -q -m sources tests/trainers/test_sources.py $(ARGS)
 
 environments: engines trainers  ## what test-engines and test-trainers install
 
