@@ -106,12 +106,12 @@ async def test_a_chat_upstreams_call_does_not_rest_on_one_that_has_no_intent_yet
             first = asyncio.create_task(call(USER))
             await engine.model.journal.until(lambda seen: any(entry.outcome == "running" for entry in seen))
             assert (await call(USER, HURRY)).status_code == 200
-            first.cancel()
-        (session,) = await app.call_log.sessions()
-        reader = open_call_log(f"sqlite:///{tmp_path / 'rolltap.db'}", writable=False)
-        await reader.start()
-        calls = [row.call() for row in await reader.rows(session.id)]
-        await reader.close()
+            (session,) = await app.call_log.sessions()
+            reader = open_call_log(f"sqlite:///{tmp_path / 'rolltap.db'}", writable=False)
+            await reader.start()
+            calls = [row.call() for row in await reader.rows(session.id)]
+            await reader.close()
+            first.cancel()  # read before: its end is written as an aborted call
     assert calls[0].outcome is Outcome.COMPLETED
     assert calls[0].parent_id is None
 
