@@ -51,8 +51,8 @@ class VariableLengths:
         gathered = None
         if any(span.ancestors for span in spans):
             own = [torch.arange(span.start, span.end) for span in spans]
-            seen = [own[index] for at, span in enumerate(spans) for index in (*span.ancestors, at)]
-            gathered = torch.cat(seen).to(device)
+            paths = [(*span.ancestors, index) for index, span in enumerate(spans)]
+            gathered = torch.cat([own[index] for path in paths for index in path]).to(device)
         return cls(
             queries.cumsum(0, dtype=torch.int32).to(device),
             keys.cumsum(0, dtype=torch.int32).to(device),
@@ -128,18 +128,18 @@ def span_attention(
     flash = layout.lengths is not None and query.dtype in FLASH_DTYPES and scores.fused
     if flash and layout.lengths is not None and (varlen := _varlen()) is not None:
         return _flash(varlen, (query, key, value), scores, layout.lengths), None
-    lengths = [len(span) for span in layout.spans]
+    lengths = [len(span) for span in layout.spans]  # split once: a slice's gradient is as large as the whole pack
     queries, keys, values = (states.split(lengths, dim=2) for states in (query, key, value))
     parts = []
     for index, span in enumerate(layout.spans):
-        seen = (*span.ancestors, index)
-        parts.append(_attend(queries[index], _joined(keys, seen), _joined(values, seen), scores))
+        path = (*span.ancestors, index)
+        parts.append(_attend(queries[index], _join(keys, path), _join(values, path), scores))
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 
-def _joined(parts: Sequence[Tensor], seen: Sequence[int]) -> Tensor:
-    """Parts `seen` one behind another. Split once, since a slice's gradient is as large as the whole pack."""
-    return parts[seen[0]] if len(seen) == 1 else torch.cat([parts[index] for index in seen], dim=2)
+def _join(parts: Sequence[Tensor], path: Sequence[int]) -> Tensor:
+    """The parts that `path` numbers, one behind another."""
+    return parts[path[0]] if len(path) == 1 else torch.cat([parts[index] for index in path], dim=2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:

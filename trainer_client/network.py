@@ -2,7 +2,8 @@
 
 Wraps a causal language model of transformers. The vocabulary's projection is made only where a trained token is
 predicted, in pieces that are computed again in the backward pass, so the logits of a pack never exist at once. Shapes:
-`N` tokens of the pack, `U` places that predict, `M` trained tokens, `E` hidden width, `V` vocabulary.
+`N` tokens of the pack, `U` places that predict, `M` trained tokens, `S` states that are projected, `E` hidden width,
+`V` vocabulary.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class PolicyNetwork(nn.Module):
 
     def _value(self, name: str, hidden_UE: Tensor) -> Tensor:
         head = self.heads[name]
-        seen_UE = hidden_UE.detach() if name in self._detached else hidden_UE
-        return head(seen_UE.to(next(head.parameters()).dtype)).squeeze(-1).float()
+        input_UE = hidden_UE.detach() if name in self._detached else hidden_UE
+        return head(input_UE.to(next(head.parameters()).dtype)).squeeze(-1).float()
 
     def _read(
         self,
@@ -116,7 +117,8 @@ class PolicyNetwork(nn.Module):
         masks_SK: Tensor | None,
         states_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs [M] of the targets, each by the state that `states_M` says (None: its own), and entropies [S]."""
+        """Log-probs [M] of the targets, and entropies [S]. Token m is predicted from state `states_M[m]`, or from state
+        m where that is None; then S is M."""
         logits_SV = self._logits(hidden_SE)
         if temperatures_S is not None:
             logits_SV = logits_SV / temperatures_S.unsqueeze(-1)
@@ -142,18 +144,18 @@ def _within(logits_MV: Tensor, masks_MK: Tensor) -> Tensor:
 
 
 class LogitsHead:
-    """Hidden states [M, E] to logits [M, V] in float32, scaled and capped as the model does it."""
+    """Hidden states [S, E] to logits [S, V] in float32, scaled and capped as the model does it."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._scale = architectures.logit_scale(model.config)
         self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
 
-    def __call__(self, hidden_ME: Tensor) -> Tensor:
-        logits_MV = self._model.get_output_embeddings()(hidden_ME).float()
+    def __call__(self, hidden_SE: Tensor) -> Tensor:
+        logits_SV = self._model.get_output_embeddings()(hidden_SE).float()
         if self._scale != 1.0:
-            logits_MV = logits_MV * self._scale
-        return logits_MV if self._cap is None else self._cap * torch.tanh(logits_MV / self._cap)
+            logits_SV = logits_SV * self._scale
+        return logits_SV if self._cap is None else self._cap * torch.tanh(logits_SV / self._cap)
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:

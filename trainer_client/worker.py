@@ -33,9 +33,8 @@ class RankWorker:
         saved = ranks.from_lead(saved)
         self.recipe = make_recipe(settings.recipe, settings.options)
         self.learner = Learner(saved.folder if saved else settings.model, settings, ranks, self.recipe)
-        self._fingerprint = fingerprint(
-            settings.recipe, self.recipe
-        )  # of the code that runs, were its file edited later
+        # Of the code that runs: its file may be edited before a checkpoint.
+        self._fingerprint = fingerprint(settings.recipe, self.recipe)
         if saved:
             state = load_optimiser(saved)
             restore(settings.recipe, self.recipe, state.pop("recipe", None), changed=settings.recipe_changed)
