@@ -1,37 +1,73 @@
-"""The `rolltap` command."""
+"""The `rolltap` command. The module of a command is imported when the command is called, so that none waits for the
+modules of the others."""
 
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rolltap import __version__
-from rolltap.cli import (
-    audit,
-    dead_letters,
-    export,
-    harness,
-    importing,
-    keys,
-    log,
-    node,
-    rollouts,
-    run,
-    sessions,
-    tasks,
-    tinker,
-    train,
-    view,
-)
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 from rolltap.cli.logs import LogFormat, LogLevel, set_up_logging
 from rolltap.cli.screen import say
 
+START, AGENTS, RECORD, TRAIN, OPERATE = "Start", "Run agents", "The record", "Train", "Operate"
+"""The panels of `rolltap --help`, in their order."""
+
+ELSEWHERE = {
+    "run": (AGENTS, "run", "run"),
+    "status": (AGENTS, "tasks", "status"),
+    "cancel": (AGENTS, "tasks", "cancel"),
+    "rollout": (AGENTS, "rollouts", "rollout"),
+    "node": (AGENTS, "node", "node"),
+    "up": (AGENTS, "node", "up"),
+    "harness": (AGENTS, "harness", "app"),
+    "view": (RECORD, "view", "view"),
+    "export": (RECORD, "export", "export"),
+    "import": (RECORD, "importing", "import_"),
+    "sessions": (RECORD, "sessions", "app"),
+    "log": (RECORD, "log", "app"),
+    "train": (TRAIN, "train", "train"),
+    "tinker": (TRAIN, "tinker", "tinker"),
+    "dead-letters": (TRAIN, "dead_letters", "app"),
+    "audit": (OPERATE, "audit", "audit"),
+    "keys": (OPERATE, "keys", "app"),
+}
+"""The commands that are defined in other modules of this package: their panel, the module, its function or group."""
+
+
+class Commands(TyperGroup):
+    """The commands of this module, then those of `ELSEWHERE`, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(dict.fromkeys([*super().list_commands(ctx), *ELSEWHERE]))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            for name in [cmd_name] if cmd_name in ELSEWHERE else ELSEWHERE:  # a typo is compared with all of them
+                self.add_command(_imported(name), name)
+        return super().get_command(ctx, cmd_name)
+
+
+def _imported(name: str) -> Any:
+    panel, module, member = ELSEWHERE[name]
+    found = getattr(import_module(f"rolltap.cli.{module}"), member)
+    holder = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name, rich_help_panel=panel)
+        return typer.main.get_group(holder).commands[name]
+    holder.command(name, rich_help_panel=panel)(one_line_errors(found))
+    return typer.main.get_command(holder)
+
+
 app = typer.Typer(
     name="rolltap",
+    cls=Commands,
     help="Point any agent at a URL; train on exactly the tokens it sampled.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -41,9 +77,6 @@ app = typer.Typer(
 PortOption = Annotated[
     int | None, typer.Option(min=0, max=65535, help="instead of the settings' port; 0 takes a free one, and says which")
 ]
-
-START, AGENTS, RECORD, TRAIN, OPERATE = "Start", "Run agents", "The record", "Train", "Operate"
-"""The panels of `rolltap --help`, in their order."""
 
 
 @app.callback(invoke_without_command=True)
@@ -154,28 +187,6 @@ def demo(
     sizes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("held_out", held_out)) if value}
     setup = DemoRecipe(recipe=recipe, **sizes)
     run(seeds=seed or [0], out=out, recipe=setup, shuffle_rewards=shuffle_rewards, report=report)
-
-
-for panel, command in (
-    (AGENTS, run.run),
-    (AGENTS, tasks.status),
-    (AGENTS, tasks.cancel),
-    (AGENTS, rollouts.rollout),
-    (AGENTS, node.node),
-    (AGENTS, node.up),
-    (RECORD, view.view),
-    (RECORD, export.export),
-    (TRAIN, train.train),
-    (TRAIN, tinker.tinker),
-    (OPERATE, audit.audit),
-):
-    app.command(rich_help_panel=panel)(one_line_errors(command))
-app.command("import", rich_help_panel=RECORD)(importing.import_)
-app.add_typer(harness.app, name="harness", rich_help_panel=AGENTS)
-app.add_typer(sessions.app, name="sessions", rich_help_panel=RECORD)
-app.add_typer(log.app, name="log", rich_help_panel=RECORD)
-app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel=TRAIN)
-app.add_typer(keys.app, name="keys", rich_help_panel=OPERATE)
 
 
 def main() -> None:
