@@ -87,6 +87,7 @@ class Relay:
         self._target = target
         self._task: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._ended = False
         self._pace = Pace()
 
     async def __aenter__(self) -> Self:
@@ -109,6 +110,7 @@ class Relay:
         try:
             await server.serve_forever()
         finally:
+            self._ended = True
             server.close()
             for connection in self._connections:
                 connection.cancel()
@@ -131,7 +133,7 @@ class Relay:
         return socket.socket(fileno=descriptors[0])
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= CONNECTIONS:
+        if self._ended or len(self._connections) >= CONNECTIONS:
             writer.transport.abort()
             return
         task = asyncio.current_task()
@@ -140,23 +142,19 @@ class Relay:
         try:
             await self._pace.take(0)
             await self._connect(reader, writer)
-        finally:
-            self._connections.discard(task)
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            proxy_reader, proxy_writer = await asyncio.open_connection(
-                self._target.host, self._target.port, ssl=self._target.tls or None
-            )
-        except OSError:
-            writer.transport.abort()
-            return
-        try:
-            await asyncio.gather(_pump(reader, proxy_writer, self._pace), _pump(proxy_reader, writer))
         except OSError:
             pass  # one side is gone; both ends are cut, as they would be without a relay
         finally:
             writer.transport.abort()
+            self._connections.discard(task)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        proxy_reader, proxy_writer = await asyncio.open_connection(
+            self._target.host, self._target.port, ssl=self._target.tls or None
+        )
+        try:
+            await asyncio.gather(_pump(reader, proxy_writer, self._pace), _pump(proxy_reader, writer))
+        finally:
             proxy_writer.transport.abort()
 
 

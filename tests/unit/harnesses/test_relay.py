@@ -31,3 +31,20 @@ async def test_it_leaves_no_connection_behind() -> None:
     agent_writer.close()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         assert "Relay" not in repr(task.get_coro())
+
+
+async def test_connections_that_wait_for_their_turn_are_closed_with_the_sandbox() -> None:
+    """A flood's end: most of its connections have not been connected to the proxy yet."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with socket.create_server(("127.0.0.1", 0)) as listener, theirs:
+        async with Relay(ours, Target("127.0.0.1", 9, tls=False)) as relay:
+            relay._pace._used_until = asyncio.get_running_loop().time() + 60
+            socket.send_fds(theirs, [b"x"], [listener.fileno()])
+            agents = [await asyncio.open_connection(*listener.getsockname()) for _ in range(3)]
+            async with asyncio.timeout(10):
+                while len(relay._connections) < len(agents):  # noqa: ASYNC110  no event says so
+                    await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            for reader, writer in agents:
+                assert await reader.read() == b""
+                writer.close()
