@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where a machine's environment forbids compiled files, each of the hundreds of processes would compile our modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-learning learning-table test-harnesses test-engines test-trainers test-sources faults bench docs audit lint clean help environments engines trainers
 
@@ -20,9 +22,12 @@ $(VENV)/.test: pyproject.toml constraints.txt
 demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
 	@$(BIN)/rolltap demo --report reports/demo.json $(ARGS)
 
+# A test that its own limit does not end ends its worker, which names it: a hang says where it is, and fails.
+HANGS := -o faulthandler_timeout=500 -o faulthandler_exit_on_timeout=true --max-worker-restart 2
+
 test: $(VENV)/.test  ## the tests (some minutes on 2 cores)
 	@scripts/servers.sh
-	@$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not harness and not engines and not trainers and not long and not gpu" $(ARGS)
+	@$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(HANGS) -m "not harness and not engines and not trainers and not long and not gpu" $(ARGS)
 
 test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rewards are shuffled
 	@$(BIN)/pytest -q -s tests/acceptance/test_learning.py $(ARGS)

@@ -11,7 +11,7 @@ from .world import Bench
 
 SEED = 1
 
-pytestmark = pytest.mark.timeout(600)  # a scenario is many starts of processes, each bounded by itself
+pytestmark = pytest.mark.timeout(400)  # a scenario is many starts of processes, each bounded by itself
 
 
 @pytest.fixture(scope="module")

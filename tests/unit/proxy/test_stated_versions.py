@@ -69,7 +69,7 @@ async def test_an_engine_that_can_be_asked_is_asked_where_a_reply_is_cut(plane: 
 
 async def stated(folder: Path, wire: str) -> list[Any]:
     """The versions on record of four captured calls; somebody pushes 7 before the second, 8 during the third."""
-    script = say(Turn(say="one two three four five", hold=3))
+    script = say(Turn(say="one two three four five", hold=6))
     async with ScriptedEngine(script, FOLDER, wire=wire) as engine, captured(folder, engine) as (app, url):
         engine.release()
         async with client_of(app, url) as client, httpx.AsyncClient(base_url=engine.url) as trainer:
