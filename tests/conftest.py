@@ -7,6 +7,7 @@ created; Redis: one that may be emptied). Missing programs are installed by `scr
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import os
@@ -42,6 +43,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
+
+
+# What is imported for the tests lives to the end: garbage is neither looked for while it is imported nor, later, in it.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 CELL = "cell"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -20,8 +21,8 @@ DEPLOY = ROOT / "deploy"
 
 def parsed(words: list[str]) -> dict[str, object]:
     """What `rolltap WORDS` is given; a usage error where an option is unknown."""
-    commands = typer.main.get_command(app)
-    command = commands.commands[words[0]]  # type: ignore[attr-defined]
+    commands: Any = typer.main.get_command(app)
+    command = commands.get_command(None, words[0])
     return command.make_context(words[0], list(words[1:])).params
 
 
