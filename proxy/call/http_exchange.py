@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 WATCH_AFTER_S = 0.1
 
-DISCARDED_BYTES = 1 << 20
+DISCARDED_BYTES = 64 << 20
 DISCARDED_S = 1.0
-"""How many bytes of a refused body are read and discarded, and for how many seconds."""
+"""How many bytes of a refused body are read and discarded, and for how many seconds. That is more than both ends'
+socket buffers hold (Linux: up to 36 MB): closing with bytes unread resets the connection, and the reply is lost."""
 
 
 class ClientGone(Exception):

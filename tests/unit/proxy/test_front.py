@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -116,6 +117,23 @@ async def test_a_body_over_the_cap_is_refused_before_it_comes(tmp_path: Path, pl
             body = b"" if "Content" in length else b"80000\r\n" + b"x" * 0x80000 + b"\r\n"
             request = head(plane, f"Authorization: Bearer {keys[plane]}", length)
             assert (await there.exchange(plane, request, body))[0] == 413
+
+
+@every_plane
+async def test_a_client_that_has_sent_much_more_meanwhile_reads_why_it_is_refused(tmp_path: Path, plane: str) -> None:
+    """It reads nothing before it has written all: a connection that is closed with bytes unread would be reset."""
+    async with served(tmp_path, receipt_s=30) as there:
+        _, key = await there.app.services.sessions.open()
+        keys = there.app.settings.keys.model_dump() | {"agent": key}
+        request = head(plane, f"Authorization: Bearer {keys[plane]}", "Transfer-Encoding: chunked")
+        chunk = b"80000\r\n" + b"x" * 0x80000 + b"\r\n"
+
+        def answer() -> bytes:
+            with socket.create_connection(("127.0.0.1", there.ports[plane]), 10) as connection:
+                connection.sendall(request.replace("\n", "\r\n").encode() + chunk * 40)
+                return connection.recv(1000)
+
+        assert (await asyncio.to_thread(answer)).startswith(b"HTTP/1.1 413 ")
 
 
 async def test_who_has_sent_too_much_sends_no_more_long_bodies(tmp_path: Path) -> None:
