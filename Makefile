@@ -22,12 +22,12 @@ $(VENV)/.test: pyproject.toml constraints.txt
 demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
 	@$(BIN)/rolltap demo --report reports/demo.json $(ARGS)
 
-# A test that its own limit does not end ends its worker, which names it: a hang says where it is, and fails.
-HANGS := -o faulthandler_timeout=500 -o faulthandler_exit_on_timeout=true --max-worker-restart 2
+# A test that its own limit does not end ends its worker after so many seconds, and is named: a hang says where it is.
+HANGS := --max-worker-restart 2 -o faulthandler_exit_on_timeout=true -o faulthandler_timeout=
 
 test: $(VENV)/.test  ## the tests (some minutes on 2 cores)
 	@scripts/servers.sh
-	@$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(HANGS) -m "not harness and not engines and not trainers and not long and not gpu" $(ARGS)
+	@$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(HANGS)500 -m "not harness and not engines and not trainers and not long and not gpu" $(ARGS)
 
 test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rewards are shuffled
 	@$(BIN)/pytest -q -s tests/acceptance/test_learning.py $(ARGS)
@@ -37,13 +37,13 @@ learning-table: $(VENV)/.test  ## what recipes learn, beside their controls: hou
 
 test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the proxy
 	@scripts/servers.sh
-	@$(BIN)/pytest -q -n 2 -m harness $(ARGS)
+	@$(BIN)/pytest -q -n 2 $(HANGS)1000 -m harness $(ARGS)
 
 test-engines: $(VENV)/.test engines  ## a real vLLM (CPU build) behind the proxy
-	@$(BIN)/pytest -q -m engines $(ARGS)
+	@$(BIN)/pytest -q $(HANGS)1000 -m engines $(ARGS)
 
 test-trainers: $(VENV)/.test trainers  ## trainers that need environments of their own, on our rows
-	@$(BIN)/pytest -q -m "trainers and not sources" $(ARGS)
+	@$(BIN)/pytest -q $(HANGS)1000 -m "trainers and not sources" $(ARGS)
 
 test-sources: $(VENV)/.test  ## slime, NeMo RL and prime-rl from check-outs in SOURCES, each named like its repository
 	@scripts/trainers.sh .cache/trainers/sources-1
