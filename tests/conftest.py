@@ -19,7 +19,7 @@ import socket
 import subprocess
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,13 +45,15 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-# What is imported for the tests lives to the end: garbage is neither looked for while it is imported nor, later, in it.
-gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported for the tests lives to the end: garbage is neither looked for meanwhile nor, later, in it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 CELL = "cell"
