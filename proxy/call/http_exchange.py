@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 WATCH_AFTER_S = 0.1
 
 DISCARDED_BYTES = 64 << 20
+STRANGERS_BYTES = 1 << 20
 DISCARDED_S = 1.0
-"""How many bytes of a refused body are read and discarded, and for how many seconds. That is more than both ends'
-socket buffers hold (Linux: up to 36 MB): closing with bytes unread resets the connection, and the reply is lost."""
+"""How many bytes of a refused body are read and discarded, and for how many seconds. Closing with bytes unread resets
+the connection, and the reply is lost: where the body was wanted, they are more than both ends' socket buffers hold
+(Linux: up to 36 MB). A sender without a known key gets less of the event loop, which agents' calls share."""
 
 
 class ClientGone(Exception):
@@ -44,6 +46,7 @@ class HttpExchange:
         self._receive = receive
         self._send = send
         self._received = False
+        self._wanted = False  # its body is: the sender's key is known, or it is short
         self.received_bytes = 0  # of the body
         self.room: BodyReservation | None = None  # held until the body is parsed
         self.started = False
@@ -74,7 +77,8 @@ class HttpExchange:
             raise RequestTimeout(f"the request did not arrive within {deadline:g} s") from None
 
     def check_announced(self, limit: int) -> None:
-        """Refuses a body whose content-length is over `limit` bytes."""
+        """Refuses a body whose content-length is over `limit` bytes. From then on its body is wanted."""
+        self._wanted = True
         if self.announced() > limit:
             raise BodyTooLarge(f"the request body is over {limit} bytes")
 
@@ -109,7 +113,7 @@ class HttpExchange:
         length = {"content-length": str(len(reply.body)), "connection": "close"}
         await self.start(reply.status, {**reply.headers, **length})
         await self.write(reply.body)
-        budget = DISCARDED_BYTES
+        budget = DISCARDED_BYTES if self._wanted else STRANGERS_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARDED_S):
                 while budget > 0 and (message := await self._receive()).get("more_body"):

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from rolltap.errors import RateLimited
+from rolltap.errors import BodyTooLarge, RateLimited
 from rolltap.proxy.cache_space import CacheSpace, Kept
 from rolltap.proxy.call import value_count
 from rolltap.proxy.call.body_reader import BodyRoom
+from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.value_count import MOST_VALUES, count_values
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.dialects.base import WireReply
 from rolltap.settings import LimitSettings
 from rolltap.types import Outcome
 from tests.unit.proxy.conftest import make_plane
@@ -197,3 +199,22 @@ def test_caches_may_be_used_in_several_threads() -> None:
     assert sorted(done) == [0, 1, 2, 3]
     assert space._size == space.size == sum(600 + len(value) for cache in caches for _, value in cache.items())
     assert space.size <= space.limit
+
+
+@pytest.mark.parametrize(("wanted", "least", "most"), [(False, 1 << 20, 2 << 20), (True, 64 << 20, 65 << 20)])
+async def test_less_of_a_refused_body_is_read_where_it_was_never_wanted(wanted: bool, least: int, most: int) -> None:
+    read = 0
+
+    async def receive() -> Any:
+        nonlocal read
+        read += 1 << 16
+        return {"type": "http.request", "body": bytes(1 << 16), "more_body": True}
+
+    async def send(message: Any) -> None: ...
+
+    http = HttpExchange({"headers": [(b"transfer-encoding", b"chunked")]}, receive, send)
+    if wanted:
+        with pytest.raises(BodyTooLarge):
+            await http.body(1, 5)
+    await http.refuse(WireReply(413, b"", {}))
+    assert least <= read < most
