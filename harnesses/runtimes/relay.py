@@ -142,8 +142,8 @@ class Relay:
         try:
             await self._pace.take(0)
             await self._connect(reader, writer)
-        except OSError:
-            pass  # one side is gone; both ends are cut, as they would be without a relay
+        except (OSError, asyncio.CancelledError):
+            pass  # one side or the sandbox is gone: both ends are cut. asyncio would log a cancellation as an error.
         finally:
             writer.transport.abort()
             self._connections.discard(task)

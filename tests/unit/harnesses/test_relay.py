@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
+
+import pytest
 
 from rolltap.harnesses.runtimes.relay import Relay, Target
 
@@ -48,3 +51,27 @@ async def test_connections_that_wait_for_their_turn_are_closed_with_the_sandbox(
             for reader, writer in agents:
                 assert await reader.read() == b""
                 writer.close()
+
+
+@pytest.mark.parametrize("steps", [0, 2, 3, 4])  # at 1 asyncio itself drops the socket, until it is collected
+async def test_a_connection_that_is_just_accepted_ends_with_the_sandbox(steps: int) -> None:
+    """`steps` of the event loop lie between the agent's connection and the end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.create_server(("127.0.0.1", 0))
+    with theirs:
+        async with Relay(ours, Target("127.0.0.1", 9, tls=False)) as relay:
+            relay._pace._used_until = asyncio.get_running_loop().time() + 60
+            socket.send_fds(theirs, [b"x"], [listener.fileno()])
+            async with asyncio.timeout(10):
+                (await asyncio.open_connection(*listener.getsockname()))[1].close()
+                while not relay._connections:  # noqa: ASYNC110  no event says so
+                    await asyncio.sleep(0.01)
+            agent = socket.create_connection(listener.getsockname(), 5)
+            listener.close()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        with agent, suppress(ConnectionResetError):
+            agent.setblocking(False)
+            assert agent.recv(1) == b""
+    assert not relay._connections
