@@ -10,10 +10,11 @@ from urllib.parse import urlencode
 import typer
 from rich.table import Table
 
-from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect
+from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
 from rolltap.cli.screen import Screen, say
 
 
+@one_line_errors
 def audit(
     key: Annotated[str, typer.Option(help="only entries of the key with this id")] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="maximum number of entries")] = 100,

@@ -55,13 +55,13 @@ class Commands(TyperGroup):
 
 
 def _imported(name: str) -> Any:
-    panel, module, member = ELSEWHERE[name]
-    found = getattr(import_module(f"rolltap.cli.{module}"), member)
+    panel, module, attribute = ELSEWHERE[name]
+    command = getattr(import_module(f"rolltap.cli.{module}"), attribute)
     holder = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name, rich_help_panel=panel)
+    if isinstance(command, typer.Typer):
+        holder.add_typer(command, name=name, rich_help_panel=panel)
         return typer.main.get_group(holder).commands[name]
-    holder.command(name, rich_help_panel=panel)(one_line_errors(found))
+    holder.command(name, rich_help_panel=panel)(command)
     return typer.main.get_command(holder)
 
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from rolltap.cli.common import ConfigOption, config_path
+from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 
 
+@one_line_errors
 def tinker(
     model: Annotated[Path, typer.Option(help="folder of the base model; adapters are trained over it")],
     out: Annotated[Path, typer.Option(help="folder of what clients save, and of the key")],

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from rolltap.cli.client import kept_key
-from rolltap.cli.common import ConfigOption, config_path, plane_url
+from rolltap.cli.common import ConfigOption, config_path, one_line_errors, plane_url
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 from rolltap.settings import load_settings, read_settings_file
 
 
+@one_line_errors
 def train(
     policy: Annotated[str, typer.Option(help="policy to train")],
     model: Annotated[Path, typer.Option(help="folder of the model to start from")],
