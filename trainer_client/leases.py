@@ -15,7 +15,7 @@ from dataclasses import replace
 from rolltap.contract.annotations import CallAnnotation
 from rolltap.contract.leases import Lease, LeasedGroup
 from rolltap.contract.trainer import LeaseOptions, Replay
-from rolltap.errors import AlignmentError, LeaseLost, RolltapError, TrainerFenced
+from rolltap.errors import AlignmentError, LeaseLost, RolltapError, ServerUnreachable, TrainerFenced
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.scoring import informative
 
@@ -118,6 +118,23 @@ class LeaseHolder:
             self._leases = acknowledged
             self._acknowledged = bool(acknowledged)
         return complete
+
+    def acknowledge_and_close(self, step: int) -> None:
+        """For groups that are trained in any case: acknowledges however long the server is away, and ends the holder.
+
+        Raises `TrainerFenced` if another trainer has the policy.
+        """
+        try:
+            while True:
+                try:
+                    if not self.acknowledge(step):
+                        log.error("a group is trained whose lease was lost: another trainer may have it, too")
+                    return
+                except ServerUnreachable as error:
+                    log.warning("trained groups are not acknowledged yet: %s", error.message)
+        finally:
+            self.clear()
+            self.__exit__()
 
     def annotate(self, annotations: Sequence[CallAnnotation], version: int) -> None:
         """Adds what was computed of the groups' tokens to the record. Training goes on where that fails."""

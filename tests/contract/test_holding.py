@@ -12,13 +12,15 @@ import pytest
 from rolltap.contract.base import values_of
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseOptions, LeaseRequest, Rewind, Rewound
+from rolltap.errors import ServerUnreachable, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
 from rolltap.trainer_client.adapters.feed import Feed, FeedSettings
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.scoring import informative
+from rolltap.types import GroupStatus
 
-from ..unit.ledger.world import World
+from ..unit.ledger.world import World, status
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -107,3 +109,37 @@ async def test_a_feed_that_loses_one_of_its_leases_gives_the_others_back(world: 
     request = LeaseRequest("trainer", "policy", 2, incarnation=client._incarnation)
     again = await world.ledger.trainers.lease(request)
     assert {one.group.id for one in again.groups} == {group.id for group in groups}
+
+
+async def test_groups_that_are_trained_in_any_case_are_acknowledged_once_the_server_is_back(world: World) -> None:
+    """Else the lease would end by its time, and the groups be trained again."""
+    client = await client_of(world)
+    ids = await even_groups(world, 2)
+    acknowledge, away = client.ack, [ServerUnreachable("away"), ServerUnreachable("away")]
+
+    def ack(lease: Lease, step: int) -> int:
+        if away:
+            raise away.pop()
+        return acknowledge(lease, step)
+
+    client.ack = ack
+    options = LeaseOptions(max_staleness=1, wait=0.1)
+    holder = LeaseHolder(client, "policy", options, keep_zero_variance=True, check=lambda group: None)
+    with holder:
+        await asyncio.to_thread(holder.gather, 2, lambda: False)
+        await asyncio.to_thread(holder.acknowledge_and_close, 1)
+        assert holder.groups == ()
+        assert not holder._extender.is_alive()
+    assert [await status(world, id) for id in ids] == [GroupStatus.ACKNOWLEDGED] * 2
+
+
+async def test_a_trainer_that_lost_its_policy_keeps_no_lease_of_trained_groups(world: World) -> None:
+    client = await client_of(world)
+    await even_groups(world, 1)
+    options = LeaseOptions(max_staleness=1, wait=0.1)
+    with LeaseHolder(client, "policy", options, keep_zero_variance=True, check=lambda group: None) as holder:
+        await asyncio.to_thread(holder.gather, 1, lambda: False)
+        await world.ledger.trainers.rewind("another", Rewind(0, {"policy": 0}, "another-run", take_over=True))
+        with pytest.raises(TrainerFenced):
+            await asyncio.to_thread(holder.acknowledge_and_close, 1)
+        assert holder.groups == ()

@@ -16,6 +16,7 @@ from art.loss import LossInputs, loss_fn  # type: ignore[import-not-found]
 from art.preprocessing.pack import packed_tensors_from_tokenized_results  # type: ignore[import-not-found]
 from art.preprocessing.tokenize import tokenize_trajectory_groups  # type: ignore[import-not-found]
 from art.types import LocalTrainResult  # type: ignore[import-not-found]
+from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rolltap.trainer_client.adapters.art_groups import ArtSettings, ArtTrainer
@@ -30,10 +31,11 @@ LENGTH = 1024
 
 
 class StandIn:
-    """A backend on folders named like ART's checkpoints."""
+    """A backend with its checkpoints where ART's have them."""
 
-    def __init__(self, run: Run) -> None:
-        self.folder = run.out / "art-checkpoints"
+    def __init__(self, run: Run, model: art.TrainableModel) -> None:
+        self.model_folder = get_model_dir(model, model.base_path)
+        self.folder = Path(get_step_checkpoint_dir(self.model_folder, 0)).parent
         self.tokenizer = AutoTokenizer.from_pretrained(run.model)
         newest = max(self.folder.glob("[0-9]*"), default=run.model)
         self.step = int(newest.name) if newest != run.model else 0
@@ -66,11 +68,9 @@ class StandIn:
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.step += 1
-        folder = self.folder / f"{self.step:04d}"
+        folder = get_step_checkpoint_dir(self.model_folder, self.step)
         self.model.save_pretrained(folder)
-        return LocalTrainResult(
-            step=self.step, metrics={"loss/train": loss.policy_loss.item()}, checkpoint_path=str(folder)
-        )
+        return LocalTrainResult(step=self.step, metrics={"loss/train": loss.policy_loss.item()}, checkpoint_path=folder)
 
     def packed(self, groups: list[art.TrajectoryGroup], scale_rewards: bool) -> Any:
         """ART's tensors of a step. It scales a step's advantages to a mean of 1; `scales` has by what."""
@@ -121,7 +121,6 @@ class ArtGroups:
     async def _run(self, run: Run) -> Seen:
         settings = FeedSettings("policy", run.groups, Path(run.out / "weights"), wait=0.2)
         feed = open_feed(run.url, KEY, settings, trainer="theirs", out=run.out)
-        backend = StandIn(run)
         model = art.TrainableModel(
             name="policy",
             run_name="run",
@@ -130,6 +129,7 @@ class ArtGroups:
             base_path=str(run.out / "art"),
             report_metrics=[],
         )
+        backend = StandIn(run, model)
         await model.register(backend)
         chosen = ArtSettings(VOCABULARY, run.steps, options={"scale_rewards": False})
         await ArtTrainer(model, backend, feed, chosen, backend.tokenizer).train()

@@ -19,6 +19,7 @@ from rolltap.contract.leases import LeasedGroup
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import adapters
 from rolltap.trainer_client.adapters import ADAPTERS, UntestedTrainer
+from rolltap.trainer_client.client import TrainerClient
 
 from ..unit.trainer_client.making import group, record, segment
 from ..unit.trainer_client.plane import Plane
@@ -90,6 +91,37 @@ def test_killed_between_ack_and_step_and_resumed_every_group_is_trained_once(
     resumed = [one for step in seen.tokens for one in step]
     assert counted(resumed) == counted(expected_tokens(groups(4, start=2)))
     assert plane.version == 3
+
+
+@proves("killed")
+def test_killed_in_a_push_and_resumed_the_engines_go_on_before_anything_is_leased(
+    driver: Driver, plane: Plane, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push, finish_update = TrainerClient.push, TrainerClient.finish_update
+
+    def dies(client: TrainerClient, policy: str, path: str, version: int, **named: Any) -> None:
+        if version == 1:
+            raise Killed
+        push(client, policy, path, version, **named)
+
+    def unless_dead(client: TrainerClient, policy: str) -> None:
+        if plane.version == 0 and plane.acked:
+            return  # a killed process ends no pause
+        finish_update(client, policy)
+
+    plane.offer(*groups(6))
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainerClient, "push", dies)
+        patched.setattr(TrainerClient, "finish_update", unless_dead)
+        with pytest.raises(Killed):
+            driver.run(replace(run, steps=2))
+    assert plane.paused is not None
+    before = len(plane.names())
+    driver.run(replace(run, steps=2))
+    names = plane.names()[before:]
+    assert names.index("push") < names.index("leases")
+    assert plane.paused is None
+    assert plane.version == 2
 
 
 @proves("lost")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters.trl_grpo import check_arguments
+from rolltap.trainer_client.adapters.trl_hooks import LeasedTrainer
 
 from ..unit.trainer_client.plane import Plane
 from .driver import Driver, Run
@@ -45,3 +47,17 @@ def test_in_any_loss_and_any_passes_rollouts_weigh_once(trainer: Driver, plane: 
 def test_settings_that_would_train_something_else_are_refused(setting: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=next(iter(setting))):
         check_arguments(GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **setting))
+
+
+@pytest.mark.parametrize("start", [False, "checkpoint-1"])
+def test_a_start_before_other_checkpoints_is_refused_and_leases_nothing(
+    start: bool | str, plane: Plane, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before its own checkpoints, it would go on from theirs: groups that they have would be trained again."""
+    plane.offer(*groups(4))
+    TrlGrpo().run(replace(run, steps=2))
+    before, train = len(plane.calls), LeasedTrainer.train
+    monkeypatch.setattr(LeasedTrainer, "train", lambda self: train(self, start and str(run.out / str(start))))
+    with pytest.raises(ConfigError, match=r"first move these out of .*: .*checkpoint-2"):
+        TrlGrpo().run(run)
+    assert plane.calls[before:] == []

@@ -6,7 +6,7 @@ the group, and weighs a rollout once, however many rows it has. A masked rollout
 only in the baseline.
 
 A backend can't undo a trained step, so groups are acknowledged before `train` is called. A run resumes from the
-checkpoint of ART's step; groups of later steps are leased again.
+checkpoint of ART's step, which the engines then serve; groups of later steps are leased again.
 """
 
 # pyright: reportMissingImports=false
@@ -31,6 +31,7 @@ from rolltap.types import Scoring, Segment
 ADAPTERS["art"].check_installed()
 import art  # noqa: E402
 from art.trajectories import LegacyHistory  # noqa: E402
+from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir  # noqa: E402
 from openai.types.chat.chat_completion import Choice  # noqa: E402
 
 
@@ -57,6 +58,7 @@ class ArtTrainer:
         with self.feed.leasing(self.settings.vocabulary):
             step = await self.model.get_step()
             self.feed.connect(self._note(step) if step else None, step, self._tokenizer)
+            self.feed.serve(self._weights(step))
             while step < self.settings.steps:
                 groups, _ = self.feed.next_rows(self._check, self.settings.temperature)
                 if not self.feed.acknowledge(step + 1):
@@ -72,6 +74,11 @@ class ArtTrainer:
 
     def _note(self, step: int) -> Path:
         return self.feed.out / f"checkpoint-{step}"
+
+    def _weights(self, step: int) -> Path:
+        """ART's checkpoint of the step; before there is one, the base model."""
+        folder = Path(get_step_checkpoint_dir(get_model_dir(self.model, self.model.base_path), step))
+        return folder if folder.exists() else Path(self.model.base_model)
 
 
 def staleness_of(groups: Sequence[LeasedGroup]) -> dict[str, float]:

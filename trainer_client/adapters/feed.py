@@ -89,7 +89,7 @@ class Feed:
 
     def connect(self, checkpoint: Path | None, step: int, tokenizer: Any) -> None:
         """Rewinds the server to the trainer's starting point: `checkpoint` of `step`, or the initial model. Call
-        `serve` next.
+        `serve` or `push_start` next: a push may have been cut off, and left the engines paused.
 
         Raises `CheckpointMismatch` if the policy is served with another tokenizer or chat template than `tokenizer`, or
         the checkpoint is of another policy.
@@ -107,12 +107,17 @@ class Feed:
         """Pushes the weights of the starting point, unless the engines already serve them."""
         policy = self.client.policy(self.settings.policy)
         if policy.version != self.version or policy.paused is not None or hasattr(model, "peft_config"):
-            try:
-                self.push(model, self.version)
-            except VersionTaken:  # another run's new adapters have this number: this run's get the next one
-                if not self._fresh:
-                    raise
-                self.push(model, self.version + 1)
+            self.push_start(model)
+
+    def push_start(self, model: Any) -> None:
+        """Pushes the weights of the starting point. A start without a checkpoint may have other new adapters than an
+        earlier start, whose weights have the number already: its own then get the next one."""
+        try:
+            self.push(model, self.version)
+        except VersionTaken:
+            if not self._fresh:
+                raise
+            self.push(model, self.version + 1)
 
     def next_rows(self, recipe: Recipe, temperature: float = 1.0) -> tuple[tuple[LeasedGroup, ...], list[TrainedRow]]:
         """Waits for the step's groups. Returns them and their rows, at least one.
@@ -187,5 +192,16 @@ def read_version(checkpoint: Path, policy: str) -> int:
 
 def newest_checkpoint(out: Path, finished_by: str) -> Path | None:
     """The complete checkpoint of the highest step in `out`. `finished_by` is the file that its trainer writes last."""
-    complete = [path for path in out.glob("checkpoint-*") if (path / finished_by).exists() and (path / ABOUT).exists()]
-    return max(complete, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return max(complete_checkpoints(out, finished_by), key=step_of, default=None)
+
+
+def complete_checkpoints(out: Path, finished_by: str) -> list[Path]:
+    return [path for path in out.glob("checkpoint-*") if (path / finished_by).exists() and (path / ABOUT).exists()]
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name, `checkpoint-STEP`. Raises `CheckpointMismatch` if it has none."""
+    step = checkpoint.name.rpartition("-")[2]
+    if not step.isdecimal():
+        raise CheckpointMismatch(f"{checkpoint} is not named checkpoint-STEP")
+    return int(step)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from rolltap.trainer_client.adapters import ADAPTERS
-from rolltap.trainer_client.adapters.feed import ABOUT, Feed, newest_checkpoint, write_version
+from rolltap.trainer_client.adapters.feed import ABOUT, Feed, newest_checkpoint, step_of, write_version
 from rolltap.trainer_client.adapters.rows import TrainedRow, trained_runs
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.weights import whole_folder
@@ -72,7 +72,7 @@ class NemoTrainer:
         settings, feed = self.settings, self.feed
         with feed.leasing(settings.vocabulary, longest=settings.longest):
             newest = newest_checkpoint(feed.out, ABOUT)
-            step = 0 if newest is None else int(newest.name.rpartition("-")[2])
+            step = 0 if newest is None else step_of(newest)
             feed.connect(newest, step, settings.tokenizer)
             feed.serve(self._weights_of(newest))
             policy = self._make_policy(newest)

@@ -98,10 +98,11 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
         self._settings = settings
         self._temperature = float((sampling or {}).get("temperature", 1.0))
         self._groups: dict[int, _SeedGroup] = {}
-        self._lock, self._leasing = threading.Lock(), threading.Lock()
+        self._lock, self._leasing, self._acknowledging = threading.Lock(), threading.Lock(), threading.Lock()
         check_tokenizer(self._client, settings.policy, settings.tokenizer)
         policy = self._client.policy(settings.policy)
-        self._client.rewind(int(time.time()), {settings.policy: policy.version})  # TRL reports no steps: use seconds
+        self._step = int(time.time())  # TRL reports no steps: use seconds
+        self._client.rewind(self._step, {settings.policy: policy.version})
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> PlayedSession:
         """The next rollout of the seed's group. If there is none: `ConfigError`, which TRL counts as unscorable."""
@@ -121,11 +122,12 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
         with self._lock:
             group = self._groups[seed]
             group.unclosed -= 1
-            if group.unclosed == 0:
-                group.holder.acknowledge(int(time.time()))
-                group.holder.clear()
-                group.holder.__exit__()
-                self._forget(seed)
+            if group.unclosed:
+                return
+            self._forget(seed)
+        with self._acknowledging:  # one at a time: a step is never below the one before it
+            self._step = max(self._step, int(time.time()))
+            group.holder.acknowledge_and_close(self._step)
 
     def _forget(self, seed: int) -> None:
         if not (self._groups[seed].unclosed or self._groups[seed].requests):

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from rolltap.errors import CheckpointMismatch
+from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
-from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, write_version
+from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, step_of, write_version
 from rolltap.trainer_client.adapters.rows import TrainedRow
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.weights import whole_folder
@@ -25,13 +25,16 @@ from rolltap.trainer_client.weights import whole_folder
 ADAPTERS["tinker"].check_installed()
 import tinker  # noqa: E402
 
+LOSSES = ("ppo", "importance_sampling", "cispo")
+"""Tinker's losses in which a token of advantage 0 has no part. `dro` would train context towards probability 1."""
+
 STATE = "tinker.json"
 """In a checkpoint's folder: the path of the service's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinkerSettings:
-    """The service's loss and optimiser, and the rolltap recipe for the advantages."""
+    """The service's loss, one of `LOSSES`, its optimiser, and the rolltap recipe for the advantages."""
 
     vocabulary: int
     steps: int
@@ -56,6 +59,11 @@ class TinkerTrainer:
         settings: TinkerSettings,
         fetch: Callable[[str], Path],
     ) -> None:
+        if settings.loss not in LOSSES:
+            raise ConfigError(
+                f"loss {settings.loss!r} would train tokens that the agent did not sample, too; "
+                f"one of {', '.join(LOSSES)} trains the sampled ones alone"
+            )
         self.client: Any = None
         self.feed = feed
         self.settings = settings
@@ -74,16 +82,17 @@ class TinkerTrainer:
                     continue
                 self._send([datum_of(row, sum(one.tokens for one in rows)) for row in rows])
                 self.step += 1
-                self._push(self.feed.version + 1)
+                version = self.feed.version + 1
+                self.feed.push(self._weights(version), version)
                 self._checkpoint()
 
     def _restore(self) -> None:
         newest = newest_checkpoint(self.feed.out, STATE)
         if newest is not None:
-            self.step = int(newest.name.rpartition("-")[2])
+            self.step = step_of(newest)
         self.client = self._open_client(None if newest is None else _state_of(newest))
         self.feed.connect(newest, self.step, self.client.get_tokenizer())
-        self._push(self.feed.version)
+        self.feed.push_start(self._weights(self.feed.version))
 
     def _send(self, data: list[tinker.Datum]) -> None:
         """Sends both requests before the first reply, as the service expects. Returns when the step is complete."""
@@ -92,9 +101,9 @@ class TinkerTrainer:
         gradient.result()
         update.result()
 
-    def _push(self, version: int) -> None:
-        path = self.client.save_weights_for_sampler(f"version-{version}").result().path
-        self.feed.push(self._fetch(path), version)
+    def _weights(self, version: int) -> Path:
+        """The service's weights, in a folder that the policy's engines see."""
+        return self._fetch(self.client.save_weights_for_sampler(f"version-{version}").result().path)
 
     def _checkpoint(self) -> None:
         path = self.client.save_state(f"step-{self.step}").result().path

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, write_version
+from rolltap.trainer_client.adapters.feed import Feed, complete_checkpoints, step_of, write_version
 
 
 class LeasedTrainer:
@@ -37,11 +37,20 @@ class LeasedTrainer:
     def train(self, resume_from_checkpoint: str | bool | None = True, *options: Any, **named: Any) -> Any:
         """Trains, from the newest complete checkpoint in `output_dir` if there is one (or from the given one).
 
-        `False` restarts from the initial model; groups that were acknowledged before are leased again.
+        `False` restarts from the initial model; groups that were acknowledged after the starting point are leased
+        again. `ConfigError` if `output_dir` has checkpoints of later steps: were this run killed, they would be taken
+        for its own.
         """
-        newest = newest_checkpoint(Path(self.args.output_dir), TRAINER_STATE_NAME)
+        out = Path(self.args.output_dir)
+        complete = complete_checkpoints(out, TRAINER_STATE_NAME)
+        newest = max(complete, key=step_of, default=None)
         checkpoint = newest if resume_from_checkpoint in (True, None) else resume_from_checkpoint
         self.resumed = Path(checkpoint) if checkpoint else None
+        start = 0
+        if self.resumed is not None:
+            start = TrainerState.load_from_json(str(self.resumed / TRAINER_STATE_NAME)).global_step
+        if later := sorted(path.name for path in complete if step_of(path) > start):
+            raise ConfigError(f"to start from step {start}, first move these out of {out}: {', '.join(later)}")
         with self.feed.leasing(self.model.config.vocab_size):
             return super().train(str(self.resumed) if self.resumed else None, *options, **named)  # type: ignore[misc]
 

@@ -66,7 +66,7 @@ class LeasedPPOTrainer(PPOTrainer):
     def on_init_end(self) -> None:
         folder = Path(self.config.trainer.default_local_dir).absolute() / f"global_step_{self.global_steps}"
         self.feed.connect(folder if self.global_steps else None, self.global_steps, self.tokenizer)
-        self._push(self.feed.version)
+        self.feed.push_start(self._weights(self.feed.version))
 
     def on_sample_end(self) -> None: ...
 
@@ -75,7 +75,9 @@ class LeasedPPOTrainer(PPOTrainer):
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> Any:
         """Pushes before the checkpoint, which is of the pushed version."""
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        self._push(self.feed.version + 1)
+        version = self.feed.version + 1
+        self.feed.push(self._weights(version), version)
+        prune(weights_folder(self.feed))
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -93,15 +95,10 @@ class LeasedPPOTrainer(PPOTrainer):
         write_version(folder, self.feed.settings.policy, self.feed.version)
         super()._save_checkpoint()
 
-    def _push(self, version: int) -> None:
-        self._write_weights(version)
-        through = weights_folder(self.feed)
-        self.feed.push(through / f"version-{version}", version)
-        prune(through)
-
-    def _write_weights(self, version: int) -> None:
-        """All workers gather the weights; one writes them."""
+    def _weights(self, version: int) -> Path:
+        """The folder of the trained weights. All workers gather them; one writes them."""
         ray.get(self.actor_rollout_wg.update_weights(global_steps=version, mode="rolltap"))
+        return weights_folder(self.feed) / f"version-{version}"
 
 
 class _Leases:

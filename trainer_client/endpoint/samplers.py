@@ -22,7 +22,7 @@ from rolltap.engine.requests import Outbox, PromptScores, SamplingRequest, Token
 from rolltap.engine.sampling import Stops, never
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.engine.server import end_tokens
-from rolltap.errors import ConfigError, EngineUnavailable, InvalidRequest, NotFound
+from rolltap.errors import EngineUnavailable, InvalidRequest, NotFound
 from rolltap.trainer_client.endpoint.messages import write_sample_output
 from rolltap.trainer_client.endpoint.saved import KEPT
 from rolltap.trainer_client.endpoint.stop_strings import stops_at
@@ -50,6 +50,10 @@ class Sampler:
     loading: asyncio.Task[EngineLoop]
     users: int = 0
 
+    @property
+    def loading_failed(self) -> bool:
+        return self.loading.done() and (self.loading.cancelled() or self.loading.exception() is not None)
+
 
 @dataclass(slots=True)
 class Samplers:
@@ -69,8 +73,9 @@ class Samplers:
         sampler.users += 1
         try:
             return await _sample(await asyncio.shield(sampler.loading), work, id)
-        except (ConfigError, EngineUnavailable, NotFound):
-            if self._loaded.get(folder) is sampler:  # the next request loads it again
+        except Exception as error:
+            of_engine = isinstance(error, EngineUnavailable) or sampler.loading_failed
+            if of_engine and self._loaded.get(folder) is sampler:  # the next request loads it again
                 del self._loaded[folder]
             raise
         finally:
