@@ -37,7 +37,8 @@ HEAD = """# Settings
 environment as `ROLLTAP_<SECTION>__<KEY>` (`ROLLTAP_LISTEN__AGENT_PORT=9000`). An unknown key stops the start with one
 line that names it. At the top of the file, `data` names the folder of the database, the keys and the spool (default
 `rolltap-data`). A relative one is looked up where the command starts, not beside the file: in another folder, set
-`ROLLTAP_DATA=/absolute/path`.
+`ROLLTAP_DATA=/absolute/path`. `rolltap train` reads the section `[trainer]` of the same file:
+[its settings](trainer.md#settings).
 
 ```toml
 [engines.main]

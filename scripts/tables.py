@@ -47,7 +47,7 @@ def fidelity(report: dict[str, Any]) -> str:
         for row in report["rows"]
     )
     return (
-        "| family | bridged by | turns resent unaltered | bridged | exact by plain re-rendering | invariant violations | breaks |\n"
+        "| model | bridged by | turns resent unaltered | bridged | exact by plain re-rendering | invariant violations | breaks |\n"
         f"|---|---|---|---|---|---|---|\n{rows}"
     )
 
