@@ -25,7 +25,7 @@ demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
 # A test that its own limit does not end ends its worker after so many seconds, and is named: a hang says where it is.
 HANGS := --max-worker-restart 2 -o faulthandler_exit_on_timeout=true -o faulthandler_timeout=
 
-test: $(VENV)/.test  ## the tests (some minutes on 2 cores)
+test: $(VENV)/.test  ## the tests (about twelve minutes on 2 cores)
 	@scripts/servers.sh
 	@$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(HANGS)500 -m "not harness and not engines and not trainers and not long and not gpu" $(ARGS)
 

@@ -20,7 +20,9 @@ def learning(results: Mapping[str, Any]) -> str:
     failed = [f"`{row['method']}` on `{row['family']}`" for row in rows if row["lead"] - row["half"] <= 0]
     table = "\n".join(_line(row) for row in rows)
     steps = results["cells"][0]["steps"]
-    beaten = f"No lead over the control is shown for {', '.join(failed)}." if failed else "Each of these beats its control."
+    beaten = (
+        f"No lead over the control is shown for {', '.join(failed)}." if failed else "Each of these beats its control."
+    )
     size = f"{steps} steps of {results['groups']} groups of {results['rollouts']} rollouts"
     done, planned = len(results["cells"]), results["planned"]
     missing = f"{done} of {planned} runs are measured, controls counted; the others have not run."
