@@ -19,6 +19,8 @@ _MAC_LENGTH = 12
 _POSITION_LENGTH = 2
 HANDLE_LENGTH = len(PREFIX) + ID_LENGTH + _POSITION_LENGTH + _MAC_LENGTH
 MAX_POSITION = 32**_POSITION_LENGTH - 1
+MAX_CALLS = 128
+"""Maximum number of tool calls in a reply, as each needs a position. A model that makes more is in a loop."""
 
 
 class Handles:

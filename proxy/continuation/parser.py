@@ -5,10 +5,12 @@ its meaning (white space at a channel's edge, the beginning of a stop string). A
 its text; thinking and calls may contain it. A tool call with JSON arguments is streamed from the arguments' beginning
 (`json_calls`); any other call is sent when its block is closed.
 
-Some parts are sent only when the reply is complete: text after a special token that is not in the family's markers; a
-reply that begins like a tool call in plain text; and everything after a call that opens within thinking, as it is only
-a draft if the thinking is closed after it. At the end the family's own parser reads all ids at once. The recorded
-message, which clients without streaming get too, consists of the streamed parts.
+Some parts are sent only when the reply is complete: text after the first block, and blocks that are not calls; text
+after a special token that is not in the family's markers; a reply that begins like a tool call in plain text; and
+everything after a call that opens within thinking, as it is only a draft if the thinking is closed after it.
+
+The family's own parser reads each block when it is closed, and all ids at once at the end, so the work is linear in the
+reply. The recorded message, which clients without streaming get too, consists of the streamed parts.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from rolltap.proxy.continuation.handles import MAX_CALLS
 from rolltap.proxy.continuation.json_calls import GrowingCall
 from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer
+from rolltap.proxy.continuation.stop_strings import StopStrings
 from rolltap.proxy.conversation.chat import (
     Choice,
     Message,
@@ -51,9 +55,9 @@ Channel = Literal["reasoning", "text", "tool", "opaque"]
 class ReplyParser:
     """Parses one choice of a reply. `mint(position)` makes the id of the tool call at `position`.
 
-    `max_calls` is the number of calls that the client accepts; set it before the first id. With 0, calls are sent as
-    text. Otherwise the reply ends where a surplus call opens. If the family has no opening token, surplus calls are
-    not sent and the reply is `unparsable`.
+    `max_calls` is the number of calls that the client accepts, at most `MAX_CALLS`; set it before the first id. With 0,
+    calls are sent as text. Otherwise the reply ends where a surplus call opens, and is `unparsable` if the surplus is
+    over `MAX_CALLS`. If the family has no opening token, surplus calls are not sent and the reply is `unparsable`.
     """
 
     def __init__(
@@ -66,14 +70,13 @@ class ReplyParser:
         index: int = 0,
     ) -> None:
         self._index = index
-        self.max_calls: int | None = None
+        self.max_calls = MAX_CALLS
         self.over = False  # a stop string or a surplus call was found: sampling can end
         self._renderer = renderer
         self._prompt = prompt[-64:]
         self._declared = tools
         self._tools = {tool.name: tool for tool in tools}
-        self._stop = tuple(stop)
-        self._longest_stop = max(map(len, stop), default=0)
+        self._stop = StopStrings(stop)
         self._mint = mint
         self._stop_ids = frozenset(renderer.stop_token_ids)
         self._ids: list[int] = []
@@ -92,10 +95,12 @@ class ReplyParser:
         self._window = 0  # the index in `_run` where decoding begins
         self._window_text = ""  # the text of `_run` from `_window` to `_read`
         self._pending = ""
-        self._settled = 0  # number of ids up to the end of the last closed call
+        self._block_at = 0  # the index of the last block's opening token
+        self._settled = 0  # number of ids up to the end of the last closed block
+        self._unchecked = ""  # the end of the text before it, where a stop string may begin
         self.stopped: str | None = None
         self.reasoning_ids = 0
-        self.unparsable = False  # set by `finish`: a call's block could not be parsed completely
+        self.unparsable = False  # known after `finish`: a call's block could not be parsed completely, or was refused
 
     def feed(self, ids: Sequence[int]) -> list[ReplyEvent]:
         """Takes new ids; returns the events that they complete. Ignores ids once the reply is `over`."""
@@ -123,13 +128,13 @@ class ReplyParser:
                 another = self._channel == "tool"
                 events += self._open("opaque" if self._channel == "reasoning" else "tool")
                 if another:  # without a closing token, a block ends where the next one begins
-                    events += self._settle(*self._whole())
+                    events += self._settle_block(len(self._ids) - 1)
+                self._block_at = len(self._ids) - 1
                 if self.max_calls and len(self._calls) >= self.max_calls:
                     self._ids.pop()
-                    self.over = True
+                    self.over, self.unparsable = True, self.max_calls == MAX_CALLS
             elif token == markers.tool_close and self._channel == "tool":
-                events += self._open("text") + self._settle(*self._whole())
-                self._settled = len(self._ids)
+                events += self._open("text") + self._settle_block(len(self._ids))
             elif token in self._renderer.tokenizer.special_ids and self._channel != "tool":
                 events += self._open("opaque")
             else:
@@ -148,9 +153,10 @@ class ReplyParser:
         """The last events and the complete choice."""
         parsed, text = self._whole()
         calls = self._calls_of(parsed)
-        events = self._end_call(calls)
+        events = self._end_call(calls[len(self._calls) :])
         events += self._rest("reasoning", parsed.reasoning) + self._settle(parsed, text)
-        self.unparsable = any(not call.ok for call in parsed.tool_calls) or len(calls) != len(self._calls)
+        broken = any(not call.ok for call in parsed.tool_calls) or len(calls) != len(self._calls)
+        self.unparsable = self.unparsable or broken
         reasoning, text = self._sent["reasoning"], self._sent["text"]
         parts: tuple[Part, ...] = (Reasoning(reasoning),) if reasoning else ()
         if text:
@@ -163,9 +169,9 @@ class ReplyParser:
 
     def _whole(self) -> tuple[ParsedReply, str]:
         """The reply as the family's parser reads it, and its text. Cuts ids and text at the first stop string."""
-        parsed = self._parse()
+        parsed = self._parse(self._ids)
         text = self._visible(parsed, self._ids)
-        at, stop = self._first_stop(text)
+        at, stop = self._stop.first(text)
         if stop is None:
             return parsed, text
         if self.stopped is None:
@@ -173,22 +179,22 @@ class ReplyParser:
             to_stop = text[: at + len(stop)]
             counts = range(self._settled, len(self._ids) + 1)
             del self._ids[counts[bisect_left(counts, True, key=lambda count: self._shows(to_stop, count))] :]
-            parsed = self._parse()
+            parsed = self._parse(self._ids)
         return parsed, text[:at].rstrip()
 
     def _shows(self, text: str, count: int) -> bool:
         """Whether the reply of the first `count` ids begins with `text`."""
-        return self._visible(self._parse(count), self._ids[:count]).startswith(text)
+        ids = self._ids[:count]
+        return self._visible(self._parse(ids), ids).startswith(text)
 
-    def _parse(self, count: int | None = None) -> ParsedReply:
-        """The first `count` ids (default: all) as the family's parser reads them.
+    def _parse(self, ids: Sequence[int], prompt: Sequence[int] | None = None) -> ParsedReply:
+        """The ids as the family's parser reads them after `prompt` (default: the reply's).
 
         The parser fails on JSON that Python cannot read: nested a thousand deep, or with a number of 5,000 digits. Then
-        the streamed parts are the reply. If no call had begun, the whole reply counts as a block that is unparsable.
+        the streamed parts are the reply. If no call had begun, all of `ids` count as a block that is unparsable.
         """
-        ids = self._ids[:count]
         try:
-            return self._renderer.parse(ids, self._prompt, self._declared)
+            return self._renderer.parse(ids, self._prompt if prompt is None else prompt, self._declared)
         except (ValueError, RecursionError):
             raw = ParsedCall("", "", False, self._renderer.tokenizer.decode(ids))
             is_call = self._calls or self._sending is not None
@@ -235,7 +241,7 @@ class ReplyParser:
         settled = fresh.rstrip()
         unsettled = 0
         if self._channel == "text" and self.stopped is None and not ended:
-            unsettled = self._possible_stop(sent + settled)
+            unsettled = self._stop.possible(sent + settled)
         settled = settled[: len(settled) - unsettled].rstrip() if unsettled else settled
         self._pending = fresh[len(settled) :]
         if not settled:
@@ -272,35 +278,44 @@ class ReplyParser:
         return self._pending + fresh
 
     def _until_stop(self, sent: str, fresh: str) -> str:
-        before = sent[len(sent) - self._longest_stop :] if self._longest_stop < len(sent) else sent
-        at, self.stopped = self._first_stop(before + fresh)
+        before = sent[max(0, len(sent) - self._stop.longest) :]
+        at, self.stopped = self._stop.first(before + fresh)
         self.over = self.stopped is not None
         return fresh if self.stopped is None else (before + fresh)[len(before) : at]
 
-    def _first_stop(self, text: str) -> tuple[int, str | None]:
-        """The index of the first stop string, and the string; (length, None) if there is none."""
-        if not self._stop:
-            return len(text), None
-        return min(((text.index(stop), stop) for stop in self._stop if stop in text), default=(len(text), None))
+    def _settle_block(self, end: int) -> list[ReplyEvent]:
+        """The events that end the call being sent, and the other calls of the block that ends at `end`."""
+        block = self._ids[self._block_at : end]
+        parsed = self._parse(block, ())  # a block that ends is not in thinking, whatever the prompt opens
+        if self._stop and self._may_have_stopped(parsed, block):
+            whole, text = self._whole()
+            if self.stopped is not None:
+                return self._settle(whole, text)
+        self._settled = end
+        calls, before = self._calls_of(parsed), len(self._calls)
+        events = self._end_call(calls)
+        return events + self._send(calls[len(self._calls) - before :])
 
-    def _possible_stop(self, text: str) -> int:
-        """The number of characters at the end that may be the beginning of a stop string."""
-        if not self._stop:
-            return 0
-        longest = 0
-        for stop in self._stop:
-            for size in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+    def _may_have_stopped(self, parsed: ParsedReply, block: Sequence[int]) -> bool:
+        """Whether a stop string may be in the text since the block before, or in this `block` as far as it is text."""
+        decode = self._renderer.tokenizer.decode
+        between = decode(self._ids[self._settled : self._block_at]) if self._settled else self._sent["text"]
+        broken = any(not self._is_call(call) for call in parsed.tool_calls)
+        text = self._unchecked + between + (f"\n{decode(block)}" if broken else "")
+        self._unchecked = text[max(0, len(text) - self._stop.longest) :]
+        return bool(text.strip()) and self._stop.first(text)[1] is not None
 
     def _settle(self, parsed: ParsedReply, text: str) -> list[ReplyEvent]:
         """The events that end the call being sent, the rest of the text, and the calls not sent yet."""
         calls = self._calls_of(parsed)
-        events = self._end_call(calls) + self._rest("text", text)
-        for call in calls[len(self._calls) : self.max_calls]:
-            events += self._start(call.name) + self._end_call(calls)
+        events = self._end_call(calls[len(self._calls) :]) + self._rest("text", text)
+        return events + self._send(calls[len(self._calls) :])
+
+    def _send(self, calls: Sequence[ParsedCall]) -> list[ReplyEvent]:
+        """The events for as many of the next `calls` as the client accepts."""
+        events: list[ReplyEvent] = []
+        for call in calls[: self.max_calls - len(self._calls)]:
+            events += self._start(call.name) + self._end_call([call])
         return events
 
     def _rest(self, channel: str, whole: str) -> list[ReplyEvent]:
@@ -333,11 +348,11 @@ class ReplyParser:
         return [ToolCallDelta(len(self._calls), arguments, self._index)] if arguments else []
 
     def _end_call(self, calls: Sequence[ParsedCall]) -> list[ReplyEvent]:
-        """The rest and the end of the call being sent, if any. `calls` are the reply's calls so far."""
+        """The rest and the end of the call being sent, if any. It is the first of `calls`."""
         if self._sending is None:
             return []
         position, sent = len(self._calls), "".join(self._arguments)
-        whole = calls[position].arguments if position < len(calls) else sent
+        whole = calls[0].arguments if calls else sent
         if self._sending.kind == "custom":
             whole = _custom_input(whole)
         events = self._more(whole[len(sent) :]) if whole.startswith(sent) else []

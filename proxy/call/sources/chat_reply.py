@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.proxy.continuation.handles import MAX_CALLS
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Choice,
@@ -30,7 +31,10 @@ from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 
 
 class ChatReplyParser:
-    """Parses one choice. `mint(position)` makes the id of the tool call at `position`."""
+    """Parses one choice. `mint(position)` makes the id of the tool call at `position`.
+
+    Calls after the first `MAX_CALLS` are not sent, and the reply is `unparsable`.
+    """
 
     def __init__(self, chat: ChatRequest, mint: Callable[[int], str], index: int) -> None:
         self._custom = {tool.name for tool in chat.tools if tool.kind == "custom"}
@@ -40,6 +44,7 @@ class ChatReplyParser:
         self._text: list[str] = []
         self._names: list[str] = []
         self._arguments: list[list[str]] = []
+        self._has_surplus = False
 
     def feed(self, chunk: ChatChunk) -> list[ReplyEvent]:
         """The events of a chunk."""
@@ -67,8 +72,8 @@ class ChatReplyParser:
 
     @property
     def unparsable(self) -> bool:
-        """Whether the arguments of some function call are not a JSON object."""
-        return any(
+        """Whether the arguments of some function call are not a JSON object, or there are surplus calls."""
+        return self._has_surplus or any(
             name not in self._custom and not _is_object("".join(texts))
             for name, texts in zip(self._names, self._arguments, strict=True)
         )
@@ -76,6 +81,9 @@ class ChatReplyParser:
     def _piece(self, piece: ToolDelta) -> list[ReplyEvent]:
         events: list[ReplyEvent] = []
         if piece.position >= len(self._names):
+            if len(self._names) == MAX_CALLS:
+                self._has_surplus = True
+                return []
             events += self._close_call()
             self._names.append(piece.name)
             self._arguments.append([])

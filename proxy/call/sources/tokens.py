@@ -24,7 +24,7 @@ from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.reply import ClientReply, dialect_reply
 from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, refused
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.continuation.handles import MAX_CALLS, Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
 from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob, ToolChoice
@@ -276,11 +276,11 @@ class TokenSource:
         return ContextOverflow(message, tokens=tokens, limit=self.max_context)
 
 
-def max_calls(choice: ToolChoice) -> int | None:
-    """The number of tool calls that a reply may hold; None: no limit."""
+def max_calls(choice: ToolChoice) -> int:
+    """The number of tool calls that a reply may hold."""
     if choice.mode == "none":
         return 0
-    return None if choice.parallel else 1
+    return MAX_CALLS if choice.parallel else 1
 
 
 def thinks(settings: PolicySettings, requested: Sampling) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rolltap.proxy.continuation.handles import MAX_CALLS
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.conversation.chat import (
@@ -160,3 +161,58 @@ def test_a_custom_tool_gets_free_text(family: Any) -> None:
     _, choice = run(parser(family, tools=(tool,)), ids, [])
     assert choice.message.tool_calls[0].arguments == "print(1)"
     assert choice.message.tool_calls[0].kind == "custom"
+
+
+BROKEN = "<tool_call>\n{broken\n</tool_call>"
+
+
+@pytest.mark.parametrize("block", [CALL, BROKEN, f"between {CALL}"])
+@pytest.mark.parametrize("stop", [(), ("never", "\n\n")])
+def test_the_work_for_a_reply_of_many_blocks_is_linear(
+    either: Any, block: str, stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is done on the event loop, which other sessions share."""
+    parsed: list[int] = []
+    parse = either.parse
+
+    def counted(output: list[int], *others: Any) -> Any:
+        parsed.append(len(output))
+        return parse(output, *others)
+
+    monkeypatch.setattr(either, "parse", counted)
+    ids = either.tokenizer.encode(block) * MAX_CALLS + [either.stop_token_ids[0]]
+    _, choice = run(parser(either, stop), ids, [16] * len(ids))
+    assert len(choice.message.tool_calls) == (0 if block == BROKEN else MAX_CALLS)
+    assert sum(parsed) <= 3 * len(ids)
+
+
+@pytest.mark.parametrize("between", ["", " and "])
+def test_a_surplus_call_ends_the_reply_and_is_marked(either: Any, between: str) -> None:
+    ids = either.tokenizer.encode(CALL + between) * 1100
+    reader = parser(either)
+    events = [event for at in range(0, len(ids), 50) for event in reader.feed(ids[at : at + 50])]
+    assert reader.over
+    last, choice = reader.finish("stop")
+    started = [event for event in [*events, *last] if isinstance(event, ToolCallStarted)]
+    assert len(started) == len(choice.message.tool_calls) == MAX_CALLS
+    assert reader.unparsable
+    assert choice.finish == "tool_calls"
+    assert reader.consumed == MAX_CALLS * len(ids) // 1100
+
+
+def test_a_second_call_that_the_client_refused_is_no_broken_one(either: Any) -> None:
+    reader = parser(either)
+    reader.max_calls = 1
+    reader.feed(either.tokenizer.encode(CALL + CALL))
+    _, choice = reader.finish("stop")
+    assert len(choice.message.tool_calls) == 1
+    assert not reader.unparsable
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)])
+def test_text_after_a_broken_block_is_in_the_reply(either: Any, stop: tuple[str, ...]) -> None:
+    """A reply's text is sent once, in the order of the family's parser."""
+    ids = either.tokenizer.encode(f"Look. {BROKEN} {CALL} {BROKEN}") + [either.stop_token_ids[0]]
+    events, choice = run(parser(either, stop), ids, [])
+    assert text_of(events) == choice.message.text == f"Look.\n{BROKEN}\n{BROKEN}"
+    assert len(choice.message.tool_calls) == 1

@@ -15,7 +15,12 @@ import pytest
 
 from rolltap.engine.scripted import Fault, ScriptedEngine, ToolUse, Turn, logprob_of, say
 from rolltap.engine.tiny import FOLDER
+from rolltap.ids import new_id
 from rolltap.proxy.app import Rolltap
+from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
+from rolltap.proxy.continuation.handles import MAX_CALLS, Handles
+from rolltap.proxy.conversation.chat import ChatRequest
+from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 from rolltap.proxy.server import bind, serve
 from rolltap.settings import Settings
 from rolltap.types import Flaw, Outcome
@@ -170,3 +175,12 @@ async def test_the_admin_plane_has_the_counters(tmp_path: Path) -> None:
     assert 'rolltap_calls_total{outcome="completed",policy="default"} 1.0\n' in found.text
     assert 'rolltap_flaws_total{flaw="tokens_missing",policy="default"} 1.0\n' in found.text
     assert 'rolltap_engine_up{engine="main"} 1.0\n' in found.text
+
+
+def test_surplus_calls_of_an_upstream_are_left_out_and_marked() -> None:
+    parser = ChatReplyParser(ChatRequest("test", "default", ()), lambda at: Handles(b"0" * 16).mint(new_id(), at), 0)
+    for position in range(1100):
+        parser.feed(ChatChunk(tool_calls=(ToolDelta(position, "{", name="bash"), ToolDelta(position, "}"))))
+    _, choice = parser.finish("stop")
+    assert [call.arguments for call in choice.message.tool_calls] == ["{}"] * MAX_CALLS
+    assert parser.unparsable
