@@ -3,7 +3,8 @@
 Harnesses re-serialise the messages that they send back. Two messages are equal if they differ only in
 
 * JSON arguments: key order, spacing, escapes, `1.0` or `1`; a member that was cut off;
-* tool-call ids and item ids (they are handles, which are compared separately);
+* tool-call ids and item ids (they are handles, which are compared separately), but a result must answer the call at the
+  same place;
 * an assistant's text: white space at its edges; empty or absent; one string or parts;
 * other roles' text: one string of lines, or one part a line;
 * thinking that the client dropped or trimmed (`thought_digest`);
@@ -78,6 +79,8 @@ def message_digest(message: Message, ignored: Sequence[re.Pattern[str]] = ()) ->
     for call in message.tool_calls:
         _field(hasher, call.name)
         _field(hasher, canonical_arguments(call.arguments) if call.kind == "function" else call.arguments.strip())
+    if message.call_offset:
+        _field(hasher, f"call {message.call_offset:+d}")
     return hasher.digest()
 
 

@@ -50,6 +50,8 @@ class Message(msgspec.Struct, frozen=True):
     """One message of a conversation. `handle` is an item id that rolltap minted and the client sent back, if any.
 
     With `recall` the client sent only the handle: the message stands for the recorded reply with this handle.
+    `call_offset` of a tool message: the number of calls from the one that is next in order to the one that it answers.
+    `dialects.history` sets it; it is 0 if the results are in the order of the calls.
     """
 
     role: Role
@@ -60,6 +62,7 @@ class Message(msgspec.Struct, frozen=True):
     handle: str | None = None
     is_error: bool = False
     recall: bool = False
+    call_offset: int = 0
 
     @property
     def text(self) -> str:

@@ -1,13 +1,13 @@
 """Checks a history: every tool result must answer an earlier call.
 
-The check is the same in every dialect. It also sets the tool's name on each tool message: only Gemini's wire format has
-the name, and some chat templates need it.
+The check is the same in every dialect. It also sets on each tool message the tool's name (only Gemini's wire format has
+it, and some chat templates need it) and which call it answers, if the results are not in the order of the calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import msgspec
@@ -26,38 +26,40 @@ LONG = 64
 
 @dataclass(slots=True, eq=False)
 class LinkedHistory:
-    """A checked history: the `messages` with their tools' names, the tool of each call id, and the answered calls.
+    """A checked history: the linked `messages`, the tool and the number of each call id, and the answered calls.
 
-    `source`: the messages before linking. `size`: approximate bytes of the history.
+    `source`: the messages before linking. `call_count`: the number of calls. `next_call`: the number of the call that
+    the next result answers, if the results are in the order of the last turn's calls. `size`: approximate bytes.
     """
 
     source: tuple[Message, ...] = ()
     messages: list[Message] = field(default_factory=list)
-    tools_by_call: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, tuple[str, int]] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
+    call_count: int = 0
+    next_call: int = 0
     size: int = 0
 
     def copy(self) -> LinkedHistory:
-        tools, answered = self.tools_by_call.copy(), self.answered.copy()
-        return LinkedHistory(self.source, self.messages.copy(), tools, answered, self.size)
+        return replace(self, messages=self.messages.copy(), calls=self.calls.copy(), answered=self.answered.copy())
 
 
 class Linker:
-    """Links tool results to their calls. One per dialect: it returns one object per message and name.
+    """Links tool results to their calls. One per dialect: it returns one object per message, name and offset.
 
     `link` checks a whole history. If the history begins with a remembered one (the same objects), only the rest is
     linked. `extend` is for a dialect that knows which history a request extends.
     """
 
     def __init__(self, space: CacheSpace = SHARED) -> None:
-        self._named: Kept[tuple[Message, str], Message] = Kept(message_bytes, space)
+        self._linked: Kept[tuple[Message, str, int], Message] = Kept(message_bytes, space)
         self._last: Kept[int, LinkedHistory] = Kept(lambda linked: linked.size, space)
         self._numbers = count()
 
     def link(
         self, messages: Sequence[Message], place: Callable[[int], str], *, whole: bool = True
     ) -> tuple[Message, ...]:
-        """Returns the messages with their tools' names. `place(i)` is the path of message i, for error messages.
+        """Returns the linked messages. `place(i)` is the path of message i, for error messages.
 
         A call id may repeat in a later turn (some clients count from zero), but not within one turn, and a call is
         answered once. Without the `whole` history, results may answer calls that are only on record.
@@ -101,31 +103,41 @@ class Linker:
         for index, message in enumerate(added, len(linked.messages)):
             if message.role == "tool":
                 call_id = message.tool_call_id or ""
-                name = linked.tools_by_call.get(call_id)
+                call = linked.calls.get(call_id)
                 if call_id in linked.answered:
                     raise invalid(place(index), f"a second tool result for the call {call_id!r}")
-                if name is None and whole:
+                if call is None and whole:
                     raise invalid(place(index), f"a tool result for the call {call_id!r}, which no earlier turn made")
                 linked.answered.add(call_id)
-                if name is not None and message.name != name:
-                    message = self._named.get((message, name), _with_name)
+                if call is not None:
+                    message = self._answer(message, call[0], call[1] - linked.next_call)
+                linked.next_call += 1
             elif message.tool_calls:
-                linked.tools_by_call |= _tools_by_call(message, place(index))
+                linked.calls |= _numbered_calls(message, linked.call_count, place(index))
+                linked.next_call = linked.call_count
+                linked.call_count += len(message.tool_calls)
                 linked.answered.difference_update(call.id for call in message.tool_calls)
             linked.messages.append(message)
             linked.size += message_bytes(message)
 
+    def _answer(self, result: Message, name: str, offset: int) -> Message:
+        """Returns the result with its tool's name and its call's offset."""
+        if (result.name, result.call_offset) == (name, offset):
+            return result
+        return self._linked.get((result, name, offset), _with_call)
 
-def _with_name(key: tuple[Message, str]) -> Message:
-    message, name = key
-    return msgspec.structs.replace(message, name=name)
+
+def _with_call(key: tuple[Message, str, int]) -> Message:
+    message, name, offset = key
+    return msgspec.structs.replace(message, name=name, call_offset=offset)
 
 
-def _tools_by_call(message: Message, place: str) -> dict[str, str]:
-    tools = {call.id: call.name for call in message.tool_calls}
-    if len(tools) < len(message.tool_calls):
+def _numbered_calls(message: Message, before: int, place: str) -> dict[str, tuple[str, int]]:
+    """Returns the tool and the number of each call of a turn, after the `before` calls of earlier turns."""
+    calls = {call.id: (call.name, number) for number, call in enumerate(message.tool_calls, before)}
+    if len(calls) < len(message.tool_calls):
         raise invalid(place, "two tool calls of one turn have the same id")
-    return tools
+    return calls
 
 
 def unknown_tool(name: str, known: Sequence[str], param: str) -> InvalidRequest:

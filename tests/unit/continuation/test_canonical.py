@@ -39,6 +39,8 @@ DIFFERENT = [
     (Message("user", (Text("a"),)), Message("user", (Text("a "),))),
     (Message("user", (Text("a"),)), Message("system", (Text("a"),))),
     (Message("tool", (Text("a"),), is_error=True), Message("tool", (Text("a"),))),
+    (Message("tool", (Text("a"),), call_offset=1), Message("tool", (Text("a"),))),
+    (Message("tool", (Text("a"),), call_offset=1), Message("tool", (Text("a"),), call_offset=-1)),
     (assistant("a", ("b", "{}")), assistant("ab", ("", "{}"))),
 ]
 

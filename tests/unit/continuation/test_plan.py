@@ -17,6 +17,7 @@ from rolltap.proxy.continuation.plan import drops_thinking
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.conversation.chat import Message, Reasoning, Text, Tool, ToolCall
+from rolltap.proxy.dialects.history import Linker
 from rolltap.types import BreakReason, Outcome
 
 from .conftest import World
@@ -299,3 +300,34 @@ def test_a_history_whose_first_message_was_edited_is_the_same_conversation(world
     plan = world.plan(world.request(user("list. Now: 12:01"), first.reply, tool_result(call, "a.txt")))
     assert (plan.break_.reason, plan.parent) == (BreakReason.HISTORY_EDITED, first)
     assert np.array_equal(plan.prompt_ids[: plan.shared], first.prompt_ids[: plan.shared])
+
+
+def test_results_that_answer_other_calls_are_an_edit(tmp_path: Path) -> None:
+    """A template may write which call a result answers, so equal texts in equal places are not enough."""
+    opening = "{{- '\\n<tool_response>\\n' }}"
+    template = trl_template("qwen3").replace(opening, "{{- '\\n<tool_response>\\n' + message.name + ': ' }}")
+    look, sh = (Tool(name, "", {"type": "object"}) for name in ("look", "sh"))
+    world = World(TemplateRenderer(tokenizer_with(tmp_path, template)), tools=(look, sh))
+    block = '<tool_call>\n{{"name": "{}", "arguments": {{}}}}\n</tool_call>'.format
+    turn = world.call(user("go"), output=f"{block('look')}\n{block('sh')}<|im_end|>").reply
+    assert turn is not None
+
+    def history(*answers: int) -> tuple[Message, ...]:
+        first, second = (turn.tool_calls[at] for at in answers)
+        messages = [user("go"), turn, tool_result(first, "xx"), tool_result(second, "yy")]
+        return Linker().link(messages, "messages[{}]".format)
+
+    def added(plan: Any) -> str:
+        text = world.tokenizer.decode(plan.prompt_ids[plan.shared :].tolist())
+        return " ".join(re.findall(r"\w+: \w+", text))
+
+    straight = world.call(*history(0, 1), output="Done.<|im_end|>")
+    assert straight.reply is not None
+    assert added(world.plan(world.request(*history(0, 1)))) == "look: xx sh: yy"
+    swapped = world.plan(world.request(*history(1, 0)))
+    assert swapped.break_ is None
+    assert added(swapped) == "sh: xx look: yy"
+    assert extends(world.plan(world.request(*history(0, 1), straight.reply, user("so?"))), straight)
+    edited = world.plan(world.request(*history(1, 0), straight.reply, user("so?")))
+    assert edited.break_ is not None
+    assert edited.break_.reason is BreakReason.HISTORY_EDITED

@@ -46,3 +46,30 @@ def test_equal_messages_that_are_other_objects_are_linked_anew() -> None:
     linker.link(LONG_AGO, PLACE)
     shorter = [Message("user", (Text("hi"),)), *LONG_AGO[:2]]
     assert linker.link(shorter, PLACE)[2].name == "look"
+
+
+def results(*ids: str) -> list[Message]:
+    return [Message("tool", (Text("ok"),), tool_call_id=id) for id in ids]
+
+
+@pytest.mark.parametrize(
+    ("answers", "offsets"),
+    [
+        (["a", "b", "c"], [0, 0, 0]),
+        (["c", "a", "b"], [2, -1, -1]),
+        (["b"], [1]),
+        (["before", "a", "b"], [-2, -1, -1]),
+        ([], []),
+    ],
+)
+def test_a_result_says_which_call_it_answers(answers: list[str], offsets: list[int]) -> None:
+    """In the calls' order it says nothing, whatever the ids and the turns before."""
+    turns = [*cycle("before", "other")[:1], *results("other"), cycle("a", "b", "c")[0]]
+    linked = Linker().link([*turns, *results(*answers)], PLACE)
+    assert [message.call_offset for message in linked] == [0, 1, 0, *offsets]
+    following = Linker().link([*linked, *cycle("a", "b")], PLACE)
+    assert [message.call_offset for message in following[-2:]] == [0, 0]
+
+
+def test_a_result_on_record_only_says_nothing() -> None:
+    assert Linker().link(results("a"), PLACE, whole=False)[0].call_offset == 0
