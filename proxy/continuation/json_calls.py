@@ -4,29 +4,41 @@ A block counts as a call once its name is complete and its arguments object has 
 what was emitted is never taken back. The arguments are the sampled text as far as it is valid JSON: to the end of the
 object, to where the reply was cut off, or to the first character that is invalid there. Numbers, words and escapes are
 emitted only when complete, so that no client sees `12` of a `120` that was cut off.
+
+Valid is what a client can send back in a request: unlike for `json.loads`, `NaN`, numbers beyond a float's range,
+half a surrogate pair, and more than `ARGUMENTS_DEPTH` levels are invalid.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Literal
 
+from rolltap.proxy.conversation.chat import MAX_DEPTH, MAX_NAME
+
+ARGUMENTS_DEPTH = MAX_DEPTH - 8
+"""Maximum nesting of sampled arguments. It leaves room for the levels around them: some messages are checked whole."""
+
 _SPACE = re.compile(r"[ \t\n\r]*")
-_STRING = re.compile(r'(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*')
-_PART_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_STRING = re.compile(
+    r'(?:[^"\\\x00-\x1f\ud800-\udfff]+|\\["\\/bfnrt]'
+    rf"|\\u(?:[0-9a-ceA-CEfF][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{{2}}|{_HIGH}{_LOW})*"
+)
+_PART_OF_ESCAPE = re.compile(rf"(?:{_HIGH})?\\(?:u[0-9a-fA-F]{{0,3}})?\Z|{_HIGH}\Z")
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
-_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null|NaN|-?Infinity")
-"""The scalars that `json.loads` accepts; the families' parsers use it."""
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 HERMES = re.compile(
     r'\s*\{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*'
-    r'"(?P<name>(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])+)"'
+    rf'"(?P<name>(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]){{1,{MAX_NAME}}})"'
     r'[ \t\n\r]*,[ \t\n\r]*"arguments"[ \t\n\r]*:[ \t\n\r]*(?=\{)'
 )
 """The text before the arguments in a Hermes block, `{"name": NAME, "arguments": {...}}`."""
 
-MISTRAL = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*(?=\{)")
+MISTRAL = re.compile(rf"\s*(?P<name>[\w.-]{{1,{MAX_NAME}}})(?:\[CALL_ID\]\w+)?\[ARGS\]\s*(?=\{{)")
 """The text before the arguments in Mistral's `NAME[ARGS]{...}`."""
 
 Expected = Literal["value", "first value", "key", "first key", "colon", "comma"]
@@ -101,6 +113,9 @@ class GrowingObject:
 
     def _value_end(self, text: str, at: int) -> int:
         """The end of the bracket, number or word that begins a value. The outermost value must be an object."""
+        if len(self._closers) == ARGUMENTS_DEPTH and text[at] in "{[":
+            self.over = True
+            return at
         if text[at] == "{":
             self._closers.append("}")
             self._expected = "first key"
@@ -113,7 +128,7 @@ class GrowingObject:
         assert word is not None
         if word.end() == len(text) and word.end() > at:
             return at
-        self.over = not self._closers or _SCALAR.fullmatch(word[0]) is None
+        self.over = not self._closers or not _is_scalar(word[0])
         self._expected = "comma"
         return at if self.over else word.end()
 
@@ -156,6 +171,18 @@ class GrowingCall:
             self.name = json.loads(f'"{match["name"]}"')
             more = self._before[match.end() :]
         return self._arguments.feed(more)
+
+
+def _is_scalar(word: str) -> bool:
+    """Whether `word` is a JSON scalar other than a string."""
+    is_number = _NUMBER.fullmatch(word) is not None
+    return math.isfinite(float(word)) if is_number else word in ("true", "false", "null")
+
+
+def is_arguments(text: str) -> bool:
+    """Whether `text` is a complete arguments object."""
+    value = GrowingObject()
+    return value.feed(text) == text.rstrip(" \t\n\r") and value.complete
 
 
 def read_call(head: re.Pattern[str], block: str) -> GrowingCall:

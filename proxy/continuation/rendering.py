@@ -17,9 +17,9 @@ from cachetools import LRUCache
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
-from rolltap.proxy.continuation.json_calls import HERMES, read_call
+from rolltap.proxy.continuation.json_calls import HERMES, is_arguments, read_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import Image, Message, Text, Tool
+from rolltap.proxy.conversation.chat import MAX_NAME, Image, Message, Text, Tool
 from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
 KNOWN_TOOLS = 256
@@ -51,7 +51,8 @@ class ParsedCall:
         begun = read_call(head, self.raw) if head is not None else None
         if begun is None or begun.name is None:
             return self
-        return replace(self, name=begun.name, arguments=begun.arguments, begun=True, complete=begun.complete)
+        ok, complete = self.ok and begun.complete, begun.complete
+        return replace(self, name=begun.name, arguments=begun.arguments, ok=ok, begun=True, complete=complete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,14 +315,14 @@ def parsed_call(call: Any) -> ParsedCall:
 
 
 def sampled_call(name: object, arguments: object, ok: bool, raw: str) -> ParsedCall:
-    """A call from sampled JSON. It is not `ok` without a name that UTF-8 can encode, or if text `arguments` are not
-    JSON."""
-    valid_name = name if isinstance(name, str) and _is_encodable(name) else ""
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    try:
-        return ParsedCall(valid_name, _encodable(text), ok and bool(valid_name), raw)
-    except ValueError:
+    """A call from sampled JSON; None for `arguments` means none. It is `ok` only if a client can send it back: with a
+    name of at most `MAX_NAME` characters that UTF-8 can encode, and an arguments object as in `json_calls`."""
+    valid_name = name if isinstance(name, str) and len(name) <= MAX_NAME and _is_encodable(name) else ""
+    value = {} if arguments is None else arguments
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if not is_arguments(text):
         return ParsedCall(valid_name, "", False, raw)
+    return ParsedCall(valid_name, text, ok and bool(valid_name), raw)
 
 
 def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -> Any:
@@ -362,13 +363,6 @@ def _guarded(value: Any, guard: Guard) -> Any:
     if isinstance(value, list):
         return [_guarded(item, guard) for item in value]
     return value
-
-
-def _encodable(text: str) -> str:
-    """JSON text without lone surrogates, which a model can write but UTF-8 cannot encode: they become escapes. Raises
-    `ValueError` if the text is not JSON."""
-    value = json.loads(text)
-    return text if _is_encodable(text) else json.dumps(value)
 
 
 def _is_encodable(text: str) -> bool:

@@ -12,6 +12,12 @@ import msgspec
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
+MAX_DEPTH = 64
+"""Maximum nesting of client-given JSON (tool schemas, arguments): later readers recurse."""
+
+MAX_NAME = 256
+"""Maximum length of a tool's name, declared or sampled."""
+
 TOOL_ERROR = "[tool error]"
 """Prefix of the text of a failed tool."""
 

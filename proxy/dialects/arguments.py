@@ -10,10 +10,13 @@ import re
 
 import msgspec
 
+from rolltap.proxy.conversation.chat import MAX_DEPTH
 from rolltap.proxy.dialects.anthropic_wire import UnparsedInput, UnparsedWrapper
-from rolltap.proxy.dialects.json_request import MAX_DEPTH, invalid
+from rolltap.proxy.dialects.json_request import invalid
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
+"""A string, or one that was cut off."""
+
 _WRAPPER = b'"__unparsedToolInput"'
 
 

@@ -17,11 +17,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from rolltap.errors import InvalidRequest
+from rolltap.proxy.conversation.chat import MAX_DEPTH
 
 T = TypeVar("T")
-
-MAX_DEPTH = 64
-"""Maximum nesting of client-given JSON (tool schemas, arguments): later readers recurse."""
 
 MAX_TOOLS = 1024
 MAX_ITEMS = 100_000

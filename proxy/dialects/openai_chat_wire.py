@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from rolltap.proxy.conversation.chat import MAX_NAME
+
 MAX_CHOICES = 32
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
@@ -17,7 +19,7 @@ MAX_TOP_LOGPROBS = 20
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
 class ImageUrl(Struct):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from rolltap.proxy.continuation.json_calls import is_arguments
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.conversation.chat import ToolCallStarted
@@ -61,7 +62,7 @@ def test_any_json_makes_a_reply(form: tuple[Any, str], name: Any, arguments: Any
     for call in choice.message.tool_calls:
         assert isinstance(call.name, str)
         assert call.name
-        json.loads(call.arguments)
+        assert parser.unparsable or is_arguments(call.arguments)
         f"{call.name}{call.arguments}".encode()  # what clients are sent is UTF-8
     started = [event.name for event in [*events, *last] if isinstance(event, ToolCallStarted)]
     assert started == [call.name for call in choice.message.tool_calls]

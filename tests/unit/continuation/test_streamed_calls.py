@@ -24,6 +24,7 @@ from rolltap.proxy.conversation.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from rolltap.proxy.dialects.arguments import check_arguments
 
 from .conftest import BASH
 from .making import fed
@@ -202,15 +203,47 @@ def test_what_was_said_first_counts(either: Any) -> None:
     assert choice.message.tool_calls == (ToolCall("id0", "bash", '{"a": 1}'),)
 
 
-@pytest.mark.parametrize("value", ["1" * 5000, "[" * 3000 + "]" * 3000])
-@pytest.mark.parametrize("block", ['{"name": "bash", "arguments": %s}', '{"arguments": %s, "name": "bash"}'])
-def test_json_that_python_does_not_read_is_told_and_marked(either: Any, block: str, value: str) -> None:
-    arguments = f'{{"n": {value}}}'
-    events, choice, reader = read_text(either, f"I look.<tool_call>{block % arguments}</tool_call><|im_end|>")
+UNSENDABLE = [
+    ("1" * 5000, ""),
+    ("[" * 3000 + "]" * 3000, "[" * 55),
+    ("[" * 80 + "]" * 80, "[" * 55),
+    ("NaN", ""),
+    ("-Infinity", ""),
+    ("1e999", ""),
+    ('"x\\ud800 y"', '"x'),
+]
+"""Values that clients, or Python, cannot send back, and how much of them is told."""
+
+
+@pytest.mark.parametrize(("value", "part"), UNSENDABLE)
+def test_arguments_that_no_client_can_send_back_are_told_up_to_there_and_marked(
+    either: Any, value: str, part: str
+) -> None:
+    block = f'{{"name": "bash", "arguments": {{"n": {value}}}}}'
+    events, choice, reader = read_text(either, f"I look.<tool_call>{block}</tool_call><|im_end|>")
     assert choice.message == accumulated(events)
-    told = [call.arguments for call in choice.message.tool_calls] or [choice.message.text]
-    assert arguments in told[0]
-    assert reader.unparsable
+    assert [call.arguments for call in choice.message.tool_calls] == [f'{{"n": {part}']
+    assert check_arguments(choice.message.tool_calls[0].arguments, "")
+    assert (choice.finish, reader.unparsable) == ("stop", True)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        *(f'{{"arguments": {{"n": {value}}}, "name": "bash"}}' for value, _ in UNSENDABLE),
+        f'{{"arguments": {{}}, "name": "{"b" * 257}"}}',
+        f'{{"name": "{"b" * 257}", "arguments": {{}}}}',
+        '{"name": "bash", "arguments": ["ls"]}',
+        '{"name": "bash", "arguments": []}',
+        '{"name": "bash", "arguments": "1"}',
+    ],
+)
+def test_a_block_that_no_client_can_send_back_is_text(either: Any, block: str) -> None:
+    events, choice, reader = read_text(either, f"I look.<tool_call>{block}</tool_call><|im_end|>")
+    assert choice.message == accumulated(events)
+    assert choice.message.tool_calls == ()
+    assert block in choice.message.text
+    assert (choice.finish, reader.unparsable) == ("stop", True)
 
 
 def test_a_custom_tools_text_comes_whole(either: Any) -> None:

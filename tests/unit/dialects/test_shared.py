@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from rolltap.errors import InvalidRequest
+from rolltap.proxy.conversation.chat import MAX_DEPTH
 from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.arguments import object_of, text_of
+from rolltap.proxy.dialects.arguments import check_arguments, object_of, text_of
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.json_reply import encode
-from rolltap.proxy.dialects.json_request import MAX_DEPTH, check_depth
+from rolltap.proxy.dialects.json_request import check_depth
 from rolltap.proxy.routes.model import AgentPlane
 from rolltap.settings import LimitSettings
 
@@ -150,3 +151,11 @@ def test_a_legacy_prompt_is_one_user_message(parse: Any, refusal: Any) -> None:
         assert refusal("openai_completions", prompt=prompt) == "prompt"
     for fields in ({"echo": True}, {"best_of": 2}, {"suffix": "x"}, {"prompt": None}):
         assert refusal("openai_completions", **fields) == next(iter(fields))
+
+
+@pytest.mark.parametrize("end", ["", "\\", '\\"', '"', '"}'])
+def test_brackets_in_a_string_are_no_levels_even_if_it_was_cut_off(end: str) -> None:
+    text = f'{{"command": "{"[" * 100}{end}'
+    assert check_arguments(text, "here") == text
+    with pytest.raises(InvalidRequest, match="here: nested deeper than 64"):
+        check_arguments(f'{{"a": {"[" * 100}"{end}', "here")
