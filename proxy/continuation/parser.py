@@ -120,7 +120,7 @@ class ReplyParser:
                 continue
             if self._channel == "opaque":
                 continue
-            if token == markers.reasoning_open and self._channel == "text" and not self._sent["text"]:
+            if token == markers.reasoning_open and self._is_blank():
                 events += self._open("reasoning")
             elif token == markers.reasoning_close and self._channel == "reasoning":
                 events += self._open("text")
@@ -144,6 +144,11 @@ class ReplyParser:
                     events += self._drain()
         events += self._drain()
         return events
+
+    def _is_blank(self) -> bool:
+        """Whether the reply has only white space so far. Only then do families' parsers read a tag as thinking."""
+        is_first_run = not self._tool_seen and len(self._run) == len(self._ids) - 1
+        return is_first_run and not self._renderer.tokenizer.decode(self._run).strip()
 
     def _plain(self, ids: Sequence[int]) -> bool:
         """Whether no id is special, so that all of them belong to the open channel."""
@@ -170,17 +175,17 @@ class ReplyParser:
     def _whole(self) -> tuple[ParsedReply, str]:
         """The reply as the family's parser reads it, and its text. Cuts ids and text at the first stop string."""
         parsed = self._parse(self._ids)
+        if self.stopped is not None:  # all text before the stop string is sent
+            return parsed, self._sent["text"]
         text = self._visible(parsed, self._ids)
         at, stop = self._stop.first(text)
         if stop is None:
             return parsed, text
-        if self.stopped is None:
-            self.stopped, self.over = stop, True
-            to_stop = text[: at + len(stop)]
-            counts = range(self._settled, len(self._ids) + 1)
-            del self._ids[counts[bisect_left(counts, True, key=lambda count: self._shows(to_stop, count))] :]
-            parsed = self._parse(self._ids)
-        return parsed, text[:at].rstrip()
+        self.stopped, self.over = stop, True
+        to_stop = text[: at + len(stop)]
+        counts = range(self._settled, len(self._ids) + 1)
+        del self._ids[counts[bisect_left(counts, True, key=lambda count: self._shows(to_stop, count))] :]
+        return self._parse(self._ids), text[:at].rstrip()
 
     def _shows(self, text: str, count: int) -> bool:
         """Whether the reply of the first `count` ids begins with `text`."""

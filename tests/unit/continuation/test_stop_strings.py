@@ -122,3 +122,36 @@ def test_in_plain_text_an_object_is_a_call_only_where_there_are_tools(llama: Tem
     _, choice = reader.finish("stop")
     assert outcome(choice) == ('{"name": "Ada", "born": 1815}', "stop", None)
     assert choice.message.tool_calls == ()
+
+
+AFTER_THINKING = [
+    ("<think>a</think><think>b</think>ok", "<think>b</think>", "a"),
+    ("<think></think><think>b</think>ok", "<think>b</think>", ""),
+    ("\n<think>a</think>\nok", "", "a"),
+    ("S<think>b</think>ok", "S<think>b</think>", ""),
+    ("\nso <think>b</think>ok", "so <think>b</think>", ""),
+]
+"""Replies that end with "ok"; the text before it and the thinking, as the family's parser reads them."""
+
+
+@pytest.mark.parametrize("size", [1, 99])
+@pytest.mark.parametrize(("reply", "text", "thinking"), AFTER_THINKING)
+def test_only_a_reply_that_begins_with_thinking_thinks(
+    either: Any, reply: str, text: str, thinking: str, size: int
+) -> None:
+    ids = either.tokenizer.encode(reply)
+    for stops, said, finish in (((), f"{text}ok", None), (("ok", "STOP"), text, "ok")):
+        events, choice, consumed = read(either, ids, stops, [size])
+        assert outcome(choice) == (said, "stop", finish)
+        assert text_of(events) == said
+        assert choice.message.reasoning == thinking
+        assert consumed == len(ids)
+
+
+def test_a_tag_after_a_call_opens_no_thinking(either: Any) -> None:
+    """The family's parser drops what stands between calls; the call after it is made."""
+    call = '<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call>'
+    ids = either.tokenizer.encode(f"<think>a</think>{call}<think>b</think>{call}")
+    _, choice, _ = read(either, ids, ("ok",))
+    assert outcome(choice) == ("", "tool_calls", None)
+    assert (choice.message.reasoning, len(choice.message.tool_calls)) == ("a", 2)
