@@ -188,6 +188,13 @@ class Forest:
         latest = max((node for node in by_handle if node.has_thoughts(thoughts)), key=_call_id, default=None)
         return (latest, False) if latest is not None else alike.latest(thoughts)
 
+    def is_continued(self, node: CallNode) -> bool:
+        """Whether a call in flight or completed has the node's request and reply as the beginning of its request."""
+        return any(
+            call.parent is node and call.lineage.base > node.length and call.outcome in (None, Outcome.COMPLETED)
+            for call in self.nodes.values()
+        )
+
     def add(self, node: CallNode) -> None:
         """Adds a call in flight to the forest."""
         self.nodes[node.call_id] = node

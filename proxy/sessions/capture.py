@@ -2,8 +2,8 @@
 
 A call belongs to the session of its conversation. The first of these that applies decides: the harness's conversation
 header; the handles in the request's last assistant message; a recent captured session whose calls the request
-continues. Otherwise a new session opens. Headers and handles only select a session *within one project*; they never
-lead to sessions of another key.
+continues (of several with equal replies, one where no call follows the reply yet). Otherwise a new session opens.
+Headers and handles only select a session *within one project*; they never lead to sessions of another key.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from rolltap.calllog.base import CallLog
 from rolltap.contract.keys import key_hash
 from rolltap.ids import new_id
+from rolltap.proxy.continuation.forest import Match
 from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
 from rolltap.tenants import tenant_tags
@@ -120,17 +121,24 @@ class Capture:
         raise AssertionError("unreachable")
 
     def _by_prefix(self, chat: ChatRequest, project: str, policy: str | None) -> LiveSession | None:
-        """The recent session with the longest prefix of this conversation, if one contains a reply of it."""
-        best: tuple[int, LiveSession] | None = None
+        """The recent session with the longest prefix of this conversation, if one contains a reply of it.
+
+        Conversations that run in parallel may read the same so far: of equal ones `_preference` decides.
+        """
+        found: list[tuple[LiveSession, Match]] = []
         for live in reversed(self._recent[project].values()):
             if not _is_open(live.session) or (policy is not None and live.session.policy != policy):
                 continue
             bound = live.session.policy
             outline = live.forest.outline(bound, chat, self._policies[bound].source.effort(chat))
             match = live.forest.find(outline, [])
-            if match.context is not None and (best is None or match.covered > best[0]):
-                best = (match.covered, live)
-        return best[1] if best else None
+            if match.context is not None:
+                found.append((live, match))
+        longest = max((match.covered for _, match in found), default=0)
+        equals = [(live, match) for live, match in found if match.covered == longest]
+        if len(equals) > 1:
+            return max(equals, key=lambda equal: _preference(*equal, is_retry=bool(chat.hints.retry)))[0]
+        return equals[0][0] if equals else None
 
     def _new(self, chat: ChatRequest, hashed: str, project: str, policy: str | None) -> Session:
         self._accounts.check_opens(project)
@@ -142,3 +150,13 @@ class Capture:
 
 def _is_open(session: Session) -> bool:
     return session.closed_at is None and session.expires_at > time.time()
+
+
+def _preference(live: LiveSession, match: Match, *, is_retry: bool) -> tuple[int, bool, bool, int]:
+    """Orders sessions in which a request continues equal replies.
+
+    A retry belongs where its request is. Another call belongs where no call continues the reply yet; a call that is
+    admitted and not yet placed counts in flight, but is not in the forest. A failed call's request may be repeated.
+    """
+    is_continued = match.context is not None and live.forest.is_continued(match.context)
+    return match.proven if is_retry else 0, not is_continued, live.in_flight == 0, match.proven

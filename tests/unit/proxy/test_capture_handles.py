@@ -1,10 +1,16 @@
-"""With a project's key and no conversation header, a call belongs where the handles of its last reply say."""
+"""With a project's key and no conversation header, a call belongs where the handles of its last reply say,
+or else where its reply is and no call follows it yet."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from .conftest import TURN, serve
+import pytest
+
+from rolltap.errors import EngineError
+
+from .conftest import TURN, serve, wait_for_text
 
 USER = {"role": "user", "content": "list the files"}
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
@@ -36,6 +42,65 @@ async def test_conversations_that_read_the_same_stay_apart(plane: Any) -> None:
     for session in await captured(plane):
         first, second = await plane.rows(session)
         assert (second.intent.parent_id, second.intent.break_) == (first.intent.id, None)
+
+
+async def text_conversations(plane: Any) -> Any:
+    """The common reply of two conversations that read the same and call no tool, so that no handle comes back."""
+    plane.engine.replies = ["Which one?<|im_end|>"] * 2
+    reply, _ = [await ask(plane, USER), await ask(plane, USER)]
+    return {"role": "assistant", "content": reply["content"]}
+
+
+def follow_up(reply: Any, text: str) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [USER, reply, {"role": "user", "content": text}], "tools": TOOLS}
+
+
+async def lengths(plane: Any) -> list[int]:
+    return sorted([len(await plane.rows(session)) for session in await captured(plane)])
+
+
+@pytest.mark.parametrize("texts", [("this", "that"), ("go on", "go on")])
+async def test_text_conversations_that_read_the_same_stay_apart(plane: Any, texts: tuple[str, str]) -> None:
+    reply = await text_conversations(plane)
+    for text in texts:
+        await plane.client.post("/v1/chat/completions", follow_up(reply, text), key="project-key")
+    for session in await captured(plane):
+        first, second = await plane.rows(session)
+        assert (second.intent.parent_id, second.intent.break_) == (first.intent.id, None)
+
+
+async def test_text_conversations_stay_apart_if_they_go_on_at_once(plane: Any) -> None:
+    reply = await text_conversations(plane)
+    bodies = [follow_up(reply, text) for text in ("this", "that")]
+    tasks = [plane.client.start("/v1/chat/completions", body, key="project-key")[2] for body in bodies]
+    await asyncio.gather(*tasks)
+    assert await lengths(plane) == [2, 2]
+
+
+async def test_a_repeated_request_stays_with_its_failed_call(plane: Any) -> None:
+    reply = await text_conversations(plane)
+    plane.engine.replies, plane.engine.failure = ["x<|im_end|>"], EngineError("down")
+    body = follow_up(reply, "this")
+    failed = await plane.client.post("/v1/chat/completions", body, key="project-key")
+    plane.engine.failure = None
+    repeated = await plane.client.post("/v1/chat/completions", body, key="project-key")
+    assert (failed.status, repeated.status) == (502, 200)
+    assert await lengths(plane) == [1, 3]
+
+
+async def test_a_marked_retry_joins_its_call_beside_a_conversation_that_reads_the_same(plane: Any) -> None:
+    reply = await text_conversations(plane)
+    body = {**follow_up(reply, "this"), "stream": True}
+    plane.engine.hold, plane.engine.replies = asyncio.Event(), ["a long answer<|im_end|>"]
+    answer, _, first = plane.client.start("/v1/chat/completions", body, key="project-key")
+    await wait_for_text(answer, "long")
+    again, _, retry = plane.client.start(
+        "/v1/chat/completions", body, key="project-key", headers={"x-stainless-retry-count": "1"}
+    )
+    await wait_for_text(again, "long")
+    plane.engine.hold.set()
+    await asyncio.gather(first, retry)
+    assert await lengths(plane) == [1, 2]
 
 
 async def test_a_conversation_goes_on_through_another_proxy(plane: Any) -> None:
