@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.proxy.continuation.handles import PREFIX
 from rolltap.proxy.conversation.chat import (
     Image,
     Message,
@@ -37,8 +38,11 @@ class ContentPiece(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """True for a message without text. Some clients put these between other items; they are skipped."""
-        return self.rank == TEXT and not self.parts and not self.recall
+        """True for a message without text that is not a reply of ours, which may have no text.
+
+        Some clients put these between other items; they are skipped.
+        """
+        return self.rank == TEXT and not self.parts and not self.recall and PREFIX not in (self.handle or "")
 
 
 ParsedItem = Message | ContentPiece | ResponsesToolSet

@@ -1,7 +1,8 @@
 """Writes OpenAI Responses replies: as one body, or as numbered events from `response.created` to `response.completed`.
 
-Items are in the order of sampling: reasoning (as one summary text), message, calls. `tools` and `instructions` can be
-large and are not echoed in the response object.
+Items are in the order of sampling: reasoning (as one summary text), message, calls. An empty reply is a message without
+text, so that the client has a turn to send back. `tools` and `instructions` can be large and are not echoed in the
+response object.
 """
 
 from __future__ import annotations
@@ -253,14 +254,16 @@ class ResponsesWriter:
         self._texts.append(text)
         return frames + self._item_event("response.reasoning_summary_text.delta", item, summary_index=0, delta=text)
 
+    def _start_message(self) -> bytes:
+        item = MessageOut(self._item_id("msg"), "in_progress", [])
+        frames = self._start_item(item)
+        item.content.append(OutputText(""))
+        return frames + self._item_event("response.content_part.added", item, content_index=0, part=item.content[0])
+
     def _text_delta(self, text: str) -> bytes:
         frames = b""
         if not isinstance(self._open, MessageOut):
-            frames = self._close("completed")
-            item = MessageOut(self._item_id("msg"), "in_progress", [])
-            frames += self._start_item(item)
-            item.content.append(OutputText(""))
-            frames += self._item_event("response.content_part.added", item, content_index=0, part=item.content[0])
+            frames = self._close("completed") + self._start_message()
         item = self._open
         assert isinstance(item, MessageOut)
         self._texts.append(text)
@@ -320,7 +323,8 @@ class ResponsesWriter:
 
     def _ended(self, event: ReplyEnded) -> bytes:
         choice = event.choices[0]
-        frames = self._close("incomplete" if choice.finish == "length" else "completed", _logprobs(choice.logprobs))
+        frames = b"" if self._done or self._open is not None else self._start_message()
+        frames += self._close("incomplete" if choice.finish == "length" else "completed", _logprobs(choice.logprobs))
         end_response(self.response, choice, event.usage, self._done)
         return frames + self._lifecycle(f"response.{self.response.status}")
 

@@ -89,6 +89,19 @@ def test_what_names_the_call_is_read(parse: Any) -> None:
     assert parse("openai_responses", input=[USER, said("ok", id="msg_1")]).messages[1].handle == "msg_1"
 
 
+@pytest.mark.parametrize("content", ["", [], [{"type": "output_text", "text": ""}]])
+def test_an_empty_reply_of_ours_is_a_turn(parse: Any, content: Any) -> None:
+    item = {"type": "message", "role": "assistant", "content": content}
+    chat = parse("openai_responses", input=[USER, {**item, "id": "msg_call_1"}, USER])
+    assert roles(chat) == ["user", "assistant", "user"]
+    assert (chat.messages[1].text, chat.messages[1].handle) == ("", "msg_call_1")
+
+
+def test_an_empty_message_of_others_is_skipped(parse: Any) -> None:
+    item = {"type": "message", "role": "assistant", "content": "", "id": "msg_1"}
+    assert roles(parse("openai_responses", input=[USER, item, USER])) == ["user", "user"]
+
+
 def test_a_reference_stands_for_a_recorded_reply(parse: Any) -> None:
     items = [USER, *({"type": "item_reference", "id": f"{kind}_call_1"} for kind in ("rs", "msg", "fc")), answered("x")]
     chat = parse("openai_responses", input=items)
@@ -225,6 +238,23 @@ def test_items_that_come_again_have_their_own_ids(parse: Any) -> None:
     last = writer.write(ReplyEnded((Choice(Message("assistant"), "stop"),), Usage()))
     response = json.loads(last.rsplit(b"data: ", 1)[1])["response"]
     assert [item["id"] for item in response["output"]] == ["msg_call_h", "fc_call_1", "msg1_call_h"]
+
+
+def test_an_empty_reply_is_streamed_as_a_message_without_text(parse: Any) -> None:
+    writer = DIALECTS["openai_responses"].writer(parse("openai_responses"))
+    writer.write(ReplyStarted("01jd", 1, "m", 1, "call_1"))
+    sent = writer.write(ReplyEnded((Choice(Message("assistant"), "stop"),), Usage(1, 1)))
+    events = [json.loads(line[6:]) for line in sent.splitlines() if line.startswith(b"data: ")]
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "output_item.added",
+        "content_part.added",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    (item,) = events[-1]["response"]["output"]
+    assert (item["id"], item["status"], item["content"][0]["text"]) == ("msg_call_1", "completed", "")
 
 
 def test_a_keep_alive_is_a_numbered_event(parse: Any) -> None:

@@ -168,6 +168,26 @@ def test_openai_responses_that_hit_the_limit_are_incomplete(server: Server, open
     assert last.type == "response.incomplete"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_empty_openai_response_is_sent_back_as_a_turn(
+    server: Server, openai_client: openai.OpenAI, stream: bool
+) -> None:
+    server.choice = Choice(Message("assistant"), "stop")
+    history: list[Any] = [{"role": "user", "content": "Look."}]
+    if stream:
+        with openai_client.responses.stream(model="m", input=history) as events:
+            reply: Any = events.get_final_response()
+    else:
+        reply = openai_client.responses.create(model="m", input=history)
+    assert reply.output_text == ""
+    echo: Any = [*history, *(item.to_dict() for item in reply.output), {"role": "user", "content": "Go on."}]
+    openai_client.responses.create(model="m", input=echo)
+    echoed = server.seen[1].messages
+    assert [message.role for message in echoed] == ["user", "assistant", "user"]
+    assert message_digest(echoed[1]) == message_digest(server.choice.message)
+    assert HANDLE in (echoed[1].handle or "")
+
+
 def test_openai_completions(openai_client: openai.OpenAI) -> None:
     assert openai_client.completions.create(model="m", prompt="Look.").choices[0].text == "I look."
     chunks = list(openai_client.completions.create(model="m", prompt="Look.", stream=True))

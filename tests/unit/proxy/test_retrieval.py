@@ -51,6 +51,18 @@ async def test_a_reply_is_read_as_it_was_delivered(plane: Any, stream: bool) -> 
     assert (again.status, again.json()) == (200, delivered)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_empty_reply_is_continued_by_its_item(plane: Any, stream: bool) -> None:
+    plane.engine.replies = ["<|im_end|>"]
+    answer = await plane.client.post("/v1/responses", {**ASK, "stream": stream})
+    last = answer.body.strip().rsplit(b"data: ", 1)[-1]
+    output = (json.loads(last)["response"] if stream else answer.json())["output"]
+    question = {"role": "user", "content": "hi"}
+    await plane.client.post("/v1/responses", {**ASK, "input": [question, *output, question]})
+    first, second = await plane.rows()
+    assert (second.intent.parent_id, second.intent.break_) == (first.intent.id, None)
+
+
 async def test_only_the_own_session_reads_a_reply(plane: Any) -> None:
     now = time.time()
     await plane.log.open_session(Session(new_id(), "tiny", key_hash("other"), now, now + 60))
