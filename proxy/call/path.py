@@ -115,6 +115,7 @@ class CallPath:
             charge(session, self._limits, len(call_ids))
             calls = source.open(arrival, plan, call_ids)
             for call in calls:
+                call.node.dialect = request.dialect
                 session.forest.add(call.node)
         self._recorder.metrics.stage("plan", started)
         handle = self._handles.mint(calls[0].id, MAX_POSITION)

@@ -256,7 +256,7 @@ class Forest:
             lineage = msgspec.msgpack.decode(intent.lineage, type=Lineage)
             parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
             node = CallNode(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
-            node.recorded = True
+            node.dialect, node.recorded = intent.dialect, True
             self.add(node)
         if done is not None:
             reply = msgspec.json.decode(done.message, type=Message) if done.message else None

@@ -36,14 +36,17 @@ class ResponseStore:
         return self._handles.read(handle)
 
     async def fill(self, dialect: Dialect, live: LiveSession, chat: ChatRequest) -> ChatRequest:
-        """The request with its complete history. Raises `InvalidRequest` if it refers to an unknown reply."""
+        """The request with its complete history.
+
+        Raises `InvalidRequest` if it refers to a reply that is unknown, or of another dialect.
+        """
 
         async def find(handle: str) -> RecordedCall | None:
             call_id = self._handles.read(handle)
             if call_id is not None and call_id not in live.forest.completed:  # perhaps another replica's
                 live.forest.load(await self._log.rows(live.session.id, known=live.forest.completed))
             node = live.forest.nodes.get(call_id) if call_id else None
-            if node is None or node.reply is None:
+            if node is None or node.reply is None or node.dialect != dialect.name:
                 return None
             return RecordedCall(await self._request(dialect, node.call_id), node.reply)
 

@@ -23,7 +23,7 @@ from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.session_cache import LiveSession, key_hash
 from rolltap.types import Session
 
-from .conftest import SECRET
+from .conftest import SECRET, serve
 
 ASK = {
     "model": "tiny",
@@ -110,6 +110,21 @@ async def test_what_was_not_to_be_stored_is_not_found(plane: Any) -> None:
 async def test_a_reply_of_another_dialect_is_not_found(plane: Any) -> None:
     made = (await plane.client.chat({"role": "user", "content": "hi"})).json()
     assert (await read(plane, f"resp_{made['id'].removeprefix('chatcmpl-')}")).status == 404
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+async def test_a_reply_of_another_dialect_is_not_continued(plane: Any, is_loaded: bool) -> None:
+    plane.engine.replies = [SAID]
+    tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+    made = (await plane.client.chat({"role": "user", "content": "hi"}, tools=tools)).json()
+    handle = made["choices"][0]["message"]["tool_calls"][0]["id"]
+    client = serve(plane.log, plane.engine, plane.session, plane.limits).client if is_loaded else plane.client
+    named = {**ASK, "previous_response_id": f"resp_{handle}"}
+    item = {**ASK, "input": [{"type": "item_reference", "id": f"msg_{handle}"}, {"role": "user", "content": "so?"}]}
+    for body, param in ((named, "previous_response_id"), (item, "input")):
+        refused = await client.post("/v1/responses", body)
+        assert (refused.status, refused.json()["error"]["param"]) == (400, param)
+        assert "is on record in this session" in refused.json()["error"]["message"]
 
 
 async def test_a_reading_that_asks_for_more_is_refused_by_name(plane: Any) -> None:
