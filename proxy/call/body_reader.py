@@ -7,7 +7,6 @@ time, from before their first byte until they are parsed.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,9 +42,8 @@ class BodyReader:
 
 
 def _read(arrival: Arrival, parse: Parse) -> tuple[str, ChatRequest]:
-    body = arrival.wire.body
-    check_values(body)
-    return hashlib.sha256(body).hexdigest(), parse(arrival.dialect, arrival.wire)
+    check_values(arrival.wire.body)
+    return arrival.wire.body_hash(), parse(arrival.dialect, arrival.wire)
 
 
 @dataclass(slots=True, eq=False)

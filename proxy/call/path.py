@@ -75,7 +75,7 @@ class CallPath:
             if flight is None:
                 count_body(arrival)
             if flight is None and arrival.has_session:
-                await self._recorder.refuse(arrival.session.session, dialect.name, wire.body, error)
+                await self._recorder.refuse(arrival.session.session, dialect.name, wire, error)
             raise
 
     async def enter(self, dialect: Dialect, wire: WireRequest) -> BodySender:
@@ -92,7 +92,7 @@ class CallPath:
         sender = await self._admission.enter(dialect, wire)
         sender.count(received)
         if sender.session is not None:
-            await self._recorder.refuse(sender.session.session, dialect.name, wire.body, error)
+            await self._recorder.refuse(sender.session.session, dialect.name, wire, error)
 
     def _joined(self, arrival: Arrival) -> InFlightRequest | None:
         """The in-flight or undelivered request that an SDK's marked retry repeats, if there is one."""

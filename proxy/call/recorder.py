@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestPar
 from rolltap.crash import crash_point
 from rolltap.errors import RolltapError
 from rolltap.ids import new_id
+from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.metrics.calls import CallCounts, Metrics
 from rolltap.proxy.metrics.spans import CallSpans
 from rolltap.types import CallKind, Finish, Outcome, Session
@@ -70,7 +70,7 @@ class Recorder:
                 log.warning("call %s of policy %s failed: %s", completion.call_id, policy, completion.error)
         crash_point("completion.written")
 
-    async def refuse(self, session: Session, dialect: str, body: bytes, error: RolltapError) -> None:
+    async def refuse(self, session: Session, dialect: str, wire: WireRequest, error: RolltapError) -> None:
         """Records a request that never reached an engine, with up to 64 KB of its body as text."""
         log.info("session %s: a call is refused: %s", session.id, error.message)
         empty = np.empty(0, np.int32)
@@ -82,9 +82,9 @@ class Recorder:
             policy=session.policy,
             dialect=dialect,
             new_ids=empty,
-            request=RequestParts(head=msgspec.json.encode({"refused": body[:65_536].decode("utf-8", "replace")})),
+            request=RequestParts(head=msgspec.json.encode({"refused": wire.body[:65_536].decode("utf-8", "replace")})),
             kind=CallKind.AUXILIARY,
-            body_hash=hashlib.sha256(body).hexdigest(),
+            body_hash=wire.body_hash(),
         )
         await self._log.append_intent(intent)
         await self._log.append_completion(

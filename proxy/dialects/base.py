@@ -7,9 +7,12 @@ grammar and its error shape. Its contract is `tests/contract/test_dialects.py`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from rolltap.errors import NotFound, RolltapError
 from rolltap.proxy.conversation.chat import (
@@ -49,6 +52,17 @@ class WireRequest:
     body: bytes
     method: str = "POST"
     route: str = ""
+
+    def body_hash(self) -> str:
+        """SHA-256 of what is asked: the body, and the route, path parameters and query (Gemini's model, method, `alt`).
+
+        Keys are left out: the session's in the path prefix, Gemini's in the query.
+        """
+        params = sorted((name, value) for name, value in self.path_params.items() if name != "session")
+        query = sorted((name, value) for name, value in self.query.items() if name != "key")
+        hashed = hashlib.sha256(msgspec.json.encode((self.route, params, query)))
+        hashed.update(self.body)
+        return hashed.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class CallIntent:
     break_: Break | None = None
     kind: CallKind = CallKind.MAIN
     agent: str = ""
-    body_hash: str = ""  # SHA-256 of the request body: an SDK's retry repeats it
+    body_hash: str = ""  # SHA-256 of the request's body, route and query: an SDK's retry repeats it
     sampling_asked: Mapping[str, Any] = field(default_factory=dict)
     sampling_sent: Mapping[str, Any] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)  # from the harness's headers

@@ -29,7 +29,7 @@ class DecodedSession:
     trajectory: Trajectory
     purposes: Mapping[str, Classification]
     breaks: Mapping[str, Break]  # as recorded by the proxy, else as found by the reconstruction
-    retries: Mapping[str, str]  # from a call to the earlier one with the same body
+    retries: Mapping[str, str]  # from a call to the earlier one with the same request
 
     @classmethod
     def of(cls, stored: StoredSessions, rules: Callable[[Session], Rules]) -> DecodedSession:

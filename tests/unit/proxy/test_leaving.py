@@ -102,6 +102,34 @@ async def test_a_marked_retry_joins_the_call_in_flight(plane: Any) -> None:
     assert len(await plane.rows()) == 1
 
 
+GEMINI = "/v1beta/models/tiny"
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "joins"),
+    [
+        (f"{GEMINI}:generateContent", "key=key", True),
+        (f"{GEMINI}:generateContent", "key=rotated", True),
+        (f"{GEMINI}:generateContent", "", True),
+        (f"{GEMINI}:streamGenerateContent", "alt=sse", False),
+    ],
+)
+async def test_a_marked_retry_has_the_url_of_the_call_that_it_joins(
+    plane: Any, path: str, query: str, joins: bool
+) -> None:
+    plane.engine.hold = asyncio.Event()
+    body = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+    _, _, first = plane.client.start(f"{GEMINI}:generateContent", body, query="key=key")
+    while not plane.engine.seen:  # noqa: ASYNC110  the engine's log is the event
+        await asyncio.sleep(0)
+    marked = {"x-stainless-retry-count": "1", "x-goog-api-key": "key"}
+    answer, _, second = plane.client.start(path, body, query=query, headers=marked)
+    plane.engine.hold.set()
+    await asyncio.gather(first, second)
+    assert len(plane.engine.seen) == (1 if joins else 2)
+    assert answer.headers["content-type"].startswith("text/event-stream" if "stream" in path else "application/json")
+
+
 class SlowToStop(ToldEngine):
     """Takes until `stopped` is set to give up a request."""
 
