@@ -1,7 +1,8 @@
 """Runs in the current folder itself, for one run that a person started. Only HOME is temporary.
 
-Most harnesses start with their own approvals off, as nobody answers them. So they run in the sandbox, where they see
-only this folder and the proxy, unless the person accepts that they may do whatever the person can.
+Nobody answers a harness that runs unattended, so its recipe starts it to act without asking. Every recipe runs in the
+sandbox, where it sees only this folder and the proxy, unless the person accepts that it may do whatever the person can.
+Two kinds run as the person does: a command of the person's own, and an agent in the runner's process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Command, Harness, Source
+from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.install import Installation, not_installed
 from rolltap.harnesses.private_files import private_paths
 from rolltap.harnesses.runtimes import bubblewrap
@@ -24,37 +26,41 @@ from rolltap.harnesses.specs import SAMPLE_JOB
 
 APPROVALS_OFF = frozenset(
     {
+        "--auto-approve",
         "--dangerously-bypass-approvals-and-sandbox",
         "--dangerously-skip-permissions",
         "--yolo",
         "--allow-all-tools",
+        "--yes-always",
     }
 )
+"""Switches that a message names. In a command of the person's own they are the sign that it acts without asking."""
 
 
-def approvals_off(harness: Harness) -> str:
-    """The argument that switches the harness's own approvals off; "" if its recipe has none."""
+def acts_unasked(harness: Harness) -> str:
+    """How the harness is started to act without asking, for a message; "" for what runs as the person does."""
     launch = harness.launch(SAMPLE_JOB)
-    words = launch.argv if isinstance(launch, Command) else ()
-    return next((word for word in words if word in APPROVALS_OFF), "")
+    if not isinstance(launch, Command):
+        return ""
+    if switch := next((word for word in launch.argv if word in APPROVALS_OFF), ""):
+        return f"with {switch}"
+    return "" if isinstance(harness, AnyCommand) else "without asking"
 
 
 def runtime_here(harness: Harness, installation: Installation | None, *, unsandboxed: bool) -> tuple[HereRuntime, str]:
     """The runtime for this folder, and a notice for the person. Raises `RuntimeFailed` if there is no sandbox or the
     harness is not installed."""
     folder, bins = Path.cwd(), installation.bins if installation else ()
-    switch = approvals_off(harness)
-    if not switch or unsandboxed:
-        package = harness.package
-        is_missing = installation is None and package is not None and shutil.which(package.executable) is None
-        if is_missing and isinstance(harness.launch(SAMPLE_JOB), Command):
-            raise RuntimeFailed(not_installed(harness))
-        means = f"with {switch}" if switch else "without a sandbox"
-        notice = f"{harness.name} runs {means}: it may do whatever you can"
+    how, package = acts_unasked(harness), harness.package
+    is_missing = installation is None and package is not None and shutil.which(package.executable) is None
+    if is_missing and isinstance(harness.launch(SAMPLE_JOB), Command):
+        raise RuntimeFailed(not_installed(harness))
+    if not how or unsandboxed:
+        notice = f"{harness.name} runs {how or 'without a sandbox'}: it may do whatever you can"
         return HereRuntime(folder, bins), notice
     if refusal := bubblewrap.refusal():
         raise RuntimeFailed(
-            f"{harness.name} is started with {switch} and no sandbox can be made here ({refusal.splitlines()[0]}): "
+            f"{harness.name} is started {how} and no sandbox can be made here ({refusal.splitlines()[0]}): "
             "apt install bubblewrap, or let it do whatever you can with --no-sandbox"
         )
     if installation is None and harness.package is not None:

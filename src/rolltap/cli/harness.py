@@ -20,7 +20,7 @@ from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits
 from rolltap.harnesses.install import find, install, on_path
 from rolltap.harnesses.registry import get_harness, harness_names
-from rolltap.harnesses.runtimes.here import approvals_off
+from rolltap.harnesses.runtimes.here import acts_unasked
 from rolltap.harnesses.tested import release_results
 from rolltap.settings import load_settings
 
@@ -132,8 +132,8 @@ def env(
     launch = harness.launch(Job(endpoint, "PROMPT", Path.cwd(), Path("~").expanduser(), Limits()))
     if not isinstance(launch, Command):
         raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
-    if switch := approvals_off(harness):
-        say(f"# {switch}: {name} asks for nothing and may do whatever you can; `rolltap run {name}` has a sandbox")
+    if how := acts_unasked(harness):
+        say(f"# {name} is started {how} and may do whatever you can; `rolltap run {name}` has a sandbox")
     package = harness.package
     if package and shutil.which(package.executable) is None and (cached := find(package)):
         say(f'export PATH={shlex.quote(os.pathsep.join(map(str, cached.bins)))}:"$PATH"')

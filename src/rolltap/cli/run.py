@@ -68,7 +68,7 @@ def run(
     nodes: Annotated[bool, typer.Option("--nodes", help="tasks: leave the running to nodes, and follow")] = False,
     harbor: Annotated[bool, typer.Option("--harbor", help=HARBOR_HELP)] = False,
     no_sandbox: Annotated[
-        bool, typer.Option("--no-sandbox", help="a harness: outside the sandbox, with its own approvals off")
+        bool, typer.Option("--no-sandbox", help="a harness: outside the sandbox, where it may do whatever you can")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="tasks: submit for nodes, and end")] = False,
     url: UrlOption = None,

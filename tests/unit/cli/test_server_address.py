@@ -155,7 +155,7 @@ def test_env_asks_the_server_for_address_key_and_model(here: Path) -> None:
     assert "k-1" in output
     assert "-m my-model" in output
     switch = "--dangerously-bypass-approvals-and-sandbox"
-    assert f"# {switch}: codex asks for nothing and may do whatever you can" in output
+    assert f"# codex is started with {switch} and may do whatever you can" in output
 
 
 def test_env_finds_a_harness_that_is_in_the_cache_only(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

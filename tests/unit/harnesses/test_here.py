@@ -11,10 +11,10 @@ from rolltap.harnesses.base import Command, Ending, Harness, Limits
 from rolltap.harnesses.install import Installation
 from rolltap.harnesses.registry import HARNESSES, get_harness
 from rolltap.harnesses.runtimes import bubblewrap
-from rolltap.harnesses.runtimes.here import approvals_off, runtime_here
+from rolltap.harnesses.runtimes.here import acts_unasked, runtime_here
 from rolltap.harnesses.sources import Empty
 
-UNASKED = {"codex", "claude-code", "copilot-cli", "gemini-cli", "hermes", "qwen-code"}
+RUNS_AS_THE_PERSON_DOES = {"command", "mini-swe-agent-inprocess"}
 
 
 def installed(harness: Harness) -> Installation:
@@ -22,8 +22,22 @@ def installed(harness: Harness) -> Installation:
     return Installation(harness.package, (), (), {}, 0.0)
 
 
-def test_the_recipes_that_switch_approvals_off_are_known() -> None:
-    assert {name for name in HARNESSES if name != "command" and approvals_off(get_harness(name))} == UNASKED
+@pytest.mark.parametrize("name", sorted(HARNESSES.keys() - RUNS_AS_THE_PERSON_DOES))
+def test_every_recipe_runs_in_the_sandbox_as_nobody_answers_it(name: str) -> None:
+    harness = get_harness(name)
+    runtime, told = runtime_here(harness, installed(harness), unsandboxed=False)
+    assert runtime.sandbox is not None
+    assert "in a sandbox" in told
+    runtime, told = runtime_here(harness, installed(harness), unsandboxed=True)
+    assert runtime.sandbox is None
+    assert "it may do whatever you can" in told
+
+
+@pytest.mark.parametrize(("switch", "sandboxed"), [("--yolo", True), ("--careful", False)])
+def test_a_persons_own_command_is_sandboxed_if_it_says_that_it_acts_unasked(switch: str, sandboxed: bool) -> None:
+    harness = get_harness("command", argv=("agent", switch))
+    assert (runtime_here(harness, None, unsandboxed=False)[0].sandbox is not None) is sandboxed
+    assert bool(acts_unasked(harness)) is sandboxed
 
 
 def test_what_is_not_installed_is_named_before_anything_is_asked(
