@@ -149,7 +149,9 @@ class SqliteBackend:
                 _make_private(self._path)
                 self._writer = await self._write_worker.run(lambda: self._engine(_open_writer, "rwc").connect())
             elif not self._path.exists():
-                raise ConfigError(f"there is no database at {self._path}")
+                raise ConfigError(
+                    f"there is no database at {self._path}: start `rolltap serve` here, or name the store with --store"
+                )
             readers = self._engine(_open_reader, "ro")
             for _ in range(READERS):
                 self._idle.put_nowait(await self._read_worker.run(readers.connect))

@@ -27,6 +27,14 @@ class PlaneClient(HttpClient):
 
 def kept_key(role: str, data: Path | None) -> str:
     path = (data or Path(os.environ.get("ROLLTAP_DATA", "rolltap-data"))) / "keys.toml"
+    if not path.exists():
+        plane = (role if role in DEFAULT_URLS else "admin").upper()
+        raise ConfigError(
+            f"no server was started with the data folder {path.parent.absolute()}: run `rolltap serve` first, in this "
+            f"folder; if it runs elsewhere, set ROLLTAP_DATA to the absolute path of its data folder, or "
+            f"ROLLTAP_{plane}_URL and ROLLTAP_{role.upper()}_KEY (`rolltap keys mint {role} --name NAME` beside the "
+            "server makes one)"
+        )
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))[role]
     except (OSError, KeyError, tomllib.TOMLDecodeError):

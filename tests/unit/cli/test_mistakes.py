@@ -244,9 +244,32 @@ def test_the_banner_hides_the_stores_password(tmp_path: Path) -> None:
     assert "s3cret-pw" not in console.file.getvalue()
 
 
+@pytest.mark.parametrize("command", [["sessions", "open"], ["status"], ["keys", "list"], ["rollout", "r1"]])
+def test_before_the_first_serve_a_command_says_to_serve(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ROLLTAP_ADMIN_KEY", "ROLLTAP_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    line = said(*command)
+    assert f"no server was started with the data folder {tmp_path}/rolltap-data: run `rolltap serve` first" in line
+    assert "ROLLTAP_ADMIN_URL and ROLLTAP_ADMIN_KEY (`rolltap keys mint admin --name NAME` beside the server" in line
+
+
+@pytest.mark.parametrize("command", [["export", "jsonl"], ["log", "stats"]])
+def test_a_store_that_is_not_there_is_named_with_what_to_do(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROLLTAP_DATA", raising=False)
+    assert "rolltap.db: start `rolltap serve` here, or name the store with --store" in said(*command)
+
+
 def test_the_command_for_a_missing_key_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROLLTAP_ADMIN_KEY", raising=False)
+    (tmp_path / "rolltap-data").mkdir()
+    (tmp_path / "rolltap-data/keys.toml").write_text('trainer = "rt-t"\n')
     line = said("sessions", "list", "--url", "http://127.0.0.1:1")
     assert "`rolltap keys mint admin --name NAME` makes one" in line
     assert f"no admin key in {tmp_path}/rolltap-data/keys.toml: set ROLLTAP_DATA to the absolute path" in line
@@ -260,7 +283,7 @@ def test_a_relative_data_folder_is_beside_the_command_for_clients_as_for_serve(
     monkeypatch.delenv("ROLLTAP_ADMIN_KEY", raising=False)
     (tmp_path / "rolltap.toml").write_text('data = "kept"\n')
     line = said("sessions", "list", "-c", "../rolltap.toml", "--url", "http://127.0.0.1:1")
-    assert f"no admin key in {tmp_path}/project/kept/keys.toml" in line
+    assert f"no server was started with the data folder {tmp_path}/project/kept: " in line
 
 
 def test_a_narrow_list_of_keys_has_whole_ids(monkeypatch: pytest.MonkeyPatch) -> None:
