@@ -2,6 +2,7 @@
 
     RolltapError
     ├── ConfigError              the settings, at start
+    │   └── DatabaseInUse              another process has the SQLite database open for writing
     ├── AlignmentError           per-token arrays of different lengths
     ├── RequestError             the harness's request (a dialect renders it in its own shape)
     │   ├── InvalidRequest       400   malformed or unsupported; names the field
@@ -81,6 +82,14 @@ class ConfigError(RolltapError):
     """The settings are invalid or cannot be applied."""
 
     code = "config_error"
+
+
+class DatabaseInUse(ConfigError):
+    """Another process has the SQLite database open for writing. `holder` is its id."""
+
+    def __init__(self, message: str, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class AlignmentError(RolltapError):

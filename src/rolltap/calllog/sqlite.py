@@ -40,7 +40,7 @@ from rolltap.calllog.database import Connection, Durability, Parameters, Work, d
 from rolltap.calllog.dberrors import store_errors
 from rolltap.calllog.insert import Insert, Row
 from rolltap.crash import crash_point
-from rolltap.errors import ConfigError, StoreUnavailable
+from rolltap.errors import ConfigError, DatabaseInUse, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -343,8 +343,8 @@ def _take_lock(path: Path) -> int:
     except BlockingIOError:
         holder = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
         os.close(lock)
-        raise ConfigError(
-            f"{path} is open for writing in process {holder}; stop it, or use Postgres for several processes"
+        raise DatabaseInUse(
+            f"{path} is open for writing in process {holder}; stop it, or use Postgres for several processes", holder
         ) from None
     os.truncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from rolltap.calllog import open_call_log
-from rolltap.errors import ConfigError, EngineError, RateLimited, RolltapError
+from rolltap.errors import ConfigError, DatabaseInUse, EngineError, RateLimited, RolltapError
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
@@ -33,11 +33,16 @@ class Finding:
 
 
 async def check_store(settings: Settings) -> Finding:
-    """Opens the store for writing, which also brings its tables up to date."""
+    """Opens the store for writing, which also brings its tables up to date.
+
+    SQLite has one writer at a time, so beside a running server the store cannot be opened, and works.
+    """
     name = hide_password(settings.store_url)
     try:
         call_log = open_call_log(settings.store_url)
         await call_log.start()
+    except DatabaseInUse as error:
+        return Finding("store", f"{name}: in use by the running server (process {error.holder})")
     except RolltapError as error:
         return Finding("store", name, error.message, healthy=False)
     await call_log.close()
@@ -75,7 +80,8 @@ async def _check_engine(
     except ConfigError as error:
         return [Finding(what, "broken", error.message, healthy=False)]
     except (EngineError, RateLimited) as error:
-        return [Finding(what, "down", error.message, healthy=False)]
+        advice = f"{error.message}; start the model server, or correct engines.{name}.url"
+        return [Finding(what, "down", advice, healthy=False)]
     finally:
         await client.close()
     can_do = [

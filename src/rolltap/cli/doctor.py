@@ -34,7 +34,18 @@ EXTRAS = {
     "redis": ("redis",),
     "ray": ("ray",),
     "export": ("pyarrow",),
+    "lora": ("peft",),
+    "otel": ("opentelemetry",),
+    "tui": ("textual",),
+    "harbor": ("harbor",),
+    "trl": ("trl", "datasets"),
+    "tinker": ("tinker",),
+    "verl": ("verl", "transfer_queue"),
+    "openenv": ("openenv",),
+    "art": ("art",),
+    "skyrl": ("skyrl",),
 }
+"""The modules of each extra that users install."""
 
 
 async def check(config: Path | None) -> bool:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from rolltap.cli.doctor import check, check_engine
+from rolltap.calllog.open import open_call_log
+from rolltap.cli.doctor import EXTRAS, check, check_engine
 from rolltap.cli.main import app
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.registry import get_harness, harness_names
+from rolltap.settings import load_settings
+
+CHECKOUT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +63,26 @@ async def test_an_engine_that_does_not_answer_is_named(tmp_path: Path, capsys: p
     assert not await check(config(tmp_path, '[engines.main]\nurl = "http://127.0.0.1:1"\n'))
     assert "engine main" in (output := capsys.readouterr().out)
     assert "can't be reached" in output
+    assert "start the model server, or correct engines.main.url" in output
+
+
+async def test_the_store_of_a_running_server_is_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    path = config(tmp_path, "")
+    call_log = open_call_log(load_settings(path).store_url)
+    await call_log.start()
+    try:
+        assert await check(path)
+    finally:
+        await call_log.close()
+    assert f"in use by the running server (process {os.getpid()})" in capsys.readouterr().out
+
+
+def test_it_knows_every_extra() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    assert EXTRAS.keys() == project["optional-dependencies"].keys() - {"docs", "test"}
 
 
 async def test_a_model_server_is_tried_before_there_are_settings(capsys: pytest.CaptureFixture[str]) -> None:
