@@ -87,8 +87,10 @@ class ConfigError(RolltapError):
 class DatabaseInUse(ConfigError):
     """Another process has the SQLite database open for writing. `holder` is its id."""
 
-    def __init__(self, message: str, holder: str) -> None:
-        super().__init__(message)
+    code = "database_in_use"
+
+    def __init__(self, message: str, *, holder: str = "", **common: Unpack[Common]) -> None:
+        super().__init__(message, **common)
         self.holder = holder
 
 

@@ -344,7 +344,8 @@ def _take_lock(path: Path) -> int:
         holder = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
         os.close(lock)
         raise DatabaseInUse(
-            f"{path} is open for writing in process {holder}; stop it, or use Postgres for several processes", holder
+            f"{path} is open for writing in process {holder}; stop it, or use Postgres for several processes",
+            holder=holder,
         ) from None
     os.truncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
