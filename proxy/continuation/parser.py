@@ -18,11 +18,11 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
 
+from rolltap.proxy.continuation.block_reader import BlockReader
 from rolltap.proxy.continuation.handles import MAX_CALLS
 from rolltap.proxy.continuation.json_calls import GrowingCall
 from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer
@@ -73,14 +73,13 @@ class ReplyParser:
         self.max_calls = MAX_CALLS
         self.over = False  # a stop string or a surplus call was found: sampling can end
         self._renderer = renderer
-        self._prompt = prompt[-64:]
-        self._declared = tools
+        self._reader = BlockReader(renderer, prompt[-64:], tools)
         self._tools = {tool.name: tool for tool in tools}
         self._stop = StopStrings(stop)
         self._mint = mint
         self._stop_ids = frozenset(renderer.stop_token_ids)
         self._ids: list[int] = []
-        self._channel: Channel = "reasoning" if renderer.markers.opens_in_reasoning(self._prompt) else "text"
+        self._channel: Channel = "reasoning" if renderer.markers.opens_in_reasoning(prompt) else "text"
         self._beginnings = renderer.markers.beginnings if tools else ()
         if self._beginnings is None:
             self._channel = "opaque"
@@ -174,10 +173,10 @@ class ReplyParser:
 
     def _whole(self) -> tuple[ParsedReply, str]:
         """The reply as the family's parser reads it, and its text. Cuts ids and text at the first stop string."""
-        parsed = self._parse(self._ids)
+        parsed = self._reader.read(self._ids)
         if self.stopped is not None:  # all text before the stop string is sent
             return parsed, self._sent["text"]
-        text = self._visible(parsed, self._ids)
+        text = self._reader.text(parsed, self._ids, self._is_call)
         at, stop = self._stop.first(text)
         if stop is None:
             return parsed, text
@@ -185,25 +184,12 @@ class ReplyParser:
         to_stop = text[: at + len(stop)]
         counts = range(self._settled, len(self._ids) + 1)
         del self._ids[counts[bisect_left(counts, True, key=lambda count: self._shows(to_stop, count))] :]
-        return self._parse(self._ids), text[:at].rstrip()
+        return self._reader.read(self._ids), text[:at].rstrip()
 
     def _shows(self, text: str, count: int) -> bool:
         """Whether the reply of the first `count` ids begins with `text`."""
         ids = self._ids[:count]
-        return self._visible(self._parse(ids), ids).startswith(text)
-
-    def _parse(self, ids: Sequence[int], prompt: Sequence[int] | None = None) -> ParsedReply:
-        """The ids as the family's parser reads them after `prompt` (default: the reply's).
-
-        The parser fails on JSON that Python cannot read: nested a thousand deep, or with a number of 5,000 digits. Then
-        the streamed parts are the reply. If no call had begun, all of `ids` count as a block that is unparsable.
-        """
-        try:
-            return self._renderer.parse(ids, self._prompt if prompt is None else prompt, self._declared)
-        except (ValueError, RecursionError):
-            raw = ParsedCall("", "", False, self._renderer.tokenizer.decode(ids))
-            is_call = self._calls or self._sending is not None
-            return ParsedReply(self._sent["text"], self._sent["reasoning"], () if is_call else (raw,))
+        return self._reader.text(self._reader.read(ids), ids, self._is_call).startswith(text)
 
     def _delta(self, channel: str, text: str) -> ReplyEvent:
         kind = ReasoningDelta if channel == "reasoning" else TextDelta
@@ -291,7 +277,7 @@ class ReplyParser:
     def _settle_block(self, end: int) -> list[ReplyEvent]:
         """The events that end the call being sent, and the other calls of the block that ends at `end`."""
         block = self._ids[self._block_at : end]
-        parsed = self._parse(block, ())  # a block that ends is not in thinking, whatever the prompt opens
+        parsed = self._reader.read_block(block)
         if self._stop and self._may_have_stopped(parsed, block):
             whole, text = self._whole()
             if self.stopped is not None:
@@ -364,27 +350,6 @@ class ReplyParser:
         self._calls.append(msgspec.structs.replace(self._sending, arguments="".join(self._arguments)))
         self._sending, self._arguments = None, []
         return [*events, ToolCallEnded(position, self._index)]
-
-    def _visible(self, parsed: ParsedReply, ids: Sequence[int]) -> str:
-        """The reply's text, followed by the sampled text of blocks that are not calls."""
-        broken = [at for at, call in enumerate(parsed.tool_calls) if not self._is_call(call)]
-        if not broken:
-            return parsed.text
-        blocks = self._blocks(ids)
-        if len(blocks) != len(parsed.tool_calls):
-            blocks = [call.raw for call in parsed.tool_calls]
-        return "\n".join([parsed.text, *(blocks[at] for at in broken)]).strip()
-
-    def _blocks(self, ids: Sequence[int]) -> list[str]:
-        """The text of each block with an opening token, including its marks. The last one may be unclosed."""
-        markers = self._renderer.markers
-        starts = [at for at, token in enumerate(ids) if token == markers.tool_open]
-        blocks = []
-        for start, limit in pairwise([*starts, len(ids)]):
-            closings = (at + 1 for at in range(start, limit) if ids[at] == markers.tool_close)
-            block = [token for token in ids[start : next(closings, limit)] if token not in self._stop_ids]
-            blocks.append(self._renderer.tokenizer.decode(block).strip())
-        return blocks
 
 
 def _custom_input(arguments: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rolltap.proxy.continuation.json_calls import is_arguments
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.conversation.chat import ToolCallStarted
+from rolltap.proxy.conversation.chat import TextDelta, ToolCallStarted
 
 from .conftest import BASH
 from .making import LLAMA, tokenizer_with, trl_template
@@ -46,6 +46,43 @@ def test_json_deeper_than_python_reads_is_text(form: tuple[Any, str], deep: str)
         parser.feed(ids[at : at + 1_000])
     _, choice = parser.finish("stop")
     assert choice.message.tool_calls or choice.message.text
+
+
+UNREADABLE = ["1" * 5_000, "[" * 3_000 + "]" * 3_000]
+"""Values that Python's JSON parser fails on."""
+
+GOOD = '<tool_call>{"name": "bash", "arguments": {"command": "a"}}</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 16, 10_000])
+@pytest.mark.parametrize("thinking", ["", "<think>hm</think>", f"<think>hm {GOOD} </think>", "<think>hm "])
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_a_block_that_python_cannot_read_is_text_beside_the_calls(
+    either: Any, value: str, thinking: str, size: int
+) -> None:
+    block = f'<tool_call>{{"arguments": {{"n": {value}}}, "name": "bash"}}</tool_call>'
+    said = "" if thinking == "<think>hm " else "I look."
+    ids = either.tokenizer.encode(f"{thinking}{said}{GOOD}{block}{GOOD}<|im_end|>")
+    parser = ReplyParser(either, [], (BASH,), (), lambda at: f"id{at}")
+    events = [event for at in range(0, len(ids), size) for event in parser.feed(ids[at : at + size])]
+    last, choice = parser.finish("stop")
+    assert "".join(event.text for event in [*events, *last] if isinstance(event, TextDelta)) == choice.message.text
+    assert choice.message.text == f"{said}\n{block}".strip()
+    assert [call.arguments for call in choice.message.tool_calls] == ['{"command": "a"}'] * 2
+    assert choice.message.reasoning == thinking.replace("<think>", "").replace("</think>", "").strip()
+    assert (choice.finish, parser.unparsable) == ("tool_calls", True)
+
+
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_a_streamed_call_that_python_cannot_read_leaves_the_others_complete(either: Any, value: str) -> None:
+    block = f'<tool_call>{{"name": "bash", "arguments": {{"n": {value}}}}}</tool_call>'
+    parser = ReplyParser(either, [], (BASH,), (), lambda at: f"id{at}")
+    parser.feed(either.tokenizer.encode(f"{block}{GOOD}<|im_end|>"))
+    _, choice = parser.finish("stop")
+    begun, complete = (call.arguments for call in choice.message.tool_calls)
+    assert begun.startswith('{"n": ')
+    assert complete == '{"command": "a"}'
+    assert (choice.message.text, choice.finish, parser.unparsable) == ("", "tool_calls", True)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,91 @@
+"""Reads a reply's token ids with the family's parser: all of them, or one tool-call block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer
+from rolltap.proxy.conversation.chat import Tool
+
+
+class BlockReader:
+    """Reads the ids of a reply to `prompt`. They may end anywhere.
+
+    A block begins with the family's opening token. It ends with the closing token or, if the family has none, before
+    the next opening token. The last block may be unclosed.
+
+    The family's parser fails on JSON that Python cannot read: nested a thousand deep, or with a number of 5,000 digits.
+    A block with such JSON is a call that is not `ok`.
+    """
+
+    def __init__(self, renderer: TokenRenderer, prompt: Sequence[int], tools: Sequence[Tool]) -> None:
+        self._renderer = renderer
+        self._prompt = prompt
+        self._tools = tools
+
+    def read(self, ids: Sequence[int]) -> ParsedReply:
+        """The reply as the family's parser reads it."""
+        try:
+            return self._renderer.parse(ids, self._prompt, self._tools)
+        except (ValueError, RecursionError):
+            return self._read_by_block(ids)
+
+    def read_block(self, ids: Sequence[int]) -> ParsedReply:
+        """One block. It is not in thinking, whatever the prompt opens."""
+        try:
+            return self._renderer.parse(ids, (), self._tools)
+        except (ValueError, RecursionError):
+            markers = self._renderer.markers
+            marks = (markers.tool_open, markers.tool_close, *self._renderer.stop_token_ids)
+            raw = self._renderer.tokenizer.decode([token for token in ids if token not in marks]).strip()
+            return ParsedReply("", "", (ParsedCall("", "", False, raw).as_begun(markers.call_head),))
+
+    def blocks(self, ids: Sequence[int]) -> list[slice]:
+        """The places of the blocks in `ids`. Drafts in closed thinking are none."""
+        markers = self._renderer.markers
+        blocks: list[slice] = []
+        start: int | None = None
+        for at in range(self._thinking_end(ids), len(ids)):
+            token = ids[at]
+            if token == markers.tool_close and start is not None:
+                blocks.append(slice(start, at + 1))
+                start = None
+            elif token == markers.tool_open and (start is None or markers.tool_close is None):
+                blocks += [] if start is None else [slice(start, at)]
+                start = at
+        return blocks if start is None else [*blocks, slice(start, len(ids))]
+
+    def text(self, parsed: ParsedReply, ids: Sequence[int], is_call: Callable[[ParsedCall], bool]) -> str:
+        """The reply's text, followed by the sampled text of blocks that are not calls."""
+        broken = [at for at, call in enumerate(parsed.tool_calls) if not is_call(call)]
+        if not broken:
+            return parsed.text
+        blocks = [self._block_text(ids[block]) for block in self.blocks(ids)]
+        if len(blocks) != len(parsed.tool_calls):
+            blocks = [call.raw for call in parsed.tool_calls]
+        return "\n".join([parsed.text, *(blocks[at] for at in broken)]).strip()
+
+    def _read_by_block(self, ids: Sequence[int]) -> ParsedReply:
+        """Reads the reply without its blocks' contents, and each block by itself."""
+        blocks = self.blocks(ids) or [slice(self._thinking_end(ids), len(ids))]
+        marks = (self._renderer.markers.tool_open, self._renderer.markers.tool_close)
+        rest: list[int] = []
+        end = 0
+        for block in blocks:
+            rest += [*ids[end : block.start], *(token for token in ids[block] if token in marks)]
+            end = block.stop
+        outside = self._renderer.parse([*rest, *ids[end:]], self._prompt, self._tools)
+        calls = tuple(call for block in blocks for call in self.read_block(ids[block]).tool_calls)
+        return ParsedReply(outside.text, outside.reasoning, calls)
+
+    def _thinking_end(self, ids: Sequence[int]) -> int:
+        """The number of ids of closed thinking at the reply's beginning."""
+        markers, decode = self._renderer.markers, self._renderer.tokenizer.decode
+        first = next((token for token in ids if decode([token]).strip()), None)
+        if first != markers.reasoning_open and not markers.opens_in_reasoning(self._prompt):
+            return 0
+        return ids.index(markers.reasoning_close) + 1 if markers.reasoning_close in ids else 0
+
+    def _block_text(self, block: Sequence[int]) -> str:
+        stop_ids = self._renderer.stop_token_ids
+        return self._renderer.tokenizer.decode([token for token in block if token not in stop_ids]).strip()
