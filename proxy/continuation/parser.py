@@ -155,6 +155,7 @@ class ReplyParser:
 
     def finish(self, finish: Literal["stop", "length", "abort"]) -> tuple[list[ReplyEvent], Choice]:
         """The last events and the complete choice."""
+        self._end_at_surplus_call()
         parsed, text = self._whole()
         calls = self._calls_of(parsed)
         events = self._end_call(calls[len(self._calls) :])
@@ -170,6 +171,22 @@ class ReplyParser:
         if reason == "stop" and self.stopped is None and any(call.ok or call.complete for call in calls):
             reason = "tool_calls"
         return events, Choice(message=message, finish=reason, stop=self.stopped, index=self._index)
+
+    def _end_at_surplus_call(self) -> None:
+        """Cuts the ids where a surplus call opens, if the reply's last part is sent only now."""
+        if self._channel != "opaque" or self.max_calls == 0:
+            return
+
+        def is_surplus(start: int) -> bool:
+            return len(self._calls_of(self._reader.read(self._ids[:start]))) >= self.max_calls
+
+        starts = [block.start for block in self._reader.blocks(self._ids)]
+        if len(starts) <= self.max_calls:
+            return
+        surplus = starts[bisect_left(starts, True, key=is_surplus) :]
+        if surplus:
+            del self._ids[surplus[0] :]
+            self.unparsable = self.max_calls == MAX_CALLS
 
     def _whole(self) -> tuple[ParsedReply, str]:
         """The reply as the family's parser reads it, and its text. Cuts ids and text at the first stop string."""

@@ -186,6 +186,28 @@ def test_the_work_for_a_reply_of_many_blocks_is_linear(
     assert sum(parsed) <= 3 * len(ids)
 
 
+@pytest.mark.parametrize(
+    ("before", "thinking"),
+    [("<think>hm ", "hm"), (f"<think>{CALL}</think>", CALL), ("<think>hm</think>ok <|im_start|>", "hm")],
+)
+@pytest.mark.parametrize("max_calls", [1, 2, MAX_CALLS])
+def test_surplus_calls_that_come_with_the_end_are_not_on_record(
+    either: Any, before: str, thinking: str, max_calls: int
+) -> None:
+    """Otherwise they stand in each later prompt, and no client saw them."""
+    encode = either.tokenizer.encode
+    after = "<|im_start|>" if before.endswith("</think>") else ""
+    kept = encode(before + after) + encode(CALL) * max_calls
+    reader = parser(either)
+    reader.max_calls = max_calls
+    events, choice = run(reader, kept + encode(BROKEN) + encode(CALL) * 12 + [either.stop_token_ids[0]], [])
+    assert len(choice.message.tool_calls) == max_calls
+    assert sum(isinstance(event, ToolCallStarted) for event in events) == max_calls
+    assert (choice.message.reasoning, choice.finish) == (thinking, "tool_calls")
+    assert reader.consumed == len(kept)
+    assert reader.unparsable == (max_calls == MAX_CALLS)
+
+
 @pytest.mark.parametrize("between", ["", " and "])
 def test_a_surplus_call_ends_the_reply_and_is_marked(either: Any, between: str) -> None:
     ids = either.tokenizer.encode(CALL + between) * 1100
