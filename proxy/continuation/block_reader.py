@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer
+from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer, begins_with
 from rolltap.proxy.conversation.chat import Tool
 
 
@@ -80,9 +80,9 @@ class BlockReader:
 
     def _thinking_end(self, ids: Sequence[int]) -> int:
         """The number of ids of closed thinking at the reply's beginning."""
-        markers, decode = self._renderer.markers, self._renderer.tokenizer.decode
-        first = next((token for token in ids if decode([token]).strip()), None)
-        if first != markers.reasoning_open and not markers.opens_in_reasoning(self._prompt):
+        markers = self._renderer.markers
+        begins = begins_with(markers.reasoning_open, ids, self._renderer.tokenizer)
+        if not begins and not markers.opens_in_reasoning(self._prompt):
             return 0
         return ids.index(markers.reasoning_close) + 1 if markers.reasoning_close in ids else 0
 

@@ -224,7 +224,11 @@ class FamilyRenderer:
         if self.markers.beginnings and not tools:  # without tools, a plain-text JSON object is no call
             content_ids = [token for token in output if token not in self.stop_token_ids]
             return ParsedReply(self.tokenizer.decode(content_ids).strip(), "", ())
-        parsed = self._by_thinking[True].parse_response(
+        # Some parsers take it from their options, not from the prompt, where a reply begins (GLM's).
+        thinks = begins_with(self.markers.reasoning_open, output, self.tokenizer) or (
+            self.markers.opens_in_reasoning(prompt)
+        )
+        parsed = self._by_thinking[thinks].parse_response(
             list(output), tools=self._specs(tools), prompt_ids=list(prompt[-64:])
         )
         return ParsedReply(
@@ -272,6 +276,11 @@ class FamilyRenderer:
 
     def _row(self, message: Message) -> Any:
         return template_row(message, self._guard)
+
+
+def begins_with(token: int | None, ids: Sequence[int], tokenizer: HubTokenizer) -> bool:
+    """Whether `token` is the first of `ids` that is not white space."""
+    return token is not None and token == next((id for id in ids if tokenizer.decode(id).strip()), None)
 
 
 def template_row(message: Message, guard: Guard) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from typing import Any
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.conversation.chat import Choice
 
 LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
 GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+GLM_PROMPT = ("[gMASK]", "<sop>", "<|system|>", "<|endoftext|>")
 GEMMA = ("<start_of_turn>", "<end_of_turn>")
 
 
@@ -57,3 +59,8 @@ def llama_renderer(folder: Path) -> TemplateRenderer:
     """Llama 3.1's template, whose calls are plain text."""
     special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
     return TemplateRenderer(tokenizer_with(folder, trl_template("llama3_1"), *LLAMA, **special))
+
+
+def glm_family(folder: Path, family: str = "glm-4.5") -> FamilyRenderer:
+    """A GLM family, whose prompts leave it to the reply to open thinking (4.5) or open it (5)."""
+    return FamilyRenderer(family, tokenizer_with(folder, trl_template("glm4moe"), *GLM, *GLM_PROMPT))

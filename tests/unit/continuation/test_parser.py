@@ -23,7 +23,7 @@ from rolltap.proxy.conversation.chat import (
     ToolCallStarted,
 )
 
-from .making import tokenizer_with, trl_template
+from .making import glm_family, tokenizer_with, trl_template
 
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 BASH = Tool("bash", "", {"type": "object"})
@@ -103,6 +103,28 @@ def test_thinking_is_a_channel_of_its_own(family: Any) -> None:
     events, choice = run(parser(family), ids, [])
     assert text_of(events, ReasoningDelta) == choice.message.reasoning == "why not"
     assert text_of(events) == choice.message.text == "Because."
+
+
+GLM_CALL = "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>"
+
+
+@pytest.mark.parametrize("family", ["glm-4.5", "glm-5"])
+@pytest.mark.parametrize("after", ["", GLM_CALL])
+@pytest.mark.parametrize(("thinking", "opens"), [(True, True), (True, False), (False, True), (False, False)])
+def test_the_prompt_and_the_reply_decide_what_is_thinking(
+    tmp_path: Path, family: str, thinking: bool, opens: bool, after: str
+) -> None:
+    """GLM-4.5 leaves the opening tag to the reply, GLM-5's prompt has it."""
+    renderer = glm_family(tmp_path, family)
+    prompt = renderer.render([Message("user", (Text("q"),))], (BASH,), thinking=thinking)
+    in_prompt = renderer.tokenizer.decode(prompt).endswith("<think>")
+    assert in_prompt == (thinking and family == "glm-5")
+    thought = "hm</think>" if in_prompt else "<think>hm</think>" if opens else ""
+    ids = renderer.tokenizer.encode(f"{thought}Hello.{after}") + [renderer.stop_token_ids[0]]
+    events, choice = run(ReplyParser(renderer, prompt, (BASH,), (), lambda at: f"id{at}"), ids, [])
+    assert text_of(events, ReasoningDelta) == choice.message.reasoning == ("hm" if thought else "")
+    assert text_of(events) == choice.message.text == "Hello."
+    assert len(choice.message.tool_calls) == bool(after)
 
 
 DRAFT = '<tool_call>\n{"name": "bash", "arguments": {"command": "rm"}}\n</tool_call>'
