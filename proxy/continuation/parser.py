@@ -96,7 +96,10 @@ class ReplyParser:
         self._pending = ""
         self._block_at = 0  # the index of the last block's opening token
         self._settled = 0  # number of ids up to the end of the last closed block
-        self._unchecked = ""  # the end of the text before it, where a stop string may begin
+        self._sent_ids = 0  # number of ids up to the end of the last block of which a call was sent
+        self._unchecked = ""  # the end of the text before `_settled`, where a stop string may begin
+        self._suspected = False  # a stop string may be in the text before `_settled`
+        self._searched = 0  # number of ids in which none was found
         self.stopped: str | None = None
         self.reasoning_ids = 0
         self.unparsable = False  # known after `finish`: a call's block could not be parsed completely, or was refused
@@ -114,6 +117,10 @@ class ReplyParser:
         for token in ids:
             if self.over:
                 break
+            if token == markers.tool_open and self._channel == "tool" and markers.tool_close is None:
+                events += self._open("text") + self._settle_block()  # it ends where the next one begins
+                if self.over:
+                    break
             self._ids.append(token)
             if token in self._renderer.stop_token_ids:
                 continue
@@ -123,17 +130,14 @@ class ReplyParser:
                 events += self._open("reasoning")
             elif token == markers.reasoning_close and self._channel == "reasoning":
                 events += self._open("text")
-            elif token == markers.tool_open and (self._channel != "tool" or markers.tool_close is None):
-                another = self._channel == "tool"
+            elif token == markers.tool_open and self._channel != "tool":
                 events += self._open("opaque" if self._channel == "reasoning" else "tool")
-                if another:  # without a closing token, a block ends where the next one begins
-                    events += self._settle_block(len(self._ids) - 1)
                 self._block_at = len(self._ids) - 1
                 if self.max_calls and len(self._calls) >= self.max_calls:
                     self._ids.pop()
                     self.over, self.unparsable = True, self.max_calls == MAX_CALLS
             elif token == markers.tool_close and self._channel == "tool":
-                events += self._open("text") + self._settle_block(len(self._ids))
+                events += self._open("text") + self._settle_block()
             elif token in self._renderer.tokenizer.special_ids and self._channel != "tool":
                 events += self._open("opaque")
             else:
@@ -189,7 +193,8 @@ class ReplyParser:
             self.unparsable = self.max_calls == MAX_CALLS
 
     def _whole(self) -> tuple[ParsedReply, str]:
-        """The reply as the family's parser reads it, and its text. Cuts ids and text at the first stop string."""
+        """The reply as the family's parser reads it, and its text. Cuts the text at the first stop string, and the ids
+        where it is complete or, if that is later, after the last call that was sent."""
         parsed = self._reader.read(self._ids)
         if self.stopped is not None:  # all text before the stop string is sent
             return parsed, self._sent["text"]
@@ -199,7 +204,7 @@ class ReplyParser:
             return parsed, text
         self.stopped, self.over = stop, True
         to_stop = text[: at + len(stop)]
-        counts = range(self._settled, len(self._ids) + 1)
+        counts = range(len(self._ids) if self._sending else self._sent_ids, len(self._ids) + 1)
         del self._ids[counts[bisect_left(counts, True, key=lambda count: self._shows(to_stop, count))] :]
         return self._reader.read(self._ids), text[:at].rstrip()
 
@@ -291,25 +296,30 @@ class ReplyParser:
         self.over = self.stopped is not None
         return fresh if self.stopped is None else (before + fresh)[len(before) : at]
 
-    def _settle_block(self, end: int) -> list[ReplyEvent]:
-        """The events that end the call being sent, and the other calls of the block that ends at `end`."""
-        block = self._ids[self._block_at : end]
-        parsed = self._reader.read_block(block)
-        if self._stop and self._may_have_stopped(parsed, block):
+    def _settle_block(self) -> list[ReplyEvent]:
+        """The events that end the call being sent, and the other calls of the block that ends here.
+
+        A stop string that is known to the whole reply only (`_may_have_stopped` is not exact) is looked for when the
+        reply has doubled, so that all looks together are linear in it. Then later calls may have been sent.
+        """
+        parsed = self._reader.read_block(self._ids[self._block_at :])
+        self._suspected = self._suspected or (bool(self._stop) and self._may_have_stopped(parsed))
+        if self._suspected and len(self._ids) >= 2 * self._searched:
             whole, text = self._whole()
             if self.stopped is not None:
                 return self._settle(whole, text)
-        self._settled = end
+            self._suspected, self._searched = False, len(self._ids)
+        self._settled = len(self._ids)
         calls, before = self._calls_of(parsed), len(self._calls)
         events = self._end_call(calls)
         return events + self._send(calls[len(self._calls) - before :])
 
-    def _may_have_stopped(self, parsed: ParsedReply, block: Sequence[int]) -> bool:
-        """Whether a stop string may be in the text since the block before, or in this `block` as far as it is text."""
+    def _may_have_stopped(self, parsed: ParsedReply) -> bool:
+        """Whether a stop string may be in the text since the block before, or in this block as far as it is text."""
         decode = self._renderer.tokenizer.decode
         between = decode(self._ids[self._settled : self._block_at]) if self._settled else self._sent["text"]
         broken = any(not self._is_call(call) for call in parsed.tool_calls)
-        text = self._unchecked + between + (f"\n{decode(block)}" if broken else "")
+        text = self._unchecked + between + (f"\n{decode(self._ids[self._block_at :])}" if broken else "")
         self._unchecked = text[max(0, len(text) - self._stop.longest) :]
         return bool(text.strip()) and self._stop.first(text)[1] is not None
 
@@ -365,7 +375,7 @@ class ReplyParser:
             whole = _custom_input(whole)
         events = self._more(whole[len(sent) :]) if whole.startswith(sent) else []
         self._calls.append(msgspec.structs.replace(self._sending, arguments="".join(self._arguments)))
-        self._sending, self._arguments = None, []
+        self._sending, self._arguments, self._sent_ids = None, [], len(self._ids)
         return [*events, ToolCallEnded(position, self._index)]
 
 

@@ -20,6 +20,24 @@ GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>"
 GLM_PROMPT = ("[gMASK]", "<sop>", "<|system|>", "<|endoftext|>")
 GEMMA = ("<start_of_turn>", "<end_of_turn>")
 
+MISTRAL = """{{- bos_token }}{%- for message in messages %}
+{%- if message.role == 'user' %}{{- '[INST] ' + message.content + '[/INST]' }}
+{%- elif message.role == 'tool' %}{{- '[TOOL_RESULTS] ' + message.content + '[/TOOL_RESULTS]' }}
+{%- elif message.tool_calls %}
+    {%- if version == 'list' %}{{- '[TOOL_CALLS][' }}{%- for call in message.tool_calls %}
+        {{- call.function | tojson }}{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']</s>' }}
+    {%- else %}{%- for call in message.tool_calls %}
+        {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}{%- endfor %}
+        {{- '</s>' }}
+    {%- endif %}
+{%- elif message.role == 'assistant' %}{{- ' ' + message.content + '</s>' }}{%- endif %}{%- endfor %}"""
+"""The forms of Mistral's templates. `version` is set by `mistral`."""
+
+
+def mistral(version: str) -> str:
+    """A template in which a turn's calls are a JSON "list", or each has its name and "args"."""
+    return f"{{%- set version = '{version}' %}}{MISTRAL}"
+
 
 def tokenizer_with(folder: Path, template: str, *special: str, **config: str) -> HubTokenizer:
     """A tokenizer whose vocabulary has the `special` tokens too; `config` stands over that of its folder."""
@@ -64,3 +82,7 @@ def llama_renderer(folder: Path) -> TemplateRenderer:
 def glm_family(folder: Path, family: str = "glm-4.5") -> FamilyRenderer:
     """A GLM family, whose prompts leave it to the reply to open thinking (4.5) or open it (5)."""
     return FamilyRenderer(family, tokenizer_with(folder, trl_template("glm4moe"), *GLM, *GLM_PROMPT))
+
+
+def mistral_renderer(folder: Path, version: str) -> TemplateRenderer:
+    return TemplateRenderer(tokenizer_with(folder, mistral(version), "[TOOL_CALLS]", "[ARGS]", "</s>"))

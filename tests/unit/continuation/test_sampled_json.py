@@ -16,8 +16,7 @@ from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.conversation.chat import TextDelta, ToolCallStarted
 
 from .conftest import BASH
-from .making import LLAMA, tokenizer_with, trl_template
-from .test_tool_formats import mistral
+from .making import LLAMA, mistral, tokenizer_with, trl_template
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8) | st.just("bash"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.conversation.chat import Choice, TextDelta, ToolCallStarted
 
 from .conftest import BASH
-from .making import fed, llama_renderer
+from .making import fed, glm_family, llama_renderer, mistral_renderer
 
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -155,3 +156,62 @@ def test_a_tag_after_a_call_opens_no_thinking(either: Any) -> None:
     _, choice, _ = read(either, ids, ("ok",))
     assert outcome(choice) == ("", "tool_calls", None)
     assert (choice.message.reasoning, len(choice.message.tool_calls)) == ("a", 2)
+
+
+HERMES_CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+HERMES_BROKEN = "<tool_call>\n{broken\n</tool_call>"
+GLM_CALL = "<tool_call>bash<arg_key>command</arg_key><arg_value>ls</arg_value></tool_call>"
+GLM_BROKEN = "<tool_call>bash<arg_key>x</arg_key><arg_value>NaN</arg_value></tool_call>"
+
+
+@pytest.mark.parametrize("size", [1, 7, 999])
+@pytest.mark.parametrize("end", ["", "broken", "<|endoftext|>"])
+def test_calls_sent_before_a_stop_string_is_found_end_the_record(tmp_path: Path, size: int, end: str) -> None:
+    """GLM's text continues after a block that is no call; that it is no call is known to the whole reply only."""
+    renderer = glm_family(tmp_path)
+    kept = renderer.tokenizer.encode(f"<think>hm</think>ST{GLM_BROKEN}OP{GLM_CALL} and {GLM_CALL}")
+    ids = kept + renderer.tokenizer.encode(f" so {GLM_BROKEN if end == 'broken' else end}")
+    events, choice, consumed = read(renderer, ids, ("STOP",), [size] * len(ids))
+    assert outcome(choice) == ("ST", "stop", "STOP")
+    assert len(choice.message.tool_calls) == sum(isinstance(event, ToolCallStarted) for event in events) == 2
+    assert consumed == len(kept)
+
+
+@pytest.mark.parametrize("size", [1, 7, 999])
+def test_a_call_being_sent_when_a_stop_string_is_found_is_on_record(either: Any, size: int) -> None:
+    """The stop string is in the reply's text only with the line break between two blocks that are no calls."""
+    broken = f"{HERMES_BROKEN} x {HERMES_BROKEN}"
+    ids = either.tokenizer.encode(f'{broken}{HERMES_CALL}<tool_call>\n{{"name": "bash", "arguments": {{"a": 1')
+    events, choice, consumed = read(either, ids, ("</tool_call>\n<tool_call>",), [size] * len(ids), "length")
+    assert outcome(choice) == ("<tool_call>\n{broken", "stop", "</tool_call>\n<tool_call>")
+    assert [call.arguments for call in choice.message.tool_calls] == ['{"command": "ls"}', '{"a": ']
+    assert sum(isinstance(event, ToolCallStarted) for event in events) == 2
+    assert consumed == len(ids)
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_a_stop_string_soon_after_one_in_dropped_text_is_found_before_the_reply_has_doubled(
+    either: Any, size: int
+) -> None:
+    """Searching the whole reply at each block would be quadratic work."""
+    before = f"{HERMES_BROKEN * 20} STOP {HERMES_BROKEN}<tool_call>\nSTOP\n</tool_call>"
+    ids = either.tokenizer.encode(before + HERMES_CALL * 100)
+    reader = ReplyParser(either, [], (BASH,), ("STOP",), lambda at: f"id{at}")
+    events = [event for at in range(0, len(ids), size) for event in reader.feed(ids[at : at + size])]
+    assert reader.over
+    last, choice = reader.finish("stop")
+    calls = len(choice.message.tool_calls)
+    assert sum(isinstance(event, ToolCallStarted) for event in [*events, *last]) == calls
+    assert 0 < calls < 30
+    assert reader.consumed == len(either.tokenizer.encode(before + HERMES_CALL * calls))
+    assert choice.message.text == "\n".join([HERMES_BROKEN] * 21 + ["<tool_call>"])
+
+
+@pytest.mark.parametrize("size", [1, 3, 99])
+@pytest.mark.parametrize("after", ["", " x", " x[TOOL_CALLS]bash[ARGS]{}"])
+def test_a_block_that_the_next_one_ends_stops_where_the_stop_string_ends(tmp_path: Path, after: str, size: int) -> None:
+    renderer = mistral_renderer(tmp_path, "args")
+    ids = renderer.tokenizer.encode(f"[TOOL_CALLS]bash STOP{after}")
+    _, choice, consumed = read(renderer, ids, ("STOP",), [size] * len(ids))
+    assert outcome(choice) == ("[TOOL_CALLS]bash", "stop", "STOP")
+    assert renderer.tokenizer.decode(ids[:consumed]) == "[TOOL_CALLS]bash STOP"

@@ -28,23 +28,7 @@ from rolltap.proxy.conversation.chat import (
 from rolltap.types import BreakReason
 
 from .conftest import BASH, World
-from .making import GEMMA, GLM, LLAMA, llama_renderer, tokenizer_with, trl_template
-
-MISTRAL = """{{- bos_token }}{%- for message in messages %}
-{%- if message.role == 'user' %}{{- '[INST] ' + message.content + '[/INST]' }}
-{%- elif message.role == 'tool' %}{{- '[TOOL_RESULTS] ' + message.content + '[/TOOL_RESULTS]' }}
-{%- elif message.tool_calls %}
-    {%- if version == 'list' %}{{- '[TOOL_CALLS][' }}{%- for call in message.tool_calls %}
-        {{- call.function | tojson }}{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']</s>' }}
-    {%- else %}{%- for call in message.tool_calls %}
-        {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}{%- endfor %}
-        {{- '</s>' }}
-    {%- endif %}
-{%- elif message.role == 'assistant' %}{{- ' ' + message.content + '</s>' }}{%- endif %}{%- endfor %}"""
-
-
-def mistral(version: str) -> str:
-    return f"{{%- set version = '{version}' %}}{MISTRAL}"
+from .making import GEMMA, GLM, LLAMA, llama_renderer, mistral, tokenizer_with, trl_template
 
 
 def user(text: str) -> Message:
