@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rolltap.proxy.continuation.blocks import find_blocks
 from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer, begins_with
 from rolltap.proxy.conversation.chat import Tool
 
 
 class BlockReader:
     """Reads the ids of a reply to `prompt`. They may end anywhere.
-
-    A block begins with the family's opening token. It ends with the closing token or, if the family has none, before
-    the next opening token. The last block may be unclosed.
 
     The family's parser fails on JSON that Python cannot read: nested a thousand deep, or with a number of 5,000 digits.
     A block with such JSON is a call that is not `ok`.
@@ -43,27 +41,19 @@ class BlockReader:
     def blocks(self, ids: Sequence[int]) -> list[slice]:
         """The places of the blocks in `ids`. Drafts in closed thinking are none."""
         markers = self._renderer.markers
-        blocks: list[slice] = []
-        start: int | None = None
-        for at in range(self._thinking_end(ids), len(ids)):
-            token = ids[at]
-            if token == markers.tool_close and start is not None:
-                blocks.append(slice(start, at + 1))
-                start = None
-            elif token == markers.tool_open and (start is None or markers.tool_close is None):
-                blocks += [] if start is None else [slice(start, at)]
-                start = at
-        return blocks if start is None else [*blocks, slice(start, len(ids))]
+        return find_blocks(ids, markers.tool_open, markers.tool_close, self._thinking_end(ids))
 
     def text(self, parsed: ParsedReply, ids: Sequence[int], is_call: Callable[[ParsedCall], bool]) -> str:
         """The reply's text, followed by the sampled text of blocks that are not calls."""
-        broken = [at for at, call in enumerate(parsed.tool_calls) if not is_call(call)]
+        calls = parsed.tool_calls
+        broken = [at for at, call in enumerate(calls) if not is_call(call)]
         if not broken:
             return parsed.text
-        blocks = [self._block_text(ids[block]) for block in self.blocks(ids)]
-        if len(blocks) != len(parsed.tool_calls):
-            blocks = [call.raw for call in parsed.tool_calls]
-        return "\n".join([parsed.text, *(blocks[at] for at in broken)]).strip()
+        texts = [self._block_text(ids[block]) for block in self.blocks(ids)]
+        if len(texts) != len(calls) and calls[0].block is None:
+            texts = [call.raw for call in calls]
+        numbers = [at if call.block is None else call.block for at, call in enumerate(calls)]
+        return "\n".join([parsed.text, *(texts[at] for at in dict.fromkeys(numbers[at] for at in broken))]).strip()
 
     def _read_by_block(self, ids: Sequence[int]) -> ParsedReply:
         """Reads the reply without its blocks' contents, and each block by itself."""

@@ -36,6 +36,8 @@ HistoryThinking = Literal["tool_cycle", "keep"]
 class ParsedCall:
     """A tool call as sampled. `arguments` is JSON text. `ok` is False if the family's parser could not read the block.
 
+    `block` is the number of its block, if one block may hold several calls whose `raw` is the block's text.
+
     A block that has `begun` counts as a call even if it is not `ok`; `arguments` may be incomplete then (`json_calls`).
     """
 
@@ -45,6 +47,7 @@ class ParsedCall:
     raw: str
     begun: bool = False
     complete: bool = False
+    block: int | None = None
 
     def as_begun(self, head: re.Pattern[str] | None) -> ParsedCall:
         """The call with name and arguments from its sampled text, if the text begins with `head`."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rolltap.errors import ConfigError
+from rolltap.proxy.continuation.blocks import find_blocks
 from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
 from rolltap.proxy.continuation.rendering import ParsedCall, parsed_call, sampled_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
@@ -62,6 +63,15 @@ def _by_renderers(parser: str) -> Read:
     return read
 
 
+def _read_deepseek(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
+    """DeepSeek-V3: sections of calls. The package's parser reads only the first of its ids."""
+    form = TOOL_FORMATS["deepseek"]
+    sections = find_blocks(ids, *map(tokenizer.convert_tokens_to_ids, (form.opening, form.closing)))
+    read = _by_renderers("deepseek-v3")
+    calls = [call for section in sections for call in read(tokenizer, ids[section])[1]]
+    return (ids[: sections[0].start], calls) if sections else (ids, [])
+
+
 def _read_llama(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
     """Llama 3: the reply is a JSON object `{"name": ..., "parameters": {...}}`, optionally after `<|python_tag|>`."""
     from renderers.parsing import parse_llama_3
@@ -74,12 +84,12 @@ def _read_llama(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], lis
 
 def _read_mistral(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
     """Mistral: `[TOOL_CALLS]` and a JSON list of calls, or (since version 11) `name[ARGS]{...}` after each."""
-    opening = tokenizer.convert_tokens_to_ids("[TOOL_CALLS]")
-    if opening is None or opening not in ids:
-        return ids, []
-    at = ids.index(opening)
-    sections = [text for part in tokenizer.decode(ids[at:]).split("[TOOL_CALLS]") if (text := part.strip())]
-    return ids[:at], [call for section in sections for call in _mistral_calls(section)]
+    sections = find_blocks(ids, tokenizer.convert_tokens_to_ids("[TOOL_CALLS]"), None)
+    calls: list[ParsedCall] = []
+    for number, section in enumerate(sections):
+        text = tokenizer.decode(ids[section][1:]).strip()
+        calls += [replace(call, block=number) for call in (_mistral_calls(text) if text else [])]
+    return (ids[: sections[0].start], calls) if sections else (ids, [])
 
 
 def _mistral_calls(section: str) -> list[ParsedCall]:
@@ -91,7 +101,7 @@ def _mistral_calls(section: str) -> list[ParsedCall]:
             whole = json.loads(section)
             rows = whole if isinstance(whole, list) else [whole]
         return [sampled_call(row["name"], row["arguments"], True, section) for row in rows]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return [ParsedCall("", "", False, section)]
 
 
@@ -103,7 +113,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": ToolFormat(_by_renderers("qwen3"), "<tool_call>", "</tool_call>", head=HERMES),
     "qwen-xml": ToolFormat(_by_renderers("qwen3.5"), "<tool_call>", "</tool_call>"),
     "glm": ToolFormat(_by_renderers("glm"), "<tool_call>", "</tool_call>"),
-    "deepseek": ToolFormat(_by_renderers("deepseek-v3"), "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    "deepseek": ToolFormat(_read_deepseek, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     "mistral": ToolFormat(_read_mistral, "[TOOL_CALLS]", head=MISTRAL),
     "llama": ToolFormat(_read_llama, beginnings=("{",)),
     "none": ToolFormat(_read_nothing),

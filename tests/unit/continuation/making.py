@@ -18,6 +18,13 @@ from rolltap.proxy.conversation.chat import Choice
 LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
 GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 GLM_PROMPT = ("[gMASK]", "<sop>", "<|system|>", "<|endoftext|>")
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+)
 GEMMA = ("<start_of_turn>", "<end_of_turn>")
 
 MISTRAL = """{{- bos_token }}{%- for message in messages %}

@@ -28,7 +28,7 @@ from rolltap.proxy.conversation.chat import (
 from rolltap.types import BreakReason
 
 from .conftest import BASH, World
-from .making import GEMMA, GLM, LLAMA, llama_renderer, mistral, tokenizer_with, trl_template
+from .making import DEEPSEEK, GEMMA, GLM, LLAMA, llama_renderer, mistral, mistral_renderer, tokenizer_with, trl_template
 
 
 def user(text: str) -> Message:
@@ -196,3 +196,57 @@ def test_a_mistral_call_that_comes_whole_keeps_its_place_before_one_that_streams
     started = [event.name for event in [*events, *last] if isinstance(event, ToolCallStarted)]
     assert started == [call.name for call in calls]
     assert ("broken" in choice.message.text) == (wanted == [])
+
+
+FINE, BAD, WORSE = (f'{{"name": "bash", "arguments": {arguments}}}' for arguments in ('{"a": 1}', '{"a": NaN}', "[]"))
+
+
+@pytest.mark.parametrize("size", [1, 99])
+@pytest.mark.parametrize(
+    ("sections", "max_calls", "calls", "shown"),
+    [
+        ([[FINE, FINE]], 0, 0, [0]),
+        ([[FINE, FINE]] * 2, 0, 0, [0, 1]),
+        ([[FINE, BAD, WORSE]], 128, 1, [0]),
+        ([[FINE], [BAD, FINE, WORSE], [FINE, FINE], [BAD]], 128, 4, [1, 3]),
+    ],
+)
+def test_a_mistral_list_is_shown_once(
+    tmp_path: Path, sections: list[list[str]], max_calls: int, calls: int, shown: list[int], size: int
+) -> None:
+    """A list is text if one of its calls is none."""
+    renderer = mistral_renderer(tmp_path, "list")
+    parser = reader(renderer)
+    parser.max_calls = max_calls
+    texts = [f"[TOOL_CALLS][{', '.join(section)}]" for section in sections]
+    ids = renderer.tokenizer.encode("".join(["Well.", *texts]))
+    events = [event for at in range(0, len(ids), size) for event in parser.feed(ids[at : at + size])]
+    last, choice = parser.finish("stop")
+    assert "".join(event.text for event in [*events, *last] if isinstance(event, TextDelta)) == choice.message.text
+    assert choice.message.text == "\n".join(["Well.", *(texts[at] for at in shown)])
+    assert len(choice.message.tool_calls) == calls
+
+
+def test_a_mistral_argument_may_speak_of_calls(tmp_path: Path) -> None:
+    """`[TOOL_CALLS]` in ordinary tokens begins no block."""
+    renderer = mistral_renderer(tmp_path, "args")
+    guarded = renderer.tokenizer.guard('{"a": "[TOOL_CALLS]x"}')
+    assert calls_of(renderer, f"[TOOL_CALLS]bash[ARGS]{guarded}") == [("bash", {"a": "[TOOL_CALLS]x"})]
+
+
+DEEPSEEK_CALL = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>bash\n```json\n{}\n```<｜tool▁call▁end｜>".format
+
+
+@pytest.mark.parametrize("size", [1, 99])
+@pytest.mark.parametrize("first", [[], ['{"a": 1}'], ['{"a": 1}', '{"b": 2}']])
+def test_each_section_of_deepseek_calls_is_read(tmp_path: Path, first: list[str], size: int) -> None:
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, trl_template("qwen3"), *DEEPSEEK), "deepseek")
+    sections = ["".join(map(DEEPSEEK_CALL, section)) for section in (first, ['{"c": 3}'])]
+    ids = renderer.tokenizer.encode("Well." + "\n".join(f"{DEEPSEEK[0]}{calls}{DEEPSEEK[1]}" for calls in sections))
+    parser = reader(renderer)
+    events = [event for at in range(0, len(ids), size) for event in parser.feed(ids[at : at + size])]
+    last, choice = parser.finish("stop")
+    assert [call.arguments for call in choice.message.tool_calls] == [*first, '{"c": 3}']
+    started = [event for event in [*events, *last] if isinstance(event, ToolCallStarted)]
+    assert len(started) == len(choice.message.tool_calls)
+    assert (choice.message.text, choice.finish, parser.unparsable) == ("Well.", "tool_calls", False)
