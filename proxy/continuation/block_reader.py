@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rolltap.proxy.continuation.blocks import find_blocks
 from rolltap.proxy.continuation.rendering import ParsedCall, ParsedReply, TokenRenderer, begins_with
@@ -57,7 +58,11 @@ class BlockReader:
 
     def _read_by_block(self, ids: Sequence[int]) -> ParsedReply:
         """Reads the reply without its blocks' contents, and each block by itself."""
-        blocks = self.blocks(ids) or [slice(self._thinking_end(ids), len(ids))]
+        blocks = self.blocks(ids)
+        if not blocks:  # the reply is a call in plain text
+            end = self._thinking_end(ids)
+            before = self._renderer.parse(ids[:end], self._prompt, self._tools)
+            return ParsedReply(before.text, before.reasoning, self.read_block(ids[end:]).tool_calls)
         marks = (self._renderer.markers.tool_open, self._renderer.markers.tool_close)
         rest: list[int] = []
         end = 0
@@ -65,8 +70,12 @@ class BlockReader:
             rest += [*ids[end : block.start], *(token for token in ids[block] if token in marks)]
             end = block.stop
         outside = self._renderer.parse([*rest, *ids[end:]], self._prompt, self._tools)
-        calls = tuple(call for block in blocks for call in self.read_block(ids[block]).tool_calls)
-        return ParsedReply(outside.text, outside.reasoning, calls)
+        calls = [
+            replace(call, block=number)
+            for number, block in enumerate(blocks)
+            for call in self.read_block(ids[block]).tool_calls
+        ]
+        return ParsedReply(outside.text, outside.reasoning, tuple(calls))
 
     def _thinking_end(self, ids: Sequence[int]) -> int:
         """The number of ids of closed thinking at the reply's beginning."""

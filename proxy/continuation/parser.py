@@ -106,6 +106,8 @@ class ReplyParser:
 
     def feed(self, ids: Sequence[int]) -> list[ReplyEvent]:
         """Takes new ids; returns the events that they complete. Ignores ids once the reply is `over`."""
+        if self.over:
+            return []
         text_ids = ids[:-1] if ids and ids[-1] in self._stop_ids else ids  # the stop token has no text
         if not self._stop and self._channel != "opaque" and self._plain(text_ids):
             self._ids += ids

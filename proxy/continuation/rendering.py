@@ -36,7 +36,7 @@ HistoryThinking = Literal["tool_cycle", "keep"]
 class ParsedCall:
     """A tool call as sampled. `arguments` is JSON text. `ok` is False if the family's parser could not read the block.
 
-    `block` is the number of its block, if one block may hold several calls whose `raw` is the block's text.
+    `block` is the number of its block, if a block of this format may hold several calls, or none.
 
     A block that has `begun` counts as a call even if it is not `ok`; `arguments` may be incomplete then (`json_calls`).
     """

@@ -68,7 +68,11 @@ def _read_deepseek(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], 
     form = TOOL_FORMATS["deepseek"]
     sections = find_blocks(ids, *map(tokenizer.convert_tokens_to_ids, (form.opening, form.closing)))
     read = _by_renderers("deepseek-v3")
-    calls = [call for section in sections for call in read(tokenizer, ids[section])[1]]
+    calls = [
+        replace(call, block=number)
+        for number, section in enumerate(sections)
+        for call in read(tokenizer, ids[section])[1]
+    ]
     return (ids[: sections[0].start], calls) if sections else (ids, [])
 
 

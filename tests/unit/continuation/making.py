@@ -25,6 +25,7 @@ DEEPSEEK = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁sep｜>",
 )
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 GEMMA = ("<start_of_turn>", "<end_of_turn>")
 
 MISTRAL = """{{- bos_token }}{%- for message in messages %}

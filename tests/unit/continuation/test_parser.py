@@ -252,9 +252,12 @@ def test_a_second_call_that_the_client_refused_is_no_broken_one(either: Any) -> 
     reader = parser(either)
     reader.max_calls = 1
     reader.feed(either.tokenizer.encode(CALL + CALL))
+    assert reader.over
+    assert reader.feed(either.tokenizer.encode(CALL)) == reader.feed(either.tokenizer.encode("more")) == []
     _, choice = reader.finish("stop")
     assert len(choice.message.tool_calls) == 1
     assert not reader.unparsable
+    assert reader.consumed == len(either.tokenizer.encode(CALL))
 
 
 @pytest.mark.parametrize("stop", [(), ("never",)])

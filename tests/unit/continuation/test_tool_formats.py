@@ -250,3 +250,15 @@ def test_each_section_of_deepseek_calls_is_read(tmp_path: Path, first: list[str]
     started = [event for event in [*events, *last] if isinstance(event, ToolCallStarted)]
     assert len(started) == len(choice.message.tool_calls)
     assert (choice.message.text, choice.finish, parser.unparsable) == ("Well.", "tool_calls", False)
+
+
+def test_a_deepseek_section_with_a_call_that_can_not_be_read_is_text(tmp_path: Path) -> None:
+    """Not the section before it, which has no call."""
+    renderer = TemplateRenderer(tokenizer_with(tmp_path, trl_template("qwen3"), *DEEPSEEK), "deepseek")
+    mixed = "".join((DEEPSEEK[0], DEEPSEEK_CALL('{"a": NaN}'), DEEPSEEK_CALL('{"b": 2}'), DEEPSEEK[1]))
+    parser = reader(renderer)
+    parser.feed(renderer.tokenizer.encode(f"{DEEPSEEK[0]}junk{DEEPSEEK[1]}{mixed}"))
+    _, choice = parser.finish("stop")
+    assert choice.message.text == mixed
+    assert [call.arguments for call in choice.message.tool_calls] == ['{"b": 2}']
+    assert parser.unparsable
