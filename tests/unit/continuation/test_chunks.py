@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rolltap.engine.tiny import FOLDER
+from rolltap.proxy.continuation.handles import MAX_CALLS
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
@@ -30,7 +31,7 @@ from .making import (
 )
 from .test_streamed_calls import accumulated
 
-REPLIES = 40
+REPLIES = 30
 """Number of random replies in each format."""
 
 TOOLS = (BASH, Tool("exec", "", None, "custom"))
@@ -130,6 +131,14 @@ def sampled(renderer: Any, blocks: list[str], chance: random.Random) -> list[int
     return [*ids, renderer.stop_token_ids[0]] if chance.random() < 0.8 else ids
 
 
+def opened(
+    renderer: Any, prompt: list[int], tools: tuple[Tool, ...], stops: tuple[str, ...], max_calls: int
+) -> ReplyParser:
+    parser = ReplyParser(renderer, prompt, tools, stops, lambda at: f"id{at}")
+    parser.max_calls = max_calls
+    return parser
+
+
 @pytest.mark.parametrize("name", RENDERERS)
 def test_a_reply_is_the_same_however_its_tokens_come(name: str, tmp_path: Path) -> None:
     form, make = RENDERERS[name]
@@ -138,12 +147,14 @@ def test_a_reply_is_the_same_however_its_tokens_come(name: str, tmp_path: Path) 
         ids = sampled(renderer, BLOCKS[form], chance)
         prompt = renderer.tokenizer.encode("<|im_start|>assistant\n" + chance.choice(PROMPTS))
         tools, stops = chance.choice([TOOLS, TOOLS, ()]), chance.choice(STOPS)
-        max_calls, finish = chance.choice([None, None, 0, 1, 2]), chance.choice(["stop", "length"])
+        max_calls, finish = chance.choice([MAX_CALLS, MAX_CALLS, 0, 1, 2]), chance.choice(["stop", "length"])
         replies = []
         for sizes in ([len(ids)], [], [chance.randrange(1, 7) for _ in ids]):
-            parser = ReplyParser(renderer, prompt, tools, stops, lambda at: f"id{at}")
-            parser.max_calls = parser.max_calls if max_calls is None else max_calls
+            parser = opened(renderer, prompt, tools, stops, max_calls)
             events, choice = fed(parser, ids, sizes, finish)
             assert accumulated(events) == choice.message
             replies.append((choice, parser.unparsable, parser.consumed, parser.reasoning_ids))
         assert replies[1:] == replies[:1] * 2, (renderer.tokenizer.decode(ids), stops, max_calls)
+        choice, _, consumed, _ = replies[0]
+        _, recorded = fed(opened(renderer, prompt, tools, (), max_calls), ids[:consumed], [], finish)
+        assert recorded.message.tool_calls == choice.message.tool_calls  # no call on record that no client saw
