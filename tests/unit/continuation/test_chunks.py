@@ -58,7 +58,7 @@ BLOCKS: dict[str, list[str]] = {
         '{"arguments": {"a": "STOP"}, "name": "bash"}',
         '{"name": "exec", "arguments": {"input": "print(1)"}}',
         f'{{"name": "bash", "arguments": {{"n": {DEEP}}}}}',
-        f'{{"arguments": {{"n": {"1" * 4_400}}}, "name": "bash"}}',
+        f'{{"arguments": {{"n": {DEEP}}}, "name": "bash"}}',
         "{broken",
         "",
     ),
