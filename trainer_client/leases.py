@@ -15,7 +15,7 @@ from dataclasses import replace
 from rolltap.contract.annotations import CallAnnotation
 from rolltap.contract.leases import Lease, LeasedGroup
 from rolltap.contract.trainer import LeaseOptions, Replay
-from rolltap.errors import AlignmentError, LeaseLost, RolltapError, ServerUnreachable, TrainerFenced
+from rolltap.errors import AlignmentError, LeaseLost, RolltapError, ServerUnreachable, StoreUnavailable, TrainerFenced
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.scoring import informative
 
@@ -120,9 +120,10 @@ class LeaseHolder:
         return complete
 
     def acknowledge_and_close(self, step: int) -> None:
-        """For groups that are trained in any case: acknowledges however long the server is away, and ends the holder.
+        """For groups that are trained in any case: acknowledges, and ends the holder.
 
-        Raises `TrainerFenced` if another trainer has the policy.
+        It tries however long the server or its store is away: else the groups would be leased again. Raises
+        `TrainerFenced` if another trainer has the policy.
         """
         try:
             while True:
@@ -130,7 +131,7 @@ class LeaseHolder:
                     if not self.acknowledge(step):
                         log.error("a group is trained whose lease was lost: another trainer may have it, too")
                     return
-                except ServerUnreachable as error:
+                except (ServerUnreachable, StoreUnavailable) as error:
                     log.warning("trained groups are not acknowledged yet: %s", error.message)
         finally:
             self.clear()

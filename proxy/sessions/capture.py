@@ -125,7 +125,7 @@ class Capture:
 
         Conversations that run in parallel may read the same so far: of equal ones `_preference` decides.
         """
-        found: list[tuple[LiveSession, Match]] = []
+        matches: list[tuple[LiveSession, Match]] = []
         for live in reversed(self._recent[project].values()):
             if not _is_open(live.session) or (policy is not None and live.session.policy != policy):
                 continue
@@ -133,12 +133,12 @@ class Capture:
             outline = live.forest.outline(bound, chat, self._policies[bound].source.effort(chat))
             match = live.forest.find(outline, [])
             if match.context is not None:
-                found.append((live, match))
-        longest = max((match.covered for _, match in found), default=0)
-        equals = [(live, match) for live, match in found if match.covered == longest]
-        if len(equals) > 1:
-            return max(equals, key=lambda equal: _preference(*equal, is_retry=bool(chat.hints.retry)))[0]
-        return equals[0][0] if equals else None
+                matches.append((live, match))
+        longest = max((match.covered for _, match in matches), default=0)
+        equal = [(live, match) for live, match in matches if match.covered == longest]
+        if len(equal) > 1:
+            return max(equal, key=lambda one: _preference(*one, is_retry=bool(chat.hints.retry)))[0]
+        return equal[0][0] if equal else None
 
     def _new(self, chat: ChatRequest, hashed: str, project: str, policy: str | None) -> Session:
         self._accounts.check_opens(project)

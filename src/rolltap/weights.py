@@ -39,6 +39,8 @@ def push(
     `KEPT` stay. If the engines can't load them, the old version serves on and the error says why.
     """
     whole = isinstance(weights, Path)
+    if whole and not weights.is_dir():
+        raise ConfigError(f"{weights} is no folder on this machine: weights are pushed from a folder")
     adapter = (weights / "adapter_config.json").exists() if whole else hasattr(weights, "peft_config")
     if isinstance(through, WeightSender):
         if adapter or whole:

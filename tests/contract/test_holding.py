@@ -12,7 +12,7 @@ import pytest
 from rolltap.contract.base import values_of
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseOptions, LeaseRequest, Rewind, Rewound
-from rolltap.errors import ServerUnreachable, TrainerFenced
+from rolltap.errors import ServerUnreachable, StoreUnavailable, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
 from rolltap.trainer_client.adapters.feed import Feed, FeedSettings
 from rolltap.trainer_client.find_recipe import make_recipe
@@ -115,7 +115,7 @@ async def test_groups_that_are_trained_in_any_case_are_acknowledged_once_the_ser
     """Else the lease would end by its time, and the groups be trained again."""
     client = await client_of(world)
     ids = await even_groups(world, 2)
-    acknowledge, away = client.ack, [ServerUnreachable("away"), ServerUnreachable("away")]
+    acknowledge, away = client.ack, [StoreUnavailable("away"), ServerUnreachable("away")]
 
     def ack(lease: Lease, step: int) -> int:
         if away:

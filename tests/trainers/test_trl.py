@@ -10,7 +10,7 @@ import pytest
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
-from rolltap.errors import ConfigError
+from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.adapters.trl_grpo import check_arguments
 from rolltap.trainer_client.adapters.trl_hooks import LeasedTrainer
 
@@ -61,3 +61,14 @@ def test_a_start_before_other_checkpoints_is_refused_and_leases_nothing(
     with pytest.raises(ConfigError, match=r"first move these out of .*: .*checkpoint-2"):
         TrlGrpo().run(run)
     assert plane.calls[before:] == []
+
+
+def test_a_mistyped_checkpoint_is_named_and_nothing_leased(
+    plane: Plane, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane.offer(*groups(2))
+    train = LeasedTrainer.train
+    monkeypatch.setattr(LeasedTrainer, "train", lambda self: train(self, str(run.out / "chekpoint-1")))
+    with pytest.raises(CheckpointMismatch, match="chekpoint-1 is no complete checkpoint"):
+        TrlGrpo().run(run)
+    assert plane.calls == []

@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from rolltap.errors import ConfigError
+from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.adapters.feed import Feed, complete_checkpoints, step_of, write_version
 
 
@@ -46,9 +46,7 @@ class LeasedTrainer:
         newest = max(complete, key=step_of, default=None)
         checkpoint = newest if resume_from_checkpoint in (True, None) else resume_from_checkpoint
         self.resumed = Path(checkpoint) if checkpoint else None
-        start = 0
-        if self.resumed is not None:
-            start = TrainerState.load_from_json(str(self.resumed / TRAINER_STATE_NAME)).global_step
+        start = 0 if self.resumed is None else _step_of_trainer(self.resumed)
         if later := sorted(path.name for path in complete if step_of(path) > start):
             raise ConfigError(f"to start from step {start}, first move these out of {out}: {', '.join(later)}")
         with self.feed.leasing(self.model.config.vocab_size):
@@ -65,6 +63,14 @@ class LeasedTrainer:
         folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         write_version(folder, self.feed.settings.policy, self.feed.version)
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
+
+
+def _step_of_trainer(checkpoint: Path) -> int:
+    """The step of a checkpoint, whatever its name. Raises `CheckpointMismatch` if it is none of transformers'."""
+    try:
+        return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointMismatch(f"{checkpoint} is no complete checkpoint: {error}") from error
 
 
 class _Contract(TrainerCallback):
