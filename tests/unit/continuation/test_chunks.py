@@ -122,8 +122,8 @@ RENDERERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 def sampled(renderer: Any, blocks: list[str], chance: random.Random) -> list[int]:
     """The ids of a random reply. Some are cut off, some lack a token."""
-    said = "".join(chance.choice(blocks if chance.random() < 0.55 else TEXTS) for _ in range(chance.randrange(6)))
-    ids = renderer.tokenizer.encode(chance.choice(OPENINGS) + said)
+    text = "".join(chance.choice(blocks if chance.random() < 0.55 else TEXTS) for _ in range(chance.randrange(6)))
+    ids = renderer.tokenizer.encode(chance.choice(OPENINGS) + text)
     if chance.random() < 0.25:
         ids = ids[: chance.randrange(len(ids) + 1)]
     if ids and chance.random() < 0.15:

@@ -25,12 +25,12 @@ def installed(harness: Harness) -> Installation:
 @pytest.mark.parametrize("name", sorted(HARNESSES.keys() - RUNS_AS_THE_PERSON_DOES))
 def test_every_recipe_runs_in_the_sandbox_as_nobody_answers_it(name: str) -> None:
     harness = get_harness(name)
-    runtime, told = runtime_here(harness, installed(harness), unsandboxed=False)
+    runtime, notice = runtime_here(harness, installed(harness), unsandboxed=False)
     assert runtime.sandbox is not None
-    assert "in a sandbox" in told
-    runtime, told = runtime_here(harness, installed(harness), unsandboxed=True)
+    assert "in a sandbox" in notice
+    runtime, notice = runtime_here(harness, installed(harness), unsandboxed=True)
     assert runtime.sandbox is None
-    assert "it may do whatever you can" in told
+    assert "it may do whatever you can" in notice
 
 
 @pytest.mark.parametrize(("switch", "sandboxed"), [("--yolo", True), ("--careful", False)])
@@ -56,7 +56,7 @@ async def test_it_sees_this_folder_and_no_other(tmp_path: Path, monkeypatch: pyt
     other.mkdir()
     monkeypatch.chdir(here)
     harness = get_harness("codex")
-    runtime, told = runtime_here(harness, installed(harness), unsandboxed=False)
+    runtime, notice = runtime_here(harness, installed(harness), unsandboxed=False)
     workspace = await runtime.prepare(Empty())
     try:
         exit_ = await workspace.run(
@@ -66,14 +66,14 @@ async def test_it_sees_this_folder_and_no_other(tmp_path: Path, monkeypatch: pyt
         await workspace.close()
     assert (exit_.ending, exit_.output.strip()) == (Ending.DONE, "apart")
     assert (here / "made").read_text() == "new\n"
-    assert "sandbox" in told
+    assert "sandbox" in notice
 
 
 def test_outside_the_sandbox_it_runs_when_that_was_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     harness = get_harness("codex")
-    runtime, told = runtime_here(harness, installed(harness), unsandboxed=True)
+    runtime, notice = runtime_here(harness, installed(harness), unsandboxed=True)
     assert runtime.name == "here"
-    assert "--dangerously-bypass-approvals-and-sandbox" in told
+    assert "--dangerously-bypass-approvals-and-sandbox" in notice
     with pytest.raises(RuntimeFailed, match="harness install codex"):
         runtime_here(harness, None, unsandboxed=False)
     monkeypatch.setenv("PATH", str(tmp_path))
