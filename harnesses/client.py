@@ -8,29 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from rolltap.contract.admin import (
-    AssignedRollout,
+    AssignedRollouts,
+    AttemptKey,
+    ClosedSession,
     FinishRollout,
     Heartbeat,
+    HeldRollouts,
     LeaseRollouts,
     NewReward,
     OpenGroup,
     OpenSession,
     PolicyOrRoles,
+    SessionKey,
     StartRollout,
     SubmitTasks,
+    WorkWaits,
 )
 from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.harness_log import HarnessLog
 from rolltap.harnesses.base import Endpoint
-from rolltap.http_client import AsyncHttpClient, Request
+from rolltap.http_client import AsyncHttpClient, Request, no_content, read_as
 from rolltap.ids import new_id
-from rolltap.types import RolloutStatus, Task
+from rolltap.types import Group, Rollout, RolloutStatus, Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,12 @@ class AdminClient(AsyncHttpClient):
 
         Raises `RateLimited` if too many groups are outstanding for the trainer.
         """
-        reply = await self._post("/groups", OpenGroup(policy, n, task, tags, id=group_id or new_id()))
-        return OpenedGroup(reply["id"], tuple(rollout["id"] for rollout in reply["rollouts"]))
+        group = await self._post("/groups", OpenGroup(policy, n, task, tags, id=group_id or new_id()), Group)
+        return OpenedGroup(group.id, tuple(rollout.id for rollout in group.rollouts))
 
     async def cancel_group(self, group_id: str) -> None:
         """Cancels the group's unfinished rollouts; their keys become invalid."""
-        await self._post(f"/groups/{group_id}/cancel")
+        await self._post_only(f"/groups/{group_id}/cancel")
 
     async def start_rollout(
         self, claim: ClaimedRollout, *, ttl: float, runner: str = "", turns: int = 0
@@ -100,37 +105,37 @@ class AdminClient(AsyncHttpClient):
         The session's turn cap is the lower of `turns` and the control's cap (0: none).
         """
         body = StartRollout(ttl, runner, claim.token, turns)
-        reply = await self._post(f"/rollouts/{claim.rollout_id}/start", body)
-        return _opened(reply, reply["model"])
+        key = await self._post(f"/rollouts/{claim.rollout_id}/start", body, AttemptKey)
+        return OpenedSession(key.session_id, _endpoint(key, key.model, tuple(key.roles)), key.attempt, key.turns)
 
     async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> RolloutStanding:
         """Ends the rollout and closes its session. Without `end.scoring` the ledger decides the scoring.
 
         After an infrastructure failure the rollout may be pending again, and needs a new attempt.
         """
-        return _standing(await self._post(f"/rollouts/{rollout_id}/finish", end))
+        return _standing(await self._post(f"/rollouts/{rollout_id}/finish", end, Rollout))
 
     async def rollout_standing(self, rollout_id: str) -> RolloutStanding:
-        return _standing(await self.get(f"/rollouts/{rollout_id}"))
+        return _standing(await self.send(Request("GET", f"/rollouts/{rollout_id}", parse=read_as(Rollout))))
 
     async def reward(self, reward: NewReward) -> None:
         """Appends a reward. A reward for an earlier attempt is refused."""
-        await self._post("/rewards", reward if reward.id else replace(reward, id=new_id()))
+        await self._post_only("/rewards", reward if reward.id else replace(reward, id=new_id()))
 
     async def set_control(self, policy: str, control: RolloutControl) -> None:
         """Sets what holds for the policy's rollouts to come, in place of all that was set before."""
-        await self._post(f"/policies/{policy}/control", control)
+        await self._post_only(f"/policies/{policy}/control", control)
 
     async def open_session(
         self, *, policy: str = "", ttl: float | None = None, tags: Mapping[str, str] | None = None
     ) -> OpenedSession:
         """Opens a session without a rollout, for manual work and for judges."""
-        reply = await self._post("/sessions", OpenSession(policy or None, ttl=ttl, tags=dict(tags or {})))
-        return _opened(reply, reply.get("policy") or policy)
+        key = await self._post("/sessions", OpenSession(policy or None, ttl=ttl, tags=dict(tags or {})), SessionKey)
+        return OpenedSession(key.session_id, _endpoint(key, key.policy or policy))
 
     async def submit(self, work: SubmitTasks) -> dict[str, Any]:
         """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect."""
-        return await self._post("/tasks", work if work.id else replace(work, id=new_id()))
+        return await self._post("/tasks", work if work.id else replace(work, id=new_id()), dict[str, Any])
 
     async def submission_groups(self, submission_id: str) -> list[dict[str, Any]]:
         """A submission's groups with their rollouts and rewards, in the order in which they were opened."""
@@ -148,29 +153,29 @@ class AdminClient(AsyncHttpClient):
         Waits up to `wait` seconds for the first rollout. With `submission`, claims only that submission's rollouts.
         """
         body = LeaseRollouts(capacity, ttl, wait, submission)
-        reply = await self.send(Request("POST", f"/nodes/{node}/lease", values_of(body), wait=wait))
-        rollouts = msgspec.convert(reply["rollouts"], list[AssignedRollout])
-        return [LeasedRollout(ClaimedRollout(rollout.rollout_id, rollout.token), rollout.task) for rollout in rollouts]
+        path = f"/nodes/{node}/lease"
+        reply = await self.send(Request("POST", path, values_of(body), parse=read_as(AssignedRollouts), wait=wait))
+        return [LeasedRollout(ClaimedRollout(given.rollout_id, given.token), given.task) for given in reply.rollouts]
 
     async def has_work(self) -> bool:
         """True while unclaimed work exists, including work blocked by backpressure."""
-        return (await self.get("/nodes/waiting"))["waiting"]
+        return (await self.send(Request("GET", "/nodes/waiting", parse=read_as(WorkWaits)))).waiting
 
     async def heartbeat(self, node: str, tokens: Sequence[str], *, ttl: float) -> set[str]:
         """Extends the claims with `tokens` by `ttl` seconds. Returns the ids of the rollouts that are still claimed."""
-        return set((await self._post(f"/nodes/{node}/heartbeat", Heartbeat(ttl, tokens)))["rollouts"])
+        return set((await self._post(f"/nodes/{node}/heartbeat", Heartbeat(ttl, tokens), HeldRollouts)).rollouts)
 
     async def release(self, node: str) -> None:
         """Releases all of the node's claims, so that other nodes can run the rollouts at once."""
-        await self._post(f"/nodes/{node}/release")
+        await self._post_only(f"/nodes/{node}/release")
 
     async def close_session(self, session_id: str) -> bool:
         """Closes a session. Returns True if calls were refused because of its turn cap."""
-        return (await self._post(f"/sessions/{session_id}/close")).get("capped", False)
+        return (await self._post(f"/sessions/{session_id}/close", None, ClosedSession)).capped
 
     async def check_log(self, session_id: str, log: HarnessLog) -> dict[str, Any]:
         """Compares the harness's own log with the closed session. Returns verdict and text. The first result counts."""
-        return await self._post(f"/sessions/{session_id}/log", log)
+        return await self._post(f"/sessions/{session_id}/log", log, dict[str, Any])
 
     async def answer(self, session_id: str) -> str:
         """The last recorded text of the main agent's model in the session; "" if there is none."""
@@ -183,19 +188,17 @@ class AdminClient(AsyncHttpClient):
         """A GET request to the admin plane: `get("/sessions/ID")`."""
         return await self.send(Request("GET", path, query=query))
 
-    async def _post(self, path: str, body: Any = None) -> Any:
-        return await self.send(Request("POST", path, {} if body is None else values_of(body)))
+    async def _post(self, path: str, body: Any, kind: type[T]) -> T:
+        values = {} if body is None else values_of(body)
+        return await self.send(Request("POST", path, values, parse=read_as(kind)))
+
+    async def _post_only(self, path: str, body: Any = None) -> None:
+        await self.send(Request("POST", path, {} if body is None else values_of(body), parse=no_content))
 
 
-def _standing(rollout: Mapping[str, Any]) -> RolloutStanding:
-    return RolloutStanding(RolloutStatus(rollout["status"]), rollout["attempt"])
+def _standing(rollout: Rollout) -> RolloutStanding:
+    return RolloutStanding(rollout.status, rollout.attempt)
 
 
-def _opened(reply: Mapping[str, Any], model: str) -> OpenedSession:
-    base_url = reply["base_url"].rstrip("/")
-    return OpenedSession(
-        session_id=reply["session_id"],
-        endpoint=Endpoint(base_url.removesuffix("/v1"), reply["key"], model, roles=tuple(reply.get("roles", ()))),
-        attempt=reply.get("attempt", 0),
-        turns=reply.get("turns", 0),
-    )
+def _endpoint(key: SessionKey, model: str, roles: tuple[str, ...] = ()) -> Endpoint:
+    return Endpoint(key.base_url.rstrip("/").removesuffix("/v1"), key.key, model, roles=roles)

@@ -22,13 +22,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from rolltap.contract.annotations import CallAnnotation
-from rolltap.contract.control import RolloutControl
+from rolltap.contract.control import PolicyStatus, RolloutControl
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import (
     LeaseOptions,
     PauseMode,
     PolicyScores,
-    PolicyState,
     PushWeights,
     Rewind,
     Rewound,
@@ -61,15 +60,15 @@ class TrainerClient(HttpClient):
 
     def extend(self, lease: Lease, ttl: float = 600.0) -> float:
         """Keeps the lease for `ttl` seconds from now, which it returns; `LeaseLost` if it is no longer ours."""
-        return self.send(protocol.extend(self.caller, lease, ttl))
+        return self.send(protocol.extend(self.caller, lease, ttl)).expires_in
 
     def ack(self, lease: Lease, step: int) -> int:
         """The groups become part of `step`; returns how many. `LeaseLost`: they are somebody else's, forget them."""
-        return self.send(protocol.ack(self.caller, lease, step))
+        return self.send(protocol.ack(self.caller, lease, step)).groups
 
     def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
         """The groups can't be trained. The `blamed` ones (default: all) count a failure; returns how many died."""
-        return self.send(protocol.nack(self.caller, lease, reason, blamed))
+        return self.send(protocol.nack(self.caller, lease, reason, blamed)).dead
 
     def release(self, lease: Lease) -> None:
         """The groups were not used: others may have them, and no failure is counted."""
@@ -81,7 +80,7 @@ class TrainerClient(HttpClient):
         Returns how many calls had nothing yet. The same again changes nothing; other values raise `LedgerError`, and
         calls or lengths that are not the lease's `InvalidRequest`. Acknowledged leases can be annotated, too.
         """
-        return sum(self.send(request) for request in protocol.annotate(self.caller, lease, version, calls))
+        return sum(self.send(request).added for request in protocol.annotate(self.caller, lease, version, calls))
 
     def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
         """The checkpoint of `step` was restored, of `versions` by policy: what was acknowledged after it can be leased
@@ -94,13 +93,9 @@ class TrainerClient(HttpClient):
         self.caller["incarnation"] = rewound.incarnation
         return rewound
 
-    def policy(self, name: str) -> PolicyState:
-        """The policy; `UnknownPolicy` lists the known ones."""
+    def policy(self, name: str) -> PolicyStatus:
+        """The policy with its counts of groups and rollouts; `UnknownPolicy` lists the known ones."""
         return self.send(protocol.policy(name))
-
-    def group_counts(self, policy: str) -> dict[str, int]:
-        """How many groups of the policy there are, by `GroupStatus`."""
-        return self.send(protocol.group_counts(policy))
 
     def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
         """Pauses the policy's engines."""
@@ -128,7 +123,7 @@ class TrainerClient(HttpClient):
 
     def ranks(self, policy: str) -> int:
         """How many processes of the policy's engines would receive a transfer now."""
-        return self.send(protocol.ranks(policy))
+        return self.send(protocol.ranks(policy)).ranks
 
     def receive(self, policy: str, transfer: Transfer) -> None:
         """The engines join the group and receive the weights while the trainer sends them; returns when they serve
@@ -155,19 +150,20 @@ class AsyncTrainerClient(AsyncHttpClient):
         return await self.send(protocol.lease(self.caller, policy, groups, options or LeaseOptions()))
 
     async def extend(self, lease: Lease, ttl: float = 600.0) -> float:
-        return await self.send(protocol.extend(self.caller, lease, ttl))
+        return (await self.send(protocol.extend(self.caller, lease, ttl))).expires_in
 
     async def ack(self, lease: Lease, step: int) -> int:
-        return await self.send(protocol.ack(self.caller, lease, step))
+        return (await self.send(protocol.ack(self.caller, lease, step))).groups
 
     async def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
-        return await self.send(protocol.nack(self.caller, lease, reason, blamed))
+        return (await self.send(protocol.nack(self.caller, lease, reason, blamed))).dead
 
     async def release(self, lease: Lease) -> None:
         await self.send(protocol.release(self.caller, lease))
 
     async def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
-        return sum([await self.send(request) for request in protocol.annotate(self.caller, lease, version, calls)])
+        requests = protocol.annotate(self.caller, lease, version, calls)
+        return sum([(await self.send(request)).added for request in requests])
 
     async def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
         restored = Rewind(step, dict(versions), self.run, take_over)
@@ -175,11 +171,8 @@ class AsyncTrainerClient(AsyncHttpClient):
         self.caller["incarnation"] = rewound.incarnation
         return rewound
 
-    async def policy(self, name: str) -> PolicyState:
+    async def policy(self, name: str) -> PolicyStatus:
         return await self.send(protocol.policy(name))
-
-    async def group_counts(self, policy: str) -> dict[str, int]:
-        return await self.send(protocol.group_counts(policy))
 
     async def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
         await self.send(protocol.begin_update(self.caller, policy, mode))
@@ -194,7 +187,7 @@ class AsyncTrainerClient(AsyncHttpClient):
         return await self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))
 
     async def ranks(self, policy: str) -> int:
-        return await self.send(protocol.ranks(policy))
+        return (await self.send(protocol.ranks(policy))).ranks
 
     async def receive(self, policy: str, transfer: Transfer) -> None:
         await self.send(protocol.receive(policy, transfer))

@@ -5,28 +5,29 @@ Both clients build their requests here. Bodies and replies are `rolltap.contract
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, TypeVar
+from collections.abc import Sequence
+from typing import TypedDict
 from urllib.parse import quote
 
-import msgspec
-
 from rolltap import wire
-from rolltap.contract.annotations import MAX_CALLS, MAX_TOKENS, AnnotateLease, CallAnnotation
+from rolltap.contract.annotations import MAX_CALLS, MAX_TOKENS, AnnotateLease, CallAnnotation, LeaseAnnotated
 from rolltap.contract.base import values_of
-from rolltap.contract.control import RolloutControl, SetControl
+from rolltap.contract.control import PolicyStatus, RolloutControl, SetControl
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import (
     AckLease,
     BeginUpdate,
+    EngineRanks,
     ExtendLease,
     FinishUpdate,
+    LeaseAcknowledged,
+    LeaseExtended,
     LeaseOptions,
+    LeaseRefused,
     LeaseRequest,
     NackLease,
     PauseMode,
     PolicyScores,
-    PolicyState,
     PushWeights,
     ReleaseLease,
     Rewind,
@@ -34,9 +35,7 @@ from rolltap.contract.trainer import (
     ScoreIds,
     Transfer,
 )
-from rolltap.http_client import Request, read_json
-
-T = TypeVar("T")
+from rolltap.http_client import Request, no_content, read_as
 
 
 class TrainerCaller(TypedDict):
@@ -52,27 +51,29 @@ def lease(by: TrainerCaller, policy: str, groups: int, options: LeaseOptions) ->
     return Request("POST", "/leases", values_of(request), parse=_lease, wait=options.wait)
 
 
-def extend(by: TrainerCaller, leased: Lease, ttl: float) -> Request[float]:
+def extend(by: TrainerCaller, leased: Lease, ttl: float) -> Request[LeaseExtended]:
     body = ExtendLease(leased.token, ttl, by["incarnation"])
-    return Request("POST", f"/leases/{leased.id}/extend", body, parse=_field("expires_in", float))
+    return Request("POST", f"/leases/{leased.id}/extend", body, parse=read_as(LeaseExtended))
 
 
-def ack(by: TrainerCaller, leased: Lease, step: int) -> Request[int]:
+def ack(by: TrainerCaller, leased: Lease, step: int) -> Request[LeaseAcknowledged]:
     body = AckLease(leased.token, step, by["incarnation"])
-    return Request("POST", f"/leases/{leased.id}/ack", body, parse=_field("groups", int))
+    return Request("POST", f"/leases/{leased.id}/ack", body, parse=read_as(LeaseAcknowledged))
 
 
-def nack(by: TrainerCaller, leased: Lease, reason: str, blamed: tuple[str, ...]) -> Request[int]:
+def nack(by: TrainerCaller, leased: Lease, reason: str, blamed: tuple[str, ...]) -> Request[LeaseRefused]:
     body = NackLease(leased.token, reason, blamed, by["incarnation"])
-    return Request("POST", f"/leases/{leased.id}/nack", body, parse=_field("dead", int))
+    return Request("POST", f"/leases/{leased.id}/nack", body, parse=read_as(LeaseRefused))
 
 
 def release(by: TrainerCaller, leased: Lease) -> Request[None]:
     body = ReleaseLease(leased.token, by["incarnation"])
-    return Request("POST", f"/leases/{leased.id}/release", body, parse=_nothing)
+    return Request("POST", f"/leases/{leased.id}/release", body, parse=no_content)
 
 
-def annotate(by: TrainerCaller, leased: Lease, version: int, calls: Sequence[CallAnnotation]) -> list[Request[int]]:
+def annotate(
+    by: TrainerCaller, leased: Lease, version: int, calls: Sequence[CallAnnotation]
+) -> list[Request[LeaseAnnotated]]:
     """As many requests as the calls need; each is taken whole or not at all."""
     parts: list[list[CallAnnotation]] = []
     room = 0
@@ -84,47 +85,43 @@ def annotate(by: TrainerCaller, leased: Lease, version: int, calls: Sequence[Cal
         room -= call.tokens
     path, incarnation = f"/leases/{leased.id}/annotations", by["incarnation"]
     bodies = (AnnotateLease(leased.token, version, tuple(part), incarnation) for part in parts)
-    return [Request("POST", path, body, parse=_field("added", int)) for body in bodies]
+    return [Request("POST", path, body, parse=read_as(LeaseAnnotated)) for body in bodies]
 
 
 def rewind(trainer: str, restored: Rewind) -> Request[Rewound]:
-    return Request("POST", f"/trainers/{quote(trainer, safe='')}/rewind", restored, parse=_reply(Rewound))
+    return Request("POST", f"/trainers/{quote(trainer, safe='')}/rewind", restored, parse=read_as(Rewound))
 
 
-def policy(name: str) -> Request[PolicyState]:
-    return Request("GET", _path(name), parse=_reply(PolicyState))
-
-
-def group_counts(name: str) -> Request[dict[str, int]]:
-    return Request("GET", _path(name), parse=_field("groups", dict))
+def policy(name: str) -> Request[PolicyStatus]:
+    return Request("GET", _path(name), parse=read_as(PolicyStatus))
 
 
 def begin_update(by: TrainerCaller, name: str, mode: PauseMode) -> Request[None]:
-    return Request("POST", _path(name, "/begin_update"), BeginUpdate(mode, **by), parse=_nothing)
+    return Request("POST", _path(name, "/begin_update"), BeginUpdate(mode, **by), parse=no_content)
 
 
 def push(name: str, weights: PushWeights) -> Request[None]:
-    return Request("POST", _path(name, "/push"), weights, parse=_nothing)
+    return Request("POST", _path(name, "/push"), weights, parse=no_content)
 
 
 def set_control(by: TrainerCaller, name: str, control: RolloutControl) -> Request[None]:
-    return Request("POST", _path(name, "/control"), SetControl(control=control, **by), parse=_nothing)
+    return Request("POST", _path(name, "/control"), SetControl(control=control, **by), parse=no_content)
 
 
 def score(name: str, body: ScoreIds) -> Request[PolicyScores]:
-    return Request("POST", _path(name, "/score"), body, parse=_reply(PolicyScores))
+    return Request("POST", _path(name, "/score"), body, parse=read_as(PolicyScores))
 
 
-def ranks(name: str) -> Request[int]:
-    return Request("GET", _path(name, "/ranks"), parse=_field("ranks", int))
+def ranks(name: str) -> Request[EngineRanks]:
+    return Request("GET", _path(name, "/ranks"), parse=read_as(EngineRanks))
 
 
 def receive(name: str, transfer: Transfer) -> Request[None]:
-    return Request("POST", _path(name, "/receive"), transfer, parse=_nothing, wait=transfer.timeout_s, once=True)
+    return Request("POST", _path(name, "/receive"), transfer, parse=no_content, wait=transfer.timeout_s, once=True)
 
 
 def finish_update(by: TrainerCaller, name: str) -> Request[None]:
-    return Request("POST", _path(name, "/finish_update"), FinishUpdate(**by), parse=_nothing)
+    return Request("POST", _path(name, "/finish_update"), FinishUpdate(**by), parse=no_content)
 
 
 def _path(name: str, rest: str = "") -> str:
@@ -133,15 +130,3 @@ def _path(name: str, rest: str = "") -> str:
 
 def _lease(body: bytes) -> Lease | None:
     return wire.unpack(body, Lease) if body else None
-
-
-def _reply(kind: type[T]) -> Callable[[bytes], T]:
-    return lambda body: msgspec.json.decode(body, type=kind)
-
-
-def _field(name: str, kind: Callable[[Any], T]) -> Callable[[bytes], T]:
-    return lambda body: kind(read_json(body)[name])
-
-
-def _nothing(_: bytes) -> None:
-    return None

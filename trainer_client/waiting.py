@@ -29,7 +29,7 @@ class WaitNotice:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY_S
-        groups = self._client.group_counts(self._policy)
+        groups = self._client.policy(self._policy).groups
         ready, open_now, stale = (
             groups.get(status, 0) for status in (GroupStatus.COMPLETE, GroupStatus.OPEN, GroupStatus.STALE)
         )

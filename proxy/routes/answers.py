@@ -12,10 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rolltap import wire
-from rolltap.contract.admin import AssignedRollout
-from rolltap.contract.control import RolloutControl
 from rolltap.contract.keys import KeyRecord
-from rolltap.contract.trainer import PauseMode, PolicyState
 from rolltap.finding import SessionFinding
 from rolltap.ledger.audit import AuditEntry
 from rolltap.ledger.base import DeadLetter
@@ -81,30 +78,6 @@ class Readiness:
     spool: Literal["ok", "full", "none"]
     engines: Literal["up", "down"]
     models: Literal["served", "missing", "unknown"]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionKey:
-    """A new session. Only this answer contains its `key`. `base_url` is the address for the harness."""
-
-    session_id: str
-    key: str
-    base_url: str
-    expires_at: float
-    policy: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptKey(SessionKey):
-    """A new attempt's session. `model` is the name that the harness asks for; `turns` is its cap of turns, 0 for none.
-
-    `roles` maps each role to its policy where several play.
-    """
-
-    attempt: int
-    model: str
-    roles: Mapping[str, str]
-    turns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +183,6 @@ class TrajectoryReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedSession:
-    """`capped`: calls were refused because of the cap of turns. `findings`: the worst first."""
-
-    session_id: str
-    capped: bool
-    findings: Sequence[SessionFinding]
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutWithEvidence(Rollout):
     """A rollout, its evaluator's output, and its agent's attempts to tamper."""
 
@@ -238,36 +202,6 @@ class SubmissionList:
     """Submissions, newest first."""
 
     submissions: Sequence[Submission]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkWaits:
-    """Whether unclaimed work exists, including work blocked by backpressure."""
-
-    waiting: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AssignedRollouts:
-    """The rollouts that the node claimed."""
-
-    rollouts: Sequence[AssignedRollout]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRollouts:
-    """The rollouts that the node still has claimed."""
-
-    node: str
-    rollouts: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ReleasedRollouts:
-    """Number of rollouts that the node released."""
-
-    node: str
-    released: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,58 +232,6 @@ class RevokedKeys:
     revoked: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyStanding(PolicyState):
-    """A policy with its counts, as in `PolicyStats`; `engine` is the name of its engine or pool, `control` what a
-    trainer has set for the rollouts to come."""
-
-    policy: str
-    engine: str
-    trainable: bool
-    groups: Mapping[str, int]
-    rollouts: Mapping[str, int]
-    outstanding: int
-    room: int | None
-    zero_variance: int
-    staleness: Mapping[int, int]
-    control: RolloutControl
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyList:
-    """The served policies."""
-
-    policies: Sequence[PolicyStanding]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseExtended:
-    """The lease ends in `expires_in` seconds."""
-
-    expires_in: float
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseAcknowledged:
-    """Number of groups in the step."""
-
-    groups: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRefused:
-    """Number of groups that are now dead."""
-
-    dead: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseReleased:
-    """The lease's groups are ready again for other trainers."""
-
-    lease_id: str
-
-
 @dataclass(frozen=True, slots=True)
 class DeadLetterList:
     """Groups that failed too often."""
@@ -362,34 +244,3 @@ class GroupRevived:
     """The group is ready again."""
 
     group_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyPaused:
-    """The policy's engines are paused."""
-
-    policy: str
-    paused: PauseMode
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyResumed:
-    """The policy's engines are resumed."""
-
-    policy: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServedVersion:
-    """The engines have this version's weights completely."""
-
-    policy: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRanks:
-    """Number of processes of the policy's engines that would receive weights over a process group."""
-
-    policy: str
-    ranks: int

@@ -5,18 +5,22 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from rolltap.contract.annotations import AnnotateLease, CallAnnotation, LeaseAnnotated
-from rolltap.contract.trainer import AckLease, ExtendLease, LeaseRequest, NackLease, ReleaseLease, Rewind, Rewound
-from rolltap.ledger.leases import LeaseKey
-from rolltap.proxy.reading_process.remote_rebuilder import RemoteRebuilder
-from rolltap.proxy.routes.answers import (
-    DeadLetterList,
-    GroupRevived,
+from rolltap.contract.trainer import (
+    AckLease,
+    ExtendLease,
     LeaseAcknowledged,
     LeaseExtended,
     LeaseRefused,
     LeaseReleased,
-    packed,
+    LeaseRequest,
+    NackLease,
+    ReleaseLease,
+    Rewind,
+    Rewound,
 )
+from rolltap.ledger.leases import LeaseKey
+from rolltap.proxy.reading_process.remote_rebuilder import RemoteRebuilder
+from rolltap.proxy.routes.answers import DeadLetterList, GroupRevived, packed
 from rolltap.proxy.routes.policies import policy_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced

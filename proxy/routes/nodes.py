@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from rolltap.contract.admin import Heartbeat, LeaseRollouts
+from rolltap.contract.admin import (
+    AssignedRollouts,
+    Heartbeat,
+    HeldRollouts,
+    LeaseRollouts,
+    ReleasedRollouts,
+    WorkWaits,
+)
 from rolltap.proxy.access import By
-from rolltap.proxy.routes.answers import AssignedRollouts, HeldRollouts, ReleasedRollouts, WorkWaits
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 

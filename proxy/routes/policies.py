@@ -7,18 +7,20 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from rolltap.contract.control import RolloutControl, SetControl
-from rolltap.contract.trainer import LOST, BeginUpdate, FinishUpdate, OwnerRequest, PushWeights
-from rolltap.errors import EngineUnavailable, InvalidRequest, UnknownPolicy, WeightsLost
-from rolltap.proxy.call.policies import Policy
-from rolltap.proxy.routes.answers import (
-    PolicyList,
+from rolltap.contract.control import PolicyList, PolicyStatus, RolloutControl, SetControl
+from rolltap.contract.trainer import (
+    LOST,
+    BeginUpdate,
+    FinishUpdate,
+    OwnerRequest,
     PolicyPaused,
     PolicyResumed,
-    PolicyStanding,
+    PushWeights,
     ServedVersion,
-    fields_of,
 )
+from rolltap.errors import EngineUnavailable, InvalidRequest, UnknownPolicy, WeightsLost
+from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.routes.answers import fields_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 
@@ -34,7 +36,7 @@ def admin_router(services: Services) -> APIRouter:
         return PolicyList([await _state(services, runtime) for runtime in services.policies])
 
     @routes.get("/policies/{name}")
-    async def show_policy(name: str) -> PolicyStanding:
+    async def show_policy(name: str) -> PolicyStatus:
         return await _state(services, policy_of(services, name))
 
     @routes.post("/policies/{name}/control")
@@ -55,7 +57,7 @@ def trainer_router(services: Services) -> APIRouter:
     policies = services.ledger.policies
 
     @routes.get("/policies/{name}")
-    async def show_policy(name: str) -> PolicyStanding:
+    async def show_policy(name: str) -> PolicyStatus:
         return await _state(services, policy_of(services, name))
 
     @routes.post("/policies/{name}/begin_update")
@@ -137,12 +139,12 @@ def still_lost(name: str) -> WeightsLost:
     return WeightsLost(f"policy {name!r}: its last transfer of weights broke off; push whole weights to continue")
 
 
-async def _state(services: Services, runtime: Policy) -> PolicyStanding:
+async def _state(services: Services, runtime: Policy) -> PolicyStatus:
     state = await services.ledger.policies.get(runtime.name)
     stats = await services.ledger.policies.stats(runtime.name)
     values = fields_of(state) | fields_of(stats)
     control = await services.ledger.controls.of(runtime.name)
-    return PolicyStanding(**values, engine=runtime.engine.name, trainable=runtime.settings.trainable, control=control)
+    return PolicyStatus(**values, engine=runtime.engine.name, trainable=runtime.settings.trainable, control=control)
 
 
 async def _control(services: Services, name: str, control: RolloutControl, by: OwnerRequest | None) -> RolloutControl:

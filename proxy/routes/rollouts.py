@@ -6,13 +6,13 @@ import logging
 
 from fastapi import APIRouter
 
-from rolltap.contract.admin import FinishRollout, NewReward, OpenGroup, StartRollout
+from rolltap.contract.admin import AttemptKey, FinishRollout, NewReward, OpenGroup, StartRollout
 from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
 from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
 from rolltap.ledger.groups import GroupSpec
 from rolltap.proxy.access import By
-from rolltap.proxy.routes.answers import AttemptKey, GroupList, RolloutWithEvidence, fields_of
+from rolltap.proxy.routes.answers import GroupList, RolloutWithEvidence, fields_of
 from rolltap.proxy.routes.policies import check_temperature, policy_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced

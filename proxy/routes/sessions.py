@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter
 
-from rolltap.contract.admin import OpenSession
+from rolltap.contract.admin import ClosedSession, OpenSession, SessionKey
 from rolltap.contract.harness_log import HarnessLog, LogEntry
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.log_check import UNCHECKED, LogCheck
@@ -17,10 +17,8 @@ from rolltap.proxy.call.turn_cap import cap_of
 from rolltap.proxy.reading_process.asking import P, Question
 from rolltap.proxy.reading_process.session_views import SessionViews
 from rolltap.proxy.routes.answers import (
-    ClosedSession,
     RecordedSessionLine,
     SessionForest,
-    SessionKey,
     SessionList,
     TrajectoryReport,
     fields_of,

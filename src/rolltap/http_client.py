@@ -53,6 +53,15 @@ def read_json(body: bytes) -> Any:
     return msgspec.json.decode(body) if body else None
 
 
+def read_as(kind: type[T]) -> Callable[[bytes], T]:
+    """Reads a reply as `kind`, a dataclass of `rolltap.contract`. Fields that it does not have are ignored."""
+    return lambda body: msgspec.json.decode(body, type=kind)
+
+
+def no_content(_: bytes) -> None:
+    """Reads nothing: the reply says only that the request was carried out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
     """One call. `body` is sent as JSON; `parse` reads the reply's body.

@@ -13,6 +13,7 @@ from pydantic import Field, GetPydanticSchema
 
 from rolltap.contract.base import Integer, RequestBody, check_ttl
 from rolltap.errors import InvalidRequest
+from rolltap.finding import SessionFinding
 from rolltap.tampering import DETAIL_CHARS, MOST_ACTS, TamperingAct
 from rolltap.types import Cause, RolloutStatus, Scoring, Task
 
@@ -268,3 +269,66 @@ class Heartbeat(RequestBody):
 
     ttl: float = 15.0
     tokens: Annotated[Sequence[str], Field(max_length=4096)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """A new session. Only this answer contains its `key`. `base_url` is the address for the harness."""
+
+    session_id: str
+    key: str
+    base_url: str
+    expires_at: float
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKey(SessionKey):
+    """A new attempt's session. `model` is the name that the harness asks for; `turns` is its cap of turns, 0 for none.
+
+    `roles` maps each role to its policy where several play.
+    """
+
+    attempt: int
+    model: str
+    roles: Mapping[str, str]
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedSession:
+    """`capped`: calls were refused because of the cap of turns. `findings`: the worst first."""
+
+    session_id: str
+    capped: bool
+    findings: Sequence[SessionFinding]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkWaits:
+    """Whether unclaimed work exists, including work blocked by backpressure."""
+
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedRollouts:
+    """The rollouts that the node claimed."""
+
+    rollouts: Sequence[AssignedRollout]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRollouts:
+    """The rollouts that the node still has claimed."""
+
+    node: str
+    rollouts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedRollouts:
+    """Number of rollouts that the node released."""
+
+    node: str
+    released: int

@@ -1,14 +1,14 @@
-"""What a trainer sets for the rollouts of its policy that are still to come: its control of the next step."""
+"""What a trainer sets for the rollouts of its policy that are still to come, and a policy's status with it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rolltap.contract.admin import MAX_ROLLOUTS
 from rolltap.contract.base import Integer, RequestBody
-from rolltap.contract.trainer import OwnerRequest
+from rolltap.contract.trainer import OwnerRequest, PolicyState
 from rolltap.errors import InvalidRequest
 
 OTHERS = "*"
@@ -92,3 +92,27 @@ class SetControl(OwnerRequest):
     """`control` for the policy that the trainer owns."""
 
     control: RolloutControl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStatus(PolicyState):
+    """A policy with its counts, as in `PolicyStats`; `engine` is the name of its engine or pool, `control` what a
+    trainer has set for the rollouts to come."""
+
+    policy: str
+    engine: str
+    trainable: bool
+    groups: Mapping[str, int]
+    rollouts: Mapping[str, int]
+    outstanding: int
+    room: int | None
+    zero_variance: int
+    staleness: Mapping[int, int]
+    control: RolloutControl
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyList:
+    """The served policies."""
+
+    policies: Sequence[PolicyStatus]

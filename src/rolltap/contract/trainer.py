@@ -164,6 +164,34 @@ class ReleaseLease(RequestBody):
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseExtended:
+    """The lease ends in `expires_in` seconds."""
+
+    expires_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAcknowledged:
+    """Number of groups in the step."""
+
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRefused:
+    """Number of groups that are now dead."""
+
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReleased:
+    """The lease's groups are ready again for other trainers."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rewind(RequestBody):
     """The trainer restored its checkpoint of `step`; `versions` are the weight versions in it, by policy.
 
@@ -277,3 +305,34 @@ class Transfer(OwnerRequest):
     backend: Literal["gloo", "nccl"]
     timeout_s: Annotated[float, Field(gt=0, le=86_400)]
     buckets: Annotated[list[Bucket], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPaused:
+    """The policy's engines are paused."""
+
+    policy: str
+    paused: PauseMode
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResumed:
+    """The policy's engines are resumed."""
+
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """The engines have this version's weights completely."""
+
+    policy: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRanks:
+    """Number of processes of the policy's engines that would receive weights over a process group."""
+
+    policy: str
+    ranks: int

@@ -135,7 +135,7 @@ def test_status_says_how_many_groups_are_stale(here: Path) -> None:
     assert output.splitlines()[-1] == "coder: 2 groups became stale before a trainer took them"
 
 
-OPENED = {"session_id": "s1", "key": "k-1", "base_url": "http://here:8710/s/s1", "policy": "my-model"}
+OPENED = {"session_id": "s1", "key": "k-1", "base_url": "http://here:8710/s/s1", "policy": "my-model", "expires_at": 0}
 
 
 def test_an_opened_session_says_its_model_and_how_codex_is_pointed(here: Path) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from aiohttp import web
+
+from rolltap.contract.admin import SessionKey
+from rolltap.types import Group, GroupStatus, Rollout, RolloutStatus
 
 Reply = Callable[[list[dict[str, Any]]], dict[str, Any]]
 """Messages so far → the assistant message."""
@@ -23,6 +28,10 @@ def tool_call(command: str, number: int = 0) -> dict[str, Any]:
         "function": {"name": "bash", "arguments": json.dumps({"command": command})},
     }
     return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _rollout(rollout: str, status: str, attempt: int) -> web.Response:
+    return web.json_response(msgspec.to_builtins(Rollout(rollout, "group", "task", 0, RolloutStatus(status), attempt)))
 
 
 @dataclass
@@ -59,24 +68,24 @@ class Stub:
             error = {"code": "rate_limit_exceeded", "message": "too many groups are outstanding", "param": None}
             return web.json_response({"error": error}, status=429, headers={"Retry-After": "0.02"})
         body = await request.json()
-        rollouts = [{"id": f"{body['id']}-{n}", "status": "pending"} for n in range(body["n"])]
-        group = self.groups.setdefault(body["id"], {**body, "rollouts": rollouts})
-        return web.json_response(group)
+        task_id = body["task"]["id"]
+        rollouts = tuple(Rollout(f"{body['id']}-{n}", body["id"], task_id, n) for n in range(body["n"]))
+        group = Group(body["id"], task_id, "tiny", GroupStatus.OPEN, rollouts)
+        return web.json_response(self.groups.setdefault(body["id"], {**body, **msgspec.to_builtins(group)}))
 
     async def start(self, request: web.Request) -> web.Response:
         rollout = request.match_info["id"]
         self.attempts[rollout] = self.attempts.get(rollout, 0) + 1
-        return self._session({"attempt": self.attempts[rollout], "model": "tiny"})
+        return self._session(attempt=self.attempts[rollout], model="tiny", roles={}, turns=0)
 
     async def open_session(self, request: web.Request) -> web.Response:
-        return self._session({"policy": "default"})
+        return self._session()
 
-    def _session(self, extra: dict[str, Any]) -> web.Response:
+    def _session(self, **attempt: Any) -> web.Response:
         session = f"s{next(self._ids)}"
         self.sessions[f"key-{session}"] = session
-        return web.json_response(
-            {"session_id": session, "key": f"key-{session}", "base_url": f"{self.url}/s/{session}", **extra}
-        )
+        key = SessionKey(session, f"key-{session}", f"{self.url}/s/{session}", time.time() + 60, "default")
+        return web.json_response(msgspec.to_builtins(key) | attempt)
 
     async def finish(self, request: web.Request) -> web.Response:
         rollout = request.match_info["id"]
@@ -89,9 +98,9 @@ class Stub:
         if body.get("cause") == "infrastructure" and len(failures) < self.infra_retries:
             failures.append(body["reason"])
             self.pending += [self.leased[rollout]] if rollout in self.leased else []
-            return web.json_response({"status": "pending", "attempt": body.get("attempt", 0) + 1})
+            return _rollout(rollout, "pending", body.get("attempt", 0) + 1)
         self.finished[rollout] = body
-        return web.json_response({"status": body["status"], "attempt": body.get("attempt", 0)})
+        return _rollout(rollout, body["status"], body.get("attempt", 0))
 
     async def lease(self, request: web.Request) -> web.Response:
         node, asked = request.match_info["node"], await request.json()
@@ -108,18 +117,18 @@ class Stub:
 
     async def heartbeat(self, request: web.Request) -> web.Response:
         own = [rollout for rollout, node in self.held.items() if node == request.match_info["node"]]
-        return web.json_response({"rollouts": own})
+        return web.json_response({"node": request.match_info["node"], "rollouts": own})
 
     async def release(self, request: web.Request) -> web.Response:
         self.released.append(request.match_info["node"])
         return web.json_response({})
 
     async def show_rollout(self, request: web.Request) -> web.Response:
-        return web.json_response({"id": request.match_info["id"], "status": self.refuse_finish, "attempt": 1})
+        return _rollout(request.match_info["id"], self.refuse_finish, 1)
 
     async def close(self, request: web.Request) -> web.Response:
         self.closed.add(request.match_info["id"])
-        return web.json_response({})
+        return web.json_response({"session_id": request.match_info["id"], "capped": False, "findings": []})
 
     async def log(self, request: web.Request) -> web.Response:
         assert request.match_info["id"] in self.closed, "compared before the session is closed"

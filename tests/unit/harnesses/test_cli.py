@@ -41,7 +41,13 @@ def test_an_unknown_harness_is_one_line() -> None:
 
 @pytest.mark.parametrize("name", ["codex", "pi", "opencode", "openai-agents", "mistral-vibe"])
 def test_env_is_shell_that_can_be_run(name: str, tmp_path: Path) -> None:
-    opened = {"session_id": "abc", "key": "it's a key", "base_url": "http://10.0.0.1:1/s/abc", "policy": "m"}
+    opened = {
+        "session_id": "abc",
+        "key": "it's a key",
+        "base_url": "http://10.0.0.1:1/s/abc",
+        "policy": "m",
+        "expires_at": 0,
+    }
     with stub_plane({"POST /sessions": opened}) as plane:
         told = output("env", name, "--url", plane.url, env={"ROLLTAP_ADMIN_KEY": "k"})
     *exports, command = told.strip().splitlines()

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import msgspec
+
 from rolltap import wire
+from rolltap.contract.control import PolicyStatus, RolloutControl
 from rolltap.contract.leases import Lease, LeasedGroup
 from rolltap.errors import (
     EngineUnavailable,
@@ -205,8 +208,25 @@ class Plane:
         elif verb:
             self.paused = body.get("mode")
         self.changed.notify_all()
-        state = {"name": name, "version": self.version, "tokenizer_hash": self.tokenizer_hash, "paused": self.paused}
-        return state | {"groups": {"complete": len(self.ready), "stale": self.stale}}
+        return msgspec.to_builtins(self._status(name), str_keys=True)
+
+    def _status(self, name: str) -> PolicyStatus:
+        return PolicyStatus(
+            name,
+            self.version,
+            self.tokenizer_hash,
+            self.paused,
+            policy=name,
+            engine="engine",
+            trainable=name == self.policy,
+            groups={"complete": len(self.ready), "stale": self.stale},
+            rollouts={},
+            outstanding=0,
+            room=None,
+            zero_variance=0,
+            staleness={},
+            control=RolloutControl(),
+        )
 
 
 def teacher_logprobs(ids: Sequence[int]) -> list[float]:
