@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest, Replay, Rewind
 from rolltap.errors import (
     InvalidRequest,
@@ -14,6 +15,7 @@ from rolltap.errors import (
     LedgerError,
     RateLimited,
     StepRegression,
+    StoreUnavailable,
     TrainerFenced,
 )
 from rolltap.ledger.leases import LeaseKey
@@ -215,6 +217,54 @@ async def test_stale_groups_age_out_together_and_are_counted(world: World) -> No
     assert await status(world, old.id) is GroupStatus.STALE
     stats = await world.ledger.policies.stats("policy")
     assert stats.groups == {"leased": 1, "stale": 1}
+
+
+async def test_a_lease_that_cannot_be_delivered_keeps_no_group(world: World) -> None:
+    for _ in range(4):
+        await world.complete(1)
+    world.unreadable = 1
+    with pytest.raises(StoreUnavailable):
+        await world.ledger.trainers.lease(wants(2, max_staleness=0, batch=2))
+    assert len((await world.ledger.trainers.lease(wants(2, max_staleness=0, batch=2))).groups) == 2
+    assert (await world.ledger.policies.stats("policy")).groups == {"complete": 2, "leased": 2}
+
+
+async def test_a_lease_whose_building_is_cancelled_keeps_no_group(world: World) -> None:
+    group, building = await world.complete(1), asyncio.Event()
+
+    async def never(*_: object) -> Lease:
+        building.set()
+        await asyncio.sleep(60)
+        raise AssertionError("it is cancelled")
+
+    asking = asyncio.create_task(world.ledger.trainers.built(wants(1), never))
+    await building.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await status(world, group.id) is GroupStatus.COMPLETE
+
+
+async def test_a_call_that_completes_after_its_rollout_ended_is_not_trained(world: World) -> None:
+    group = await world.complete(1, 0, 0)
+    session = str(group.rollouts[0].session_id)
+    world.late.add(session)
+    lease = await world.ledger.trainers.lease(wants(1))
+    (record,) = lease.groups[0].rollouts
+    known, late = record.trajectory.segments
+    assert known.loss_mask.sum() == 2
+    assert not late.loss_mask.any()
+    assert [turn.trained for turn in late.turns] == [False]
+
+
+async def test_a_trainer_bounds_groups_as_long_as_it_holds_a_lease(world: World) -> None:
+    await world.complete(1)
+    lease = await world.ledger.trainers.lease(wants(1, max_staleness=0, batch=1, ttl=3600))
+    world.clock.ahead += 1800  # a long step: nothing is heard of the trainer
+    assert (await world.ledger.policies.stats("policy")).room == 0
+    await world.ledger.trainers.release(key(lease))
+    world.clock.ahead += 1800
+    assert (await world.ledger.policies.stats("policy")).room is None
 
 
 async def test_outstanding_groups_are_bounded_by_what_trainers_take(world: World) -> None:

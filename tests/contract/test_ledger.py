@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -368,3 +369,31 @@ async def test_groups_are_listed_newest_first_in_pages(world: World) -> None:
     first = await world.ledger.groups.list(limit=3)
     rest = await world.ledger.groups.list(limit=3, before=first[-1].id)
     assert [group.id for group in (*first, *rest)] == ids[::-1]
+
+
+async def test_a_session_that_was_never_stored_does_not_stop_the_sweeper(world: World) -> None:
+    """Its server died before it could store it: the session ends with its attempt like any other."""
+    group = await world.open(2, deadline=1.0)
+    first, second = [await world.start(rollout) for rollout in group.rollouts]
+    world.unstored.add(str(first.session_id))
+    async with world.ledger.sweeping(every=0.01):
+        world.clock.ahead += 10
+        for _ in range(500):
+            await asyncio.sleep(0.02)
+            if await status(world, group.id) is not GroupStatus.OPEN:
+                break
+    assert await status(world, group.id) is not GroupStatus.OPEN
+    assert str(second.session_id) in world.closed
+
+
+async def test_a_defect_does_not_stop_the_sweeper(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweeps, third = itertools.count(1), asyncio.Event()
+
+    async def sweep() -> None:
+        if next(sweeps) == 3:
+            third.set()
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(world.ledger, "sweep", sweep)
+    async with world.ledger.sweeping(every=0.01), asyncio.timeout(10):
+        await third.wait()

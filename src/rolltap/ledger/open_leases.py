@@ -139,6 +139,15 @@ def end_lease(tx: Tx, lease: Any, status: str) -> int:
     return freed
 
 
+def end_undelivered(tx: Tx, token: int) -> None:
+    """Ends a lease that no trainer has received, unless a rewind has ended it."""
+    lease = sa.select(leases).where(leases.c.token == token, leases.c.status == "open")
+    row = tx.first(lease.with_for_update(key_share=True))
+    if row is not None:
+        end_lease(tx, row, "undelivered")
+        tx.note("lease_undelivered", row.id, trainer=row.trainer, policy=row.policy)
+
+
 def fail(tx: Tx, group: Any, reason: str, settings: LedgerSettings) -> bool:
     """Counts a failure of the group; True if it is dead now."""
     dead = group.failures + 1 >= settings.max_failures

@@ -7,7 +7,7 @@ ledger's own work.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,14 +16,18 @@ from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger.base import TrainedVersions, TrajectoriesOf
+from rolltap.ledger.masking import without_late_calls, without_stale
 from rolltap.ledger.open_leases import OpenedLease
-from rolltap.ledger.rows import load_groups, load_tasks, total_reward, trained_rollouts
-from rolltap.ledger.stale_tokens import without_stale
+from rolltap.ledger.rows import load_groups, load_tasks, load_trained_calls, total_reward
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import NO_VERSION, Group, Scoring, Task, Trajectory
 
 GROUPS_AT_ONCE = 16
 """Number of groups whose sessions are read and rebuilt together."""
+
+TrainedCalls = Mapping[str, Sequence[str]]
+"""The calls that each rollout had to train when it ended, by rollout id. Its reward knows no other calls: one that was
+under way then, and completed later, is not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,8 @@ class LocalRebuilder:
     async def lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease | BrokenGroups:
         ids = opened.group_ids
 
-        def load(tx: Tx) -> tuple[Sequence[Group], Mapping[str, Task], Set[str]]:
-            return load_groups(tx, ids), load_tasks(tx, ids), trained_rollouts(tx, ids)
+        def load(tx: Tx) -> tuple[Sequence[Group], Mapping[str, Task], TrainedCalls]:
+            return load_groups(tx, ids), load_tasks(tx, ids), load_trained_calls(tx, ids)
 
         groups, tasks, trained = await self._database.query(
             lambda connection: load(Tx(connection, database_clock(connection)))
@@ -86,14 +90,13 @@ class LocalRebuilder:
         self,
         groups: Sequence[Group],
         tasks: Mapping[str, Task],
-        trained: Set[str],
+        trained: TrainedCalls,
         opened: OpenedLease,
         broken: dict[str, str],
     ) -> list[LeasedGroup]:
         """The groups with their trajectories. They are read together, or one by one if one of them cannot be rebuilt.
 
-        `trained`: the rollouts that had tokens to train when they ended. Adds groups that cannot be rebuilt to
-        `broken`.
+        Adds groups that cannot be rebuilt to `broken`.
         """
         session_ids = [session_id for group in groups for session_id in _sessions(group)]
         try:
@@ -105,6 +108,11 @@ class LocalRebuilder:
                 broken[groups[0].id] = f"{error.code}: {error.message}"
                 return []
             return [one for group in groups for one in await self._rebuilt([group], tasks, trained, opened, broken)]
+        scored = [rollout for group in groups for rollout in group.rollouts if rollout.scoring is Scoring.SCORED]
+        for rollout in scored:
+            if rollout.session_id in trajectories:
+                trajectory = trajectories[rollout.session_id]
+                trajectories[rollout.session_id] = without_late_calls(trajectory, frozenset(trained[rollout.id]))
         if (most := opened.mask_beyond) is not None:
             trajectories = {id: without_stale(one, opened.history, most) for id, one in trajectories.items()}
         return [_leased_group(group, tasks[group.id], trajectories, opened) for group in groups]
@@ -133,11 +141,11 @@ def _score_tampered(group: Group, tampered: str) -> Group:
     return replace(group, rollouts=tuple(rollouts))
 
 
-def _check_not_pruned(group: Group, trajectories: Mapping[str, Trajectory], trained: Set[str]) -> None:
+def _check_not_pruned(group: Group, trajectories: Mapping[str, Trajectory], trained: TrainedCalls) -> None:
     """Raises `RecordCorrupt` if the calls of a rollout with tokens to train were removed from the log."""
     for rollout in group.rollouts:
         trajectory = trajectories.get(rollout.session_id or "")
-        if rollout.id in trained and trajectory is not None and not trajectory.segments:
+        if trained[rollout.id] and trajectory is not None and not trajectory.segments:
             raise RecordCorrupt(f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed")
 
 

@@ -154,10 +154,10 @@ def load_tasks(tx: Tx, group_ids: Sequence[str]) -> dict[str, Task]:
     return {row.group_id: task_of(row) for row in tx.all(statement)}
 
 
-def trained_rollouts(tx: Tx, group_ids: Sequence[str]) -> set[str]:
-    """The ids of the groups' rollouts that had tokens to train when they ended."""
-    trained = sa.select(rollouts.c.id).where(rollouts.c.group_id.in_(group_ids), rollouts.c.oldest_version >= 0)
-    return {row.id for row in tx.all(trained)}
+def load_trained_calls(tx: Tx, group_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The calls that each of the groups' rollouts had to train when it ended, by rollout id."""
+    statement = sa.select(rollouts.c.id, rollouts.c.trained_calls).where(rollouts.c.group_id.in_(group_ids))
+    return {row.id: tuple(row.trained_calls) for row in tx.all(statement)}
 
 
 def locked_group(tx: Tx, rollout_id: str) -> tuple[Any, Any]:

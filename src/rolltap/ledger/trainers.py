@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -14,10 +16,11 @@ from rolltap.contract.annotations import AnnotateLease
 from rolltap.contract.base import check_ttl
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest, Rewind, Rewound
+from rolltap.errors import StoreError
 from rolltap.ledger import annotating, dead_letters, leases
 from rolltap.ledger.base import DeadLetter
 from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.open_leases import OpenedLease, count_ready, open_ready_lease, return_group
+from rolltap.ledger.open_leases import OpenedLease, count_ready, end_undelivered, open_ready_lease, return_group
 from rolltap.ledger.policies import policy_row
 from rolltap.ledger.rebuilding import BrokenGroups
 from rolltap.ledger.replay import open_replay_lease
@@ -54,17 +57,29 @@ class Trainers:
     async def built(self, request: LeaseRequest, build: BuildLease[L]) -> L | None:
         """Opens a lease and returns the result of `build`; None if there are no groups.
 
-        A group that cannot be rebuilt is removed from the lease and counts a failure.
+        A group that cannot be rebuilt is removed from the lease and counts a failure. A lease that is not delivered
+        ends at once: its trainer does not know it.
         """
         opened, opened_at = await self._open(request), time.monotonic()
-        while opened.group_ids:
-            lease = await build(request, opened, opened_at)
-            if not isinstance(lease, BrokenGroups):
-                return lease
-            await self._return(opened, lease.reasons)
-            remaining_ids = tuple(id for id in opened.group_ids if id not in lease.reasons)
-            opened = replace(opened, group_ids=remaining_ids)
+        try:
+            while opened.group_ids:
+                lease = await build(request, opened, opened_at)
+                if not isinstance(lease, BrokenGroups):
+                    return lease
+                await self._return(opened, lease.reasons)
+                remaining_ids = tuple(id for id in opened.group_ids if id not in lease.reasons)
+                opened = replace(opened, group_ids=remaining_ids)
+        except BaseException:
+            await self._undelivered(opened)
+            raise
+        if opened.token:
+            await self._undelivered(opened)
         return None
+
+    async def _undelivered(self, opened: OpenedLease) -> None:
+        """Ends the lease, also if this request is being cancelled. If the store is away, the lease expires later."""
+        with suppress(StoreError):
+            await asyncio.shield(self._uow.transact(lambda tx: end_undelivered(tx, opened.token)))
 
     async def _open(self, request: LeaseRequest) -> OpenedLease:
         if request.replay is not None:

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rolltap.calllog.database import Database
 from rolltap.contract.admin import FinishRollout, GroupRule, NewReward
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
-from rolltap.errors import RecordCorrupt
+from rolltap.errors import NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.groups import GroupSpec
@@ -115,6 +116,9 @@ class World:
         self.closed: set[str] = set()
         self.corrupt: set[str] = set()
         self.pruned: set[str] = set()
+        self.late: set[str] = set()  # sessions with a call that completed after their rollout ended
+        self.unreadable = 0  # how many of the next reads fail
+        self.unstored: set[str] = set()  # sessions whose server died before it could store them
         self.ledger = Ledger(
             database,
             rebuilder=LocalRebuilder(database, self.trajectories),
@@ -124,16 +128,25 @@ class World:
         )
 
     async def trajectories(self, session_ids: Sequence[str]) -> list[Trajectory]:
+        if self.unreadable:
+            self.unreadable -= 1
+            raise StoreUnavailable("the record was not read in time")
         for session_id in self.corrupt.intersection(session_ids):
             raise RecordCorrupt(f"session {session_id} has a row that fails its checks")
-        return [
-            Trajectory(session_id, (), (), {})
-            if session_id in self.pruned
-            else trajectory(session_id, self.versions.get(session_id, ()))
-            for session_id in session_ids
-        ]
+        return [self._trajectory(session_id) for session_id in session_ids]
+
+    def _trajectory(self, session_id: str) -> Trajectory:
+        if session_id in self.pruned:
+            return Trajectory(session_id, (), (), {})
+        recorded = trajectory(session_id, self.versions.get(session_id, ()))
+        if session_id not in self.late:
+            return recorded
+        late = trajectory(f"{session_id}-late", (9,)).segments
+        return replace(recorded, segments=(*recorded.segments, *late))
 
     async def close_session(self, session_id: str) -> None:
+        if session_id in self.unstored:
+            raise NotFound(f"no session {session_id!r}")
         self.closed.add(session_id)
 
     async def open(self, n: int = 2, *, policy: str = "policy", tags: tuple[str, ...] = (), **rule: Any) -> Group:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rolltap.ledger.stale_tokens import without_stale
+from rolltap.ledger.masking import without_stale
 from rolltap.ledger.version_history import VersionHistory
 from rolltap.types import ROUTED_EXPERTS
 

@@ -1,7 +1,8 @@
-"""Masks the stale tokens of a leased group, for trainers that choose `stale = "mask"`."""
+"""Takes the loss off tokens of a leased group that its trainer must not train."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -12,16 +13,35 @@ from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Segment, Trajectory
 
 def without_stale(trajectory: Trajectory, history: VersionHistory, max_staleness: int) -> Trajectory:
     """The trajectory with loss only on tokens of staleness `max_staleness` or less, and not of abandoned versions."""
-    segments = tuple(_masked(segment, history, max_staleness) for segment in trajectory.segments)
+    segments = tuple(_only_fresh(segment, history, max_staleness) for segment in trajectory.segments)
     return replace(trajectory, segments=segments)
 
 
-def _masked(segment: Segment, history: VersionHistory, max_staleness: int) -> Segment:
+def without_late_calls(trajectory: Trajectory, known: Collection[str]) -> Trajectory:
+    """The trajectory with loss only on the calls in `known`: those that were recorded when their rollout was scored."""
+    segments = tuple(_only_known(segment, known) for segment in trajectory.segments)
+    return replace(trajectory, segments=segments)
+
+
+def _only_fresh(segment: Segment, history: VersionHistory, max_staleness: int) -> Segment:
     versions = np.unique(segment.versions[segment.loss_mask]).tolist()
     stale = [version for version in versions if not history.is_fresh(version, max_staleness)]
-    if not stale:
+    return _masked(segment, np.isin(segment.versions, stale)) if stale else segment
+
+
+def _only_known(segment: Segment, known: Collection[str]) -> Segment:
+    late = [turn for turn in segment.turns if turn.trained and turn.call_id not in known]
+    if not late:
         return segment
-    kept = segment.loss_mask & ~np.isin(segment.versions, stale)
+    masked = np.zeros(len(segment), dtype=bool)
+    for turn in late:
+        masked[turn.start : turn.end] = True
+    return _masked(segment, masked)
+
+
+def _masked(segment: Segment, masked: np.ndarray) -> Segment:
+    """The segment without loss on the tokens in `masked`, a boolean [L]."""
+    kept = segment.loss_mask & ~masked
     return replace(
         segment,
         loss_mask=kept,
