@@ -107,6 +107,8 @@ class Ledger:
                     await self.sweep()
                 except StoreError as error:
                     log.warning("cannot sweep the ledger: %s", error.message)
+                except Exception:  # a boundary: leases and claims must expire also after a defect
+                    log.exception("cannot sweep the ledger")
 
         task = asyncio.create_task(run())
         try:

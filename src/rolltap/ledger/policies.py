@@ -13,7 +13,7 @@ from rolltap.errors import ConfigError, LedgerError, UnknownPolicy, VersionTaken
 from rolltap.ledger.base import PolicyStats
 from rolltap.ledger.ownership import check_weights_owner, lock_incarnation
 from rolltap.ledger.rows import OUTSTANDING
-from rolltap.ledger.schema import abandoned, demands, groups, policies, rollouts, version_digests
+from rolltap.ledger.schema import abandoned, demands, groups, leases, policies, rollouts, version_digests
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.ledger.version_history import history_of
 from rolltap.types import GroupStatus
@@ -193,14 +193,16 @@ def outstanding(tx: Tx, policy: str) -> int:
 
 
 def demands_of(tx: Tx, policy: str, silence: float) -> Sequence[Any]:
-    """The demands of the policy's trainers that were active in the last `silence` seconds."""
-    recent = sa.and_(demands.c.policy == policy, demands.c.seen_at > tx.now - silence)
-    return tx.all(sa.select(demands).where(recent).order_by(demands.c.trainer))
+    """The demands of the policy's trainers that were active in the last `silence` seconds or hold a lease."""
+    of_demand = sa.and_(leases.c.trainer == demands.c.trainer, leases.c.policy == demands.c.policy)
+    holds = sa.exists().where(of_demand, leases.c.status == "open", leases.c.expires_at > tx.now)
+    active = sa.or_(demands.c.seen_at > tx.now - silence, holds)
+    return tx.all(sa.select(demands).where(demands.c.policy == policy, active).order_by(demands.c.trainer))
 
 
 def room(tx: Tx, policy: str, silence: float) -> int | None:
     """The number of groups that may be opened: the sum of (max_staleness + 1) · batch over the policy's trainers, minus
-    the outstanding groups. None if no trainer was active in the last `silence` seconds or one accepts any staleness.
+    the outstanding groups. None if no trainer is active (`demands_of`) or one accepts any staleness.
     """
     demands_now = demands_of(tx, policy, silence)
     if not demands_now or any(row.max_staleness is None for row in demands_now):

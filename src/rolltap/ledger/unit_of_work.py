@@ -18,6 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from rolltap.calllog.database import Database, database_clock
 from rolltap.crash import crash_point
+from rolltap.errors import NotFound
 from rolltap.ledger.base import CloseSession, LedgerSettings
 from rolltap.ledger.schema import events
 
@@ -132,7 +133,8 @@ class UnitOfWork:
         if transaction.wakes_trainers:
             self.ready.wake()
         for session_id in transaction.ended_sessions:
-            await self.close_session(session_id)
+            with suppress(NotFound):  # its server died before it could store it
+                await self.close_session(session_id)
         return result
 
     async def query(self, work: Callable[[Tx], T]) -> T:
