@@ -130,6 +130,7 @@ class _Loader:
     def write(self, connection: sa.Connection, block: Block) -> bool:
         """Writes a block; True if it changed the store."""
         session_id, now = block.session[0], time.time()
+        _check_owners(block)
         for digest, data in block.parts:
             for problem in part_problems(digest, data):
                 raise RecordCorrupt(problem)
@@ -140,7 +141,6 @@ class _Loader:
         changed += self._add(connection, call_intents, block.intents)
         changed += self._add(connection, call_completions, block.completions)
         changed += self._add(connection, deliveries, block.deliveries)
-        _check_owners(block)
         changed += self._add(connection, notes, block.notes)
         changed += self._add(connection, annotations, block.annotations)
         if block.intents:
@@ -186,10 +186,12 @@ class _Loader:
 
 
 def _check_owners(block: Block) -> None:
-    """Raises `RecordCorrupt` for a note or annotation of another session, or an annotation of a missing call."""
+    """Raises `RecordCorrupt` for a row of another session: an archive adds to its own sessions only."""
     session_id, calls = block.session[0], {row[0] for row in block.intents}
-    of_note, of_annotation = (list(table.c.keys()).index("session_id") for table in (notes, annotations))
-    strays = [row for row in block.notes if row[of_note] != session_id]
-    strays += [row for row in block.annotations if row[of_annotation] != session_id or row[0] not in calls]
+    strays: list[Sequence[Any]] = []
+    for table, rows in ((call_intents, block.intents), (notes, block.notes), (annotations, block.annotations)):
+        owner = list(table.c.keys()).index("session_id")
+        strays += [row for row in rows if row[owner] != session_id]
+    strays += [row for row in (*block.completions, *block.deliveries, *block.annotations) if row[0] not in calls]
     if strays:
         raise RecordCorrupt(f"cannot import session {session_id}: {strays[0][0]} belongs to another session")

@@ -13,6 +13,7 @@ from rolltap.calllog.archive import ArchiveWriter, read_archive
 from rolltap.calllog.base import RequestParts
 from rolltap.calllog.facts import same_fact
 from rolltap.calllog.open import open_call_log
+from rolltap.calllog.records import completion_row, intent_row
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, prunings, sessions
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.transfer import export_sessions, import_sessions
@@ -134,6 +135,34 @@ async def test_rows_that_clash_or_fail_their_checks_are_refused_whole(sql_log: S
         await import_sessions(sql_log.database, tmp_path / "bad.rtlog")
     assert await contents(sql_log) == before
     assert intent.id in str(before)
+
+
+@pytest.mark.parametrize("planted", ["call", "completion", "delivery"])
+async def test_an_archive_changes_no_other_session(sql_log: SqlCallLog, tmp_path: Path, planted: str):
+    """A crafted archive: its hash is right, but a row belongs to a session of the store that is still to be trained."""
+    victim, own = a_session(), a_session()
+    await sql_log.open_session(victim)
+    crashed = an_intent(victim, process="dead")
+    await sql_log.append_intent(crashed)
+    await sql_log.abort_orphans(["alive"], at=9.0)  # its completion is presumed: a later one may replace it
+    before = await contents(sql_log)
+    source = await opened(f"sqlite:///{tmp_path / 'source.db'}")
+    await source.open_session(own)
+    await append(source, own)
+    await export_sessions(source.database, tmp_path / "own.rtlog")
+    await source.close()
+    (block,) = read_archive(tmp_path / "own.rtlog")
+    if planted == "call":
+        block.intents.append(list(intent_row(an_intent(victim))[0]))
+    elif planted == "completion":
+        block.completions.append(list(completion_row(a_completion(crashed.id, output_ids=ids(66, 66)))))
+    else:
+        block.deliveries.append([crashed.id, True])
+    with ArchiveWriter(tmp_path / "crafted.rtlog") as archive:
+        archive.add(block)
+    with pytest.raises(RecordCorrupt, match="belongs to another session"):
+        await import_sessions(sql_log.database, tmp_path / "crafted.rtlog")
+    assert await contents(sql_log) == before
 
 
 async def test_a_damaged_file_is_told_from_a_whole_one(sql_log: SqlCallLog, tmp_path: Path):
