@@ -29,7 +29,8 @@ async def _concerned(services: Services, request: Request) -> Collection[str]:
         case ["policies", *_], {"name": name}:
             return {name}
         case ["leases"], _:
-            return {str((await _body(request)).get("policy"))}
+            body = await _body(request)
+            return {str(body.get("policy")), *await trainers.policies_of_trainer(str(body.get("trainer")))}
         case ["leases", *_], {"lease_id": lease_id}:
             return await trainers.policies_of_lease(lease_id)
         case ["trainers", *_], {"name": name}:

@@ -228,6 +228,17 @@ async def test_a_trainers_key_for_named_policies_fences_no_other_trainer(home: H
     await policies.check_weights_owner("other", FinishUpdate(trainer="theirs", incarnation=incarnation))
 
 
+async def test_a_trainers_key_for_named_policies_leases_in_no_other_trainers_name(home: House, wall: Wall) -> None:
+    """A step that it acknowledges would count as the other trainer's, whose own steps would then be behind it."""
+    await home.app.ledger.policies.register("other")
+    theirs = Rewind(0, {"other": 0}, "their folder")
+    incarnation = (await home.app.ledger.trainers.rewind("theirs", theirs)).incarnation
+    own = await wall.mint("own", role="trainer", policies=[POLICY])
+    lease = {"trainer": "theirs", "policy": POLICY, "groups": 1, "incarnation": incarnation}
+    answer = await wall.send("trainer", "POST /leases", own, json=lease)
+    assert answer.status_code == 403, answer.text
+
+
 async def test_a_fenced_trainer_sets_no_control(home: House, wall: Wall) -> None:
     """It would hold for the rollouts of the trainer that has the policy now."""
     trainers, key = home.app.ledger.trainers, wall.keys["trainer"]
