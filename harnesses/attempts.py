@@ -20,8 +20,8 @@ from typing import Generic, Protocol, TypeVar
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.errors import EvaluatorFailed, InvalidRequest, LedgerError, RolltapError
 from rolltap.harnesses.base import Limits, Score, Verdict
-from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedSession
-from rolltap.harnesses.output import Transcript
+from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedSession, RolloutStanding
+from rolltap.harnesses.output import Transcript, storable, storable_detail
 from rolltap.harnesses.result import Result
 from rolltap.tampering import TamperingAct
 from rolltap.types import Cause, RolloutStatus, Task
@@ -227,17 +227,7 @@ class AttemptRunner(ABC, Generic[W]):
                 await self._reward(state, result.verdict)
             except InvalidRequest as error:  # an unknown scope
                 result = Result.by(EvaluatorFailed(error.message))
-            end = FinishRollout(
-                result.status,
-                state.attempt,
-                result.reason,
-                scoring=result.verdict.scoring if result.verdict else None,
-                node_token=state.claim.token,
-                cause=result.cause,
-                evaluation=str(state.seen),
-                tampering=state.tampering,
-            )
-            standing = await self._client.finish_rollout(state.claim.rollout_id, end)
+            standing = await self._report_end(state, result)
         except LedgerError as error:
             return await self._ended_elsewhere(state, error)
         if standing.status is RolloutStatus.PENDING:
@@ -246,6 +236,26 @@ class AttemptRunner(ABC, Generic[W]):
         scores = result.verdict.scores if result.verdict else ()
         values = [score.value for score in scores if score.scope == "rollout"]
         return self._summarise(state, result, sum(values) if values else None)
+
+    async def _report_end(self, state: RolloutState[W], result: Result) -> RolloutStanding:
+        """Reports the terminal state. If the server refuses what is said about it, reports the state alone."""
+        end = FinishRollout(
+            result.status,
+            state.attempt,
+            storable(result.reason),
+            scoring=result.verdict.scoring if result.verdict else None,
+            node_token=state.claim.token,
+            cause=result.cause,
+            evaluation=str(state.seen),
+            tampering=state.tampering,
+        )
+        try:
+            return await self._client.finish_rollout(state.claim.rollout_id, end)
+        except InvalidRequest as error:
+            log.warning("rollout %s: its report was refused: %s", state.claim.rollout_id, error.message)
+            reason = f"the report was refused: {storable(error.message)}"
+            alone = replace(end, reason=reason, evaluation="", tampering=())
+            return await self._client.finish_rollout(state.claim.rollout_id, alone)
 
     async def _reward(self, state: RolloutState[W], verdict: Verdict | None) -> None:
         """Appends one reward per scope: the sum of its scores, with the scores in its detail."""
@@ -259,7 +269,7 @@ class AttemptRunner(ABC, Generic[W]):
                 sum(score.value for score in scores),
                 scope,
                 source=state.assignment.evaluator.name,
-                detail={**(verdict.detail if verdict else {}), **(parts or scores[0].detail)},
+                detail=storable_detail({**(verdict.detail if verdict else {}), **(parts or scores[0].detail)}),
                 attempt=state.attempt,
                 id=f"{state.claim.rollout_id}-{state.attempt}-{number}",
             )

@@ -29,7 +29,7 @@ from rolltap.harnesses.client import OpenedSession
 from rolltap.harnesses.logs.check import check_log
 from rolltap.harnesses.result import CAUSES, STATUSES, Result, reason_of
 from rolltap.harnesses.tampering import Look, look_at
-from rolltap.tampering import TamperingAct, TamperingKind
+from rolltap.tampering import MOST_ACTS, TamperingAct, TamperingKind
 from rolltap.types import Task
 
 ENDING_S = 5.0
@@ -76,7 +76,8 @@ class RolloutRunner(AttemptRunner[Assignment]):
             async with self._stage(state, Stage.EVALUATE):
                 state.tampering = (await _look(assignment, workspace)).acts_since(before)
                 if exit_.excess:
-                    state.tampering.append(TamperingAct.at(TamperingKind.LIMITS, exit_.excess))
+                    excess = TamperingAct.at(TamperingKind.LIMITS, exit_.excess)
+                    state.tampering = [*state.tampering[: MOST_ACTS - 1], excess]
                 try:
                     verdict = await self._evaluate(state, workspace, workspaces.clean, exit_)
                 except EvaluatorFailed as failure:

@@ -1,8 +1,20 @@
-"""The output of runs, within a limit: the beginning, a line with the number of omitted bytes, and the end."""
+"""What runs print and evaluators say, as the server can store it.
+
+An agent decides what its run prints. A report that the server refused would save a bad rollout from its reward, so
+every text is made storable, and kept within a limit: its beginning, a line with the size of what is left out, its end.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from rolltap.contract.admin import DETAIL_BYTES, EVALUATION_CHARS
+
+LARGEST_INTEGER = 2**63
 
 KEPT_BYTES = 1 << 20
 """The most bytes kept of one run's output."""
@@ -26,8 +38,47 @@ def read_output(path: Path, limit: int = KEPT_BYTES) -> str:
 
 def last_line(output: str) -> str:
     """The last line of an output, at most 300 characters, for a reason."""
-    lines = output.strip().splitlines()
+    lines = storable(output).strip().splitlines()
     return lines[-1][:300] if lines else "it printed nothing"
+
+
+def storable(text: str) -> str:
+    """The text with U+FFFD for what no store can hold: NUL, and half of a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def storable_detail(detail: Mapping[str, Any]) -> dict[str, Any]:
+    """A reward's detail as JSON that the server accepts. One that is too large says only that."""
+    stored = {storable(str(name)): _storable_value(value) for name, value in detail.items()}
+    size = len(json.dumps(stored))
+    return stored if size <= DETAIL_BYTES else {"left_out": f"{size:,} bytes of detail are more than {DETAIL_BYTES:,}"}
+
+
+def _storable_value(value: Any) -> Any:
+    match value:
+        case str():
+            return storable(value)
+        case Mapping():
+            return {storable(str(name)): _storable_value(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_storable_value(item) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+        case bool() | None | float():
+            return value
+        case int() if -LARGEST_INTEGER <= value < LARGEST_INTEGER:
+            return value
+        case _:
+            return storable(str(value))
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, or its first and last characters and how many are left out between them."""
+    if len(text) <= limit:
+        return text
+    marker = f"\n[... {len(text) - limit:,} characters are left out ...]\n"
+    half = (limit - len(marker)) // 2
+    return text[:half] + marker + text[-half:]
 
 
 class Transcript:
@@ -37,7 +88,7 @@ class Transcript:
         self._parts: list[str] = []
 
     def add(self, step: str, output: str) -> None:
-        self._parts.append(f"=== {step} ===\n{output.rstrip()}\n")
+        self._parts.append(f"=== {step} ===\n{shortened(storable(output).rstrip(), KEPT_BYTES)}\n")
 
     def __str__(self) -> str:
-        return "\n".join(self._parts)
+        return shortened("\n".join(self._parts), EVALUATION_CHARS)

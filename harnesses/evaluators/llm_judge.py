@@ -17,6 +17,7 @@ from rolltap.harnesses.base import Evidence, Score, Verdict
 from rolltap.harnesses.changes import Change, ChangeKind, changes
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.output import storable
 from rolltap.harnesses.refusals import choice
 
 SHOWN_BYTES = 20_000
@@ -77,7 +78,7 @@ class LlmJudge:
         tags = {"kind": "judge", "rollout": evidence.rollout_id}
         session = await self.client.open_session(policy=self.policy, ttl=evidence.limits.evaluate_s, tags=tags)
         try:
-            answer = await self._ask(session, prompt, evidence.limits.evaluate_s)
+            answer = await self._ask(session, storable(prompt), evidence.limits.evaluate_s)
         finally:
             await self.client.close_session(session.session_id)
         evidence.seen.add(f"the judge's answer in session {session.session_id}", answer)

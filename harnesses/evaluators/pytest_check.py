@@ -22,6 +22,9 @@ REPORT = "junit.xml"
 PATCH = "test.patch"
 """Both are in the clean workspace's HOME, where the agent can't create links."""
 
+NAMED_CHANGES = 100
+"""The most files that a reward's detail names. The evaluation's output names them all."""
+
 MISSING_PLUGIN = re.compile(r'Error importing plugin "([^"\n]{1,100})"')
 
 RUN_PYTEST = """\
@@ -78,7 +81,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             "passed": [test for test, ok in passed.items() if ok],
             "failed": [test for test, ok in passed.items() if not ok],
             "changed": len(all_changes),
-            "dropped_test_changes": [change.path for change in dropped],
+            "dropped_test_changes": [change.path for change in dropped[:NAMED_CHANGES]],
         }
         return Verdict((Score(float(all(passed.values()))),), detail)
 

@@ -6,12 +6,13 @@ import asyncio
 from itertools import islice
 
 from rolltap.contract.harness_log import ID_CHARS, MAX_ENTRIES, PROBLEM_CHARS, TOOL_CALLS, HarnessLog
-from rolltap.errors import LogUnreadable, capped
+from rolltap.errors import InvalidRequest, LogUnreadable, capped
 from rolltap.harnesses.base import Ending, Exit, Harness, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.logs.base import Remains
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.logs.registry import log_reader
+from rolltap.harnesses.output import storable
 
 MAX_ID_CHARS = 4 << 20
 """The most characters of all ids of a log, so that the request stays far below the server's size limit."""
@@ -28,7 +29,11 @@ async def check_log(
     if log is None:
         return ""
     complete = exit_.ending in (Ending.DONE, Ending.LIMIT)
-    check = await client.check_log(session.session_id, HarnessLog(log.entries, log.problem, complete))
+    try:
+        check = await client.check_log(session.session_id, HarnessLog(log.entries, log.problem, complete))
+    except InvalidRequest as error:  # an agent wrote what no harness writes
+        problem = capped(f"the log has values of another form than known: {error.message}", PROBLEM_CHARS)
+        check = await client.check_log(session.session_id, HarnessLog(problem=problem, complete=complete))
     return f"{check['verdict']}: {check['text']}"
 
 
@@ -44,13 +49,15 @@ def read_log(harness: str, workspace: Workspace) -> HarnessLog | None:
         log_entries = reader(Remains(LeftFiles(workspace.home_folder), LeftFiles(workspace.folder)))
         entries = list(islice(log_entries, MAX_ENTRIES + 1))
     except LogUnreadable as error:
-        return HarnessLog(problem=capped(error.message, PROBLEM_CHARS))
+        return HarnessLog(problem=capped(storable(error.message), PROBLEM_CHARS))
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         # The boundary to a file that an agent may have written: it has not the form of the harness's log.
         return HarnessLog(problem=capped(f"the log has another shape than known: {error!r}", PROBLEM_CHARS))
     if len(entries) > MAX_ENTRIES:
         return HarnessLog(problem=f"the log has more than {MAX_ENTRIES} entries")
     ids = [id for entry in entries for id in (entry.id, *entry.tool_calls)]
+    if any(storable(id) != id for id in ids):
+        return HarnessLog(problem="the log has ids that no store can hold")
     if any(len(id) > ID_CHARS for id in ids) or any(len(entry.tool_calls) > TOOL_CALLS for entry in entries):
         return HarnessLog(problem=f"the log has ids of more than {ID_CHARS} characters, or too many of them")
     if sum(map(len, ids)) > MAX_ID_CHARS:

@@ -19,6 +19,7 @@ from rolltap.errors import (
     TrainerFenced,
 )
 from rolltap.ledger.leases import LeaseKey
+from rolltap.ledger.open_leases import OpenedLease
 from rolltap.types import GroupStatus
 
 from ..unit.ledger.world import World, key, status, wants
@@ -232,7 +233,7 @@ async def test_a_lease_that_cannot_be_delivered_keeps_no_group(world: World) -> 
 async def test_a_lease_whose_building_is_cancelled_keeps_no_group(world: World) -> None:
     group, building = await world.complete(1), asyncio.Event()
 
-    async def never(*_: object) -> Lease:
+    async def never(request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease:
         building.set()
         await asyncio.sleep(60)
         raise AssertionError("it is cancelled")

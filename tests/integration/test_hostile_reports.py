@@ -1,0 +1,98 @@
+"""An agent that fails its task and makes its report hard to store does not escape its reward."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from rolltap.contract.harness_log import LogEntry
+from rolltap.engine.scripted import Script, Turn
+from rolltap.harnesses.base import Evaluator, Evidence, Score, Verdict
+from rolltap.harnesses.command import AnyCommand
+from rolltap.harnesses.evaluators.command import CommandCheck
+from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.lifecycle import Assignment
+from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runtimes.process import ProcessRuntime
+from rolltap.harnesses.sources import Files
+from rolltap.types import Task
+
+from ..harnesses.house import POLICY, House, house
+
+FAILS = CommandCheck(command="cat out 2>/dev/null; false")
+TESTS = PytestCheck(must_pass=("test_x.py",), python=sys.executable)
+NUL = "printf 'x\\0y\\n'"
+BAD_NAME = "touch \"$(printf 'x\\377')\""
+MANY_TESTS = "for n in $(seq 1200); do : > test_of_the_agent_that_nobody_asked_for_and_that_has_a_long_name_$n.py; done"
+
+
+class Details:
+    """An evaluator whose detail quotes the agent."""
+
+    name, needs_clean_workspace, reward_files = "details", False, ()
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        return Verdict((Score(0.0, detail={"nul": "\0", "half": "\ud800", "huge": 2**70, "nan": float("nan")}),), {})
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(Script(otherwise=Turn(say="Hello.")), tmp_path) as running:
+        yield running
+
+
+async def rewarded(home: House, tmp_path: Path, shell: str, evaluator: Evaluator) -> list[float]:
+    """The stored rewards of a rollout that has ended as if its report were any other's."""
+    assignment = Assignment(
+        Task("t", "hi"),
+        Files({"test_x.py": "def test_a():\n    assert 0\n"}),
+        AnyCommand(("/bin/sh", "-c", shell)),
+        ProcessRuntime(tmp_path / "workspaces"),
+        evaluator,
+    )
+    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=1)
+    stored = await home.client.get(f"/groups/{group.group_id}")
+    (rollout,) = stored["rollouts"]
+    assert (stored["status"], rollout["status"]) != ("open", "running")
+    assert rollout["scoring"] == ("unscorable" if rollout["status"] == "failed" else "scored"), rollout["reason"]
+    return [reward["value"] for reward in rollout["rewards"]]
+
+
+@pytest.mark.parametrize(
+    ("shell", "evaluator"),
+    [
+        (f"{NUL}; exit 1", FAILS),
+        (f"{NUL} > out", FAILS),
+        (BAD_NAME, TESTS),
+        (MANY_TESTS, TESTS),
+        ("true", Details()),
+    ],
+    ids=["last-line", "evaluator-output", "file-name", "many-tests", "detail"],
+)
+async def test_text_that_no_store_can_hold_does_not_save_a_failure(
+    home: House, tmp_path: Path, shell: str, evaluator: Evaluator
+) -> None:
+    assert await rewarded(home, tmp_path, shell, evaluator) == [0.0]
+
+
+@pytest.mark.parametrize(
+    "entry", [LogEntry("assistant", "a\0b"), LogEntry("assistant", "\ud800"), LogEntry("assistant", "a", tokens=2**40)]
+)
+async def test_a_log_that_the_server_refuses_does_not_save_a_failure(
+    home: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: LogEntry
+) -> None:
+    def reader(_: object) -> Sequence[LogEntry]:
+        return [entry]
+
+    monkeypatch.setattr("rolltap.harnesses.logs.check.log_reader", lambda harness: reader)
+    assert await rewarded(home, tmp_path, "true", FAILS) == [0.0]
+
+
+async def test_a_report_that_is_refused_all_the_same_ends_its_rollout(
+    home: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolltap.harnesses.output.storable", lambda text: text)
+    assert await rewarded(home, tmp_path, f"{NUL} > out", FAILS) == [0.0]
