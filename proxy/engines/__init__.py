@@ -72,7 +72,7 @@ def open_engine(name: str, settings: EngineSettings) -> Engine:
 
 
 def open_chat_engine(name: str, settings: EngineSettings) -> ChatEngine:
-    """The client of a chat upstream (capture mode); `ConfigError` for an unknown kind, or no http(s) URL."""
+    """The client of a chat upstream (chat mode); `ConfigError` for an unknown kind, or no http(s) URL."""
     make = _maker(name, settings.kind, CHAT_ENGINES, CHAT_ENTRY_POINTS)
     if settings.kind in CHAT_ENGINES:
         server_url(settings.url, f"engines.{name}.url")

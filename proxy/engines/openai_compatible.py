@@ -1,4 +1,4 @@
-"""Capture mode: an OpenAI-compatible chat upstream that renders prompts itself and says which tokens it used.
+"""Chat mode: an OpenAI-compatible chat upstream that renders prompts itself and says which tokens it used.
 
 What it gives of tokens is found out by asking (`probe`, or the first refusal): vLLM's `return_token_ids`, SGLang's
 `sglext`, or nothing, which makes its calls text only. Continuity can't be commanded here, only proven afterwards from

@@ -69,7 +69,7 @@ class BreakReason(StrEnum):
     TEMPLATE_NOT_BRIDGEABLE = "template_not_bridgeable"  # the audit did not admit this template for a role
     PARENT_UNFINISHED = "parent_unfinished"  # the parent's turn was not completed
     AMBIGUOUS_PARENT = "ambiguous_parent"  # several recorded calls match and no handle decides
-    TOKENS_DIFFER = "tokens_differ"  # the engine's own prompt ids do not extend the parent (capture mode)
+    TOKENS_DIFFER = "tokens_differ"  # the engine's own prompt ids do not extend the parent (chat mode)
     POLICY_CHANGED = "policy_changed"  # another policy, tokenizer or template renders this call
 
 

@@ -139,7 +139,7 @@ class Proxy:
 @contextmanager
 def proxy(folder: Path, engine_url: str) -> Iterator[Proxy]:
     """`rolltap serve` before a vLLM: policies `tiny` and `watched` by tokens, `adapted` by an adapter of its name,
-    `captured` through the chat."""
+    `chat` through the chat API."""
     ports = {plane: free_port() for plane in ("agent", "trainer", "admin")}
     config = folder / "rolltap.toml"
     config.write_text(
@@ -151,7 +151,7 @@ def proxy(folder: Path, engine_url: str) -> Iterator[Proxy]:
         + f'[policies.watched]\nengine = "main"\nmodel = "{MODEL}"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
         + f"top_logprobs = {CANDIDATES}\n"
         + f'[policies.adapted]\nengine = "main"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
-        + f'[policies.captured]\nengine = "chat"\nmodel = "{MODEL}"\n'
+        + f'[policies.chat]\nengine = "chat"\nmodel = "{MODEL}"\n'
     )
     log = folder / "serve.log"
     process = rolltap("serve", "--config", str(config), env={}, log=log)

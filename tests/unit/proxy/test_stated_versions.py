@@ -14,7 +14,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.types import Flaw
 
 from .conftest import ToldEngine, serve
-from .test_capture_mode import captured, client_of
+from .test_chat_mode import chat_mode_proxy, client_of
 
 USER = {"role": "user", "content": "hi"}
 
@@ -68,9 +68,9 @@ async def test_an_engine_that_can_be_asked_is_asked_where_a_reply_is_cut(plane: 
 
 
 async def stated(folder: Path, wire: str) -> list[Any]:
-    """The versions on record of four captured calls; somebody pushes 7 before the second, 8 during the third."""
+    """The versions on record of four chat-mode calls; somebody pushes 7 before the second, 8 during the third."""
     script = say(Turn(say="one two three four five", hold=6))
-    async with ScriptedEngine(script, FOLDER, wire=wire) as engine, captured(folder, engine) as (app, url):
+    async with ScriptedEngine(script, FOLDER, wire=wire) as engine, chat_mode_proxy(folder, engine) as (app, url):
         engine.release()
         async with client_of(app, url) as client, httpx.AsyncClient(base_url=engine.url) as trainer:
 
@@ -97,5 +97,5 @@ async def stated(folder: Path, wire: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
-async def test_capture_mode_asks_where_others_push(wire: str, tmp_path: Path) -> None:
+async def test_chat_mode_asks_where_others_push(wire: str, tmp_path: Path) -> None:
     assert await stated(tmp_path, wire) == [[0], [7], Flaw.VERSION_UNKNOWN, [8]]

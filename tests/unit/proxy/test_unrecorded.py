@@ -17,7 +17,7 @@ from rolltap.errors import StoreUnavailable
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.types import BreakReason, Outcome
 from tests.unit.proxy.conftest import serve
-from tests.unit.proxy.test_capture_mode import captured
+from tests.unit.proxy.test_chat_mode import chat_mode_proxy
 
 USER = {"role": "user", "content": "list the files"}
 HURRY = {"role": "user", "content": "quickly"}
@@ -95,7 +95,7 @@ async def test_a_chat_upstreams_call_does_not_rest_on_one_that_has_no_intent_yet
     """The intent of the first waits for the upstream's prompt. A reader sees what a kill of the proxy would leave."""
     slow = Rule(when="list the files", turns=(Turn(say="slow", hold=0),))
     script = Script(rules=(Rule(when="quickly", turns=(Turn(say="fast"),)), slow, Rule(turns=(Turn(say="probed"),))))
-    async with ScriptedEngine(script, FOLDER, wire="vllm") as engine, captured(tmp_path, engine) as (app, url):
+    async with ScriptedEngine(script, FOLDER, wire="vllm") as engine, chat_mode_proxy(tmp_path, engine) as (app, url):
         named = {"authorization": f"Bearer {app.settings.keys.project}", "x-session-id": "one"}
         async with httpx.AsyncClient(base_url=url, headers=named, timeout=30) as client:
 

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, for capture mode: the server renders the prompt and says which tokens it used.
+"""`/v1/chat/completions`, for chat mode: the server renders the prompt and says which tokens it used.
 
 As vLLM does it (`return_token_ids`), as SGLang does (`sglext` at the end of the stream), or without any ids. Reasoning
 and tool calls are read from the text as the hermes parsers do; a tool call comes when it is complete.

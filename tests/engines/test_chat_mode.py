@@ -1,4 +1,4 @@
-"""Capture mode over vLLM's own chat: the server renders, and says which tokens it saw; the record proves them."""
+"""Chat mode over vLLM's own chat: the server renders, and says which tokens it saw; the record proves them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .talkers import chat
 
 
 def test_what_vllm_rendered_is_recorded_and_judged(served: Proxy, reference: Reference) -> None:
-    session = served.open_session("captured")
+    session = served.open_session("chat")
     with closing(chat(session)) as talker:
         said = talker.ask("Copy apple.txt to pear.txt.")
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Capture mode end to end: an OpenAI-compatible chat server behind the real proxy, listened to."""
+"""Chat mode end to end: an OpenAI-compatible chat server behind the real proxy, listened to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOOK = Turn(think="hm", say="I look.", call=(ToolUse("bash", {"command": "ls | w
 
 
 @asynccontextmanager
-async def captured(folder: Path, engine: ScriptedEngine, **policy: Any) -> AsyncIterator[tuple[Rolltap, str]]:
+async def chat_mode_proxy(folder: Path, engine: ScriptedEngine, **policy: Any) -> AsyncIterator[tuple[Rolltap, str]]:
     """The real proxy over `engine`, on a port of its own, as `serve --capture --kind openai_compatible` runs it."""
     settings = Settings.model_validate(
         {
@@ -90,7 +90,7 @@ async def two_turns(client: openai.AsyncOpenAI) -> list[Any]:
 async def test_tokens_are_captured_and_proven(tmp_path: Path, wire: str) -> None:
     async with (
         ScriptedEngine(say(LOOK, "There are three."), FOLDER, wire=wire) as engine,
-        captured(tmp_path, engine) as (app, url),
+        chat_mode_proxy(tmp_path, engine) as (app, url),
     ):
         async with client_of(app, url) as client:
             chunks = await two_turns(client)
@@ -111,7 +111,7 @@ async def test_tokens_are_captured_and_proven(tmp_path: Path, wire: str) -> None
 async def test_text_alone_is_recorded_and_never_trained(tmp_path: Path) -> None:
     async with (
         ScriptedEngine(say(LOOK, "There are three."), FOLDER, wire="openai") as engine,
-        captured(tmp_path, engine) as (app, url),
+        chat_mode_proxy(tmp_path, engine) as (app, url),
     ):
         async with client_of(app, url) as client:
             await two_turns(client)
@@ -128,7 +128,7 @@ async def test_text_alone_is_recorded_and_never_trained(tmp_path: Path) -> None:
 async def test_each_choice_of_a_chat_upstream_has_a_seed_of_its_own(tmp_path: Path) -> None:
     async with (
         ScriptedEngine(say("x", "x", "x"), FOLDER, wire="openai") as engine,
-        captured(tmp_path, engine) as (app, url),
+        chat_mode_proxy(tmp_path, engine) as (app, url),
     ):
         async with client_of(app, url) as client:
             await client.chat.completions.create(model="default", messages=[USER], n=3, seed=7)  # type: ignore[list-item]
@@ -140,7 +140,7 @@ async def test_an_upstream_that_fails_has_its_status_and_its_record(tmp_path: Pa
     fault = Fault(kind="status", status=429, retry_after=30, times=9)
     async with (
         ScriptedEngine(say(Turn(say="x", fault=fault)), FOLDER, wire="vllm") as engine,
-        captured(tmp_path, engine) as (app, url),
+        chat_mode_proxy(tmp_path, engine) as (app, url),
     ):
         async with client_of(app, url) as client:
             with pytest.raises(openai.RateLimitError):
@@ -152,7 +152,7 @@ async def test_an_upstream_that_fails_has_its_status_and_its_record(tmp_path: Pa
 async def test_what_a_chat_api_cannot_give_is_refused_by_name(tmp_path: Path) -> None:
     async with (
         ScriptedEngine(say("x"), FOLDER, wire="vllm") as engine,
-        captured(tmp_path, engine) as (app, url),
+        chat_mode_proxy(tmp_path, engine) as (app, url),
         client_of(app, url) as client,
     ):
         with pytest.raises(openai.BadRequestError, match="logprobs"):
@@ -162,7 +162,7 @@ async def test_what_a_chat_api_cannot_give_is_refused_by_name(tmp_path: Path) ->
 async def test_the_admin_plane_has_the_counters(tmp_path: Path) -> None:
     async with (
         ScriptedEngine(say("x"), FOLDER, wire="openai") as engine,
-        captured(tmp_path, engine) as (app, url),
+        chat_mode_proxy(tmp_path, engine) as (app, url),
         client_of(app, url) as client,
     ):
         await client.chat.completions.create(model="default", messages=[USER])  # type: ignore[list-item]

@@ -11,13 +11,13 @@ from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import reader_on
 
-from .test_capture_mode import LOOK, captured, client_of, rows_of, two_turns
+from .test_chat_mode import LOOK, chat_mode_proxy, client_of, rows_of, two_turns
 
 
 async def test_the_upstreams_own_counts_are_shown_where_there_are_no_ids(tmp_path: Path) -> None:
     async with (
         ScriptedEngine(say(LOOK, "There are three."), FOLDER, wire="openai") as engine,
-        captured(tmp_path, engine) as (app, url),
+        chat_mode_proxy(tmp_path, engine) as (app, url),
     ):
         async with client_of(app, url) as client:
             await two_turns(client)
