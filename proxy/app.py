@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,23 +22,23 @@ from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.peers import KeysMark, check_peers
 from rolltap.calllog.separation import check_separation
-from rolltap.errors import ConfigError, EngineError, Forbidden, RateLimited
+from rolltap.errors import ConfigError
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
-from rolltap.proxy.access import TABLES, no_caller
 from rolltap.proxy.cache_space import SHARED
 from rolltap.proxy.call.admission import Admission, Vendors
+from rolltap.proxy.call.engine_watch import probe_engine, watch_engine
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
-from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
-from rolltap.proxy.engines.base import missing_model
+from rolltap.proxy.front.access import plane_key_check
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
 from rolltap.proxy.front.tampering import CountTampering, TamperingCounter
@@ -59,12 +60,9 @@ from rolltap.proxy.viewer.access import Access, Viewers
 from rolltap.proxy.viewer.app import mount, viewer_app
 from rolltap.proxy.viewer.engines import engines_of
 from rolltap.settings import LimitSettings, Settings, with_keys
-from rolltap.tampering import TamperingKind
 from rolltap.tenants import DEFAULT_TENANT, act_for, acting_for
 
 log = logging.getLogger("rolltap.app")
-
-PROBE_EVERY_S = 2.0
 
 
 @dataclass(eq=False)
@@ -124,18 +122,18 @@ class Rolltap:
         recorder = self.services.recorder
         self._start(watch_loop(recorder.metrics.loop_lag))
         self._start(self.accounts.saving())
-        aborted = await self.call_log.abort_orphans([recorder.process], at=recorder.now())
+        aborted = await self.call_log.abort_orphans([recorder.process], at=time.time())
         if aborted:
             log.warning("%d calls that a former process left open are recorded as aborted", aborted)
         if not self.policies.all:
             engines = ", ".join(self.settings.engines) or "one of [engines.NAME]"
             log.warning("no policy is set, so no model is served: add [policies.NAME] with its engine (%s)", engines)
-        for runtime in self.policies.all:
-            with acting_for(runtime.settings.tenant):
-                state = await self.ledger.policies.register(runtime.name, tokenizer_hash=runtime.source.vocabulary)
-            runtime.learn_state(state)
-            await self._probe(runtime)
-            self._start(self._watch(runtime))
+        for policy in self.policies.all:
+            with acting_for(policy.settings.tenant):
+                state = await self.ledger.policies.register(policy.name, tokenizer_hash=policy.source.vocabulary)
+            policy.learn_state(state)
+            await probe_engine(self.policies, policy)
+            self._start(watch_engine(self.policies, policy))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` in the background until the server stops."""
@@ -143,37 +141,13 @@ class Rolltap:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _probe(self, runtime: Policy) -> None:
-        try:
-            facts = await runtime.engine.probe()
-        except (EngineError, RateLimited) as error:
-            log.warning("engine %s is not up: %s", runtime.engine.name, error.message)
-            for beside in self.policies.all:
-                if beside.engine is runtime.engine:
-                    beside.lose()
-            return
-        runtime.learn(facts)
-        model = runtime.settings.model or runtime.name
-        advice = missing_model(model, facts.models)
-        runtime.lacks_model = bool(advice)
-        if advice:
-            log.warning("policy %s: engine %s serves no model %r: %s", runtime.name, runtime.engine.name, model, advice)
-
-    async def _watch(self, runtime: Policy) -> None:
-        """Probes the engine until it is up, and again after calls without an answer."""
-        while True:
-            await runtime.doubted.wait()
-            if not runtime.up:
-                await asyncio.sleep(PROBE_EVERY_S)
-            await self._probe(runtime)
-
     async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await self.reading.close()
         await self.services.recorder.drain()
         await self.accounts.save()
-        for engine in {id(runtime.engine): runtime.engine for runtime in self.policies.all}.values():
+        for engine in {id(policy.engine): policy.engine for policy in self.policies.all}.values():
             await engine.close()
 
 
@@ -282,18 +256,7 @@ def _gates(
     """A function that wraps a plane's application in a gate."""
 
     def gated(plane: str, app: FastAPI) -> Gate:
-        roles = {role for row in TABLES[plane].values() for role in row}
-
-        async def admit(key: str) -> None:
-            caller = await keyring.caller(key)
-            if caller is None:
-                await note(key, TamperingKind.OTHER_PLANE, f"a request to the {plane} plane")
-                raise no_caller(key)
-            if caller.role not in roles:
-                with acting_for(caller.tenant):
-                    await audit.append(caller.id, caller.role, f"refused a body on the {plane} plane", {})
-                raise Forbidden(f"this plane needs a key of role {' or '.join(sorted(roles))}, not {caller.role}")
-
-        return Gate(app, admit, int(limits.request_mb * 1_000_000), limits.receipt_s, metrics.counted(plane))
+        check_key = plane_key_check(plane, keyring, audit, note)
+        return Gate(app, check_key, int(limits.request_mb * 1_000_000), limits.receipt_s, metrics.counted(plane))
 
     return gated

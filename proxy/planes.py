@@ -11,9 +11,9 @@ from starlette.exceptions import HTTPException
 
 from rolltap import __version__
 from rolltap.errors import RolltapError
-from rolltap.proxy import access
-from rolltap.proxy.access import guard
-from rolltap.proxy.policy_limits import limit_to_policies
+from rolltap.proxy.front import access
+from rolltap.proxy.front.access import guard
+from rolltap.proxy.front.policy_limits import limit_to_policies
 from rolltap.proxy.routes import (
     audit,
     events,

@@ -19,7 +19,7 @@ from rolltap.cli.harness import recipe
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job
 from rolltap.harnesses.registry import HARNESSES
 from rolltap.harnesses.tested import release_results
-from rolltap.proxy.access import ADMIN_PLANE, TRAINER_PLANE, Table
+from rolltap.proxy.front.access import ADMIN_PLANE, TRAINER_PLANE, Table
 from rolltap.proxy.planes import admin_app, trainer_app
 
 ROOT = Path(__file__).parent.parent

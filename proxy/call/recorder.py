@@ -113,10 +113,6 @@ class Recorder:
         if not written.cancelled() and (error := written.exception()) is not None:
             log.warning("call %s: its delivery could not be recorded: %s", call_id, error)
 
-    def now(self) -> float:
-        """Seconds since the epoch, as rows carry them."""
-        return time.time()
-
     async def drain(self) -> None:
         """Waits for the deliveries under way."""
         await asyncio.gather(*self._deliveries, return_exceptions=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from rolltap.contract.keys import MintKey, RotateKey
-from rolltap.proxy.access import By
+from rolltap.proxy.front.access import By
 from rolltap.proxy.routes.answers import KeyList, KeyWithSecret, RevokedKeys, fields_of
 from rolltap.proxy.routes.policies import policy_of
 from rolltap.proxy.routes.services import Services

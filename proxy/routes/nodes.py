@@ -12,7 +12,7 @@ from rolltap.contract.admin import (
     ReleasedRollouts,
     WorkWaits,
 )
-from rolltap.proxy.access import By
+from rolltap.proxy.front.access import By
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 

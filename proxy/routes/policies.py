@@ -33,7 +33,7 @@ def admin_router(services: Services) -> APIRouter:
 
     @routes.get("/policies")
     async def list_policies() -> PolicyList:
-        return PolicyList([await _state(services, runtime) for runtime in services.policies])
+        return PolicyList([await _state(services, policy) for policy in services.policies])
 
     @routes.get("/policies/{name}")
     async def show_policy(name: str) -> PolicyStatus:
@@ -62,23 +62,23 @@ def trainer_router(services: Services) -> APIRouter:
 
     @routes.post("/policies/{name}/begin_update")
     async def begin_update(name: str, body: BeginUpdate) -> PolicyPaused:
-        runtime = policy_of(services, name)
+        policy = policy_of(services, name)
         await policies.check_weights_owner(name, body)
-        await runtime.engine.pause(body.mode)
+        await policy.engine.pause(body.mode)
         if (await policies.get(name)).paused != LOST:
             await policies.set_paused(name, body.mode)
         return PolicyPaused(name, body.mode)
 
     @routes.post("/policies/{name}/push")
     async def push(name: str, body: PushWeights) -> ServedVersion:
-        runtime = policy_of(services, name)
-        check_weights_path(body.path, runtime.settings.weights_roots)
+        policy = policy_of(services, name)
+        check_weights_path(body.path, policy.settings.weights_roots)
         if body.adapter and (await policies.get(name)).paused == LOST:
             raise still_lost(name)
         await policies.assign_version(name, body.version, body.digest, body)
-        adapter = (runtime.settings.model or name) if body.adapter else ""
-        await runtime.engine.load_weights(body.path, body.version, adapter)
-        return await serve_version(services, runtime, body.version)
+        adapter = (policy.settings.model or name) if body.adapter else ""
+        await policy.engine.load_weights(body.path, body.version, adapter)
+        return await serve_version(services, policy, body.version)
 
     @routes.post("/policies/{name}/control")
     async def set_control(name: str, body: SetControl) -> RolloutControl:
@@ -90,11 +90,11 @@ def trainer_router(services: Services) -> APIRouter:
 
     @routes.post("/policies/{name}/finish_update")
     async def finish_update(name: str, body: FinishUpdate) -> PolicyResumed:
-        runtime = policy_of(services, name)
+        policy = policy_of(services, name)
         await policies.check_weights_owner(name, body)
         if (await policies.get(name)).paused == LOST:
             raise still_lost(name)
-        await runtime.engine.resume()
+        await policy.engine.resume()
         await policies.set_paused(name, None)
         return PolicyResumed(name)
 
@@ -125,50 +125,50 @@ def policy_of(services: Services, name: str) -> Policy:
     return services.policies[name]
 
 
-async def serve_version(services: Services, runtime: Policy, version: int) -> ServedVersion:
+async def serve_version(services: Services, policy: Policy, version: int) -> ServedVersion:
     """Records that the engines hold all of `version`."""
     policies = services.ledger.policies
-    state = await policies.set_version(runtime.name, version)
-    runtime.version = state.version
+    state = await policies.set_version(policy.name, version)
+    policy.version = state.version
     if state.paused == LOST:
-        await policies.set_paused(runtime.name, "keep")
-    return ServedVersion(runtime.name, state.version)
+        await policies.set_paused(policy.name, "keep")
+    return ServedVersion(policy.name, state.version)
 
 
 def still_lost(name: str) -> WeightsLost:
     return WeightsLost(f"policy {name!r}: its last transfer of weights broke off; push whole weights to continue")
 
 
-async def _state(services: Services, runtime: Policy) -> PolicyStatus:
-    state = await services.ledger.policies.get(runtime.name)
-    stats = await services.ledger.policies.stats(runtime.name)
+async def _state(services: Services, policy: Policy) -> PolicyStatus:
+    state = await services.ledger.policies.get(policy.name)
+    stats = await services.ledger.policies.stats(policy.name)
     values = fields_of(state) | fields_of(stats)
-    control = await services.ledger.controls.of(runtime.name)
-    return PolicyStatus(**values, engine=runtime.engine.name, trainable=runtime.settings.trainable, control=control)
+    control = await services.ledger.controls.of(policy.name)
+    return PolicyStatus(**values, engine=policy.engine.name, trainable=policy.settings.trainable, control=control)
 
 
 async def _control(services: Services, name: str, control: RolloutControl, by: OwnerRequest | None) -> RolloutControl:
-    runtime = policy_of(services, name)
+    policy = policy_of(services, name)
     if control.temperature is not None:
-        check_temperature(runtime, control.temperature)
-    await services.ledger.controls.set(runtime.name, control, by)
+        check_temperature(policy, control.temperature)
+    await services.ledger.controls.set(policy.name, control, by)
     return control
 
 
-def check_temperature(runtime: Policy, temperature: float) -> None:
+def check_temperature(policy: Policy, temperature: float) -> None:
     """Raises if calls of the policy at this temperature could not be trained, or would not be sampled at it.
 
     `EngineUnavailable` if its engine has not answered since the server's start, as only the engine knows.
     """
     problem = ""
-    if not runtime.settings.trainable or not runtime.source.sets_sampling:
+    if not policy.settings.trainable or not policy.source.sets_sampling:
         problem = "it is not trained, and samples as harnesses ask"
-    elif temperature != 1.0 and not runtime.known:
-        raise EngineUnavailable(f"engine {runtime.engine.name} has not answered yet, so its log-probs are not known")
-    elif temperature != 1.0 and runtime.logprobs_mode != "processed":
+    elif temperature != 1.0 and not policy.known:
+        raise EngineUnavailable(f"engine {policy.engine.name} has not answered yet, so its log-probs are not known")
+    elif temperature != 1.0 and policy.logprobs_mode != "processed":
         problem = (
-            f"its engine's log-probs ({runtime.logprobs_mode}) are not at the sampling temperature, so a trainer could "
+            f"its engine's log-probs ({policy.logprobs_mode}) are not at the sampling temperature, so a trainer could "
             "not use them (docs/engines.md)"
         )
     if problem:
-        raise InvalidRequest(f"temperature {temperature} for policy {runtime.name!r}: {problem}", param="temperature")
+        raise InvalidRequest(f"temperature {temperature} for policy {policy.name!r}: {problem}", param="temperature")

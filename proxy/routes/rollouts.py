@@ -11,7 +11,7 @@ from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
 from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
 from rolltap.ledger.groups import GroupSpec
-from rolltap.proxy.access import By
+from rolltap.proxy.front.access import By
 from rolltap.proxy.routes.answers import GroupList, RolloutWithEvidence, fields_of
 from rolltap.proxy.routes.policies import check_temperature, policy_of
 from rolltap.proxy.routes.services import Services

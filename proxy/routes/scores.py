@@ -29,7 +29,7 @@ def router(services: Services) -> APIRouter:
     @routes.post("/policies/{name}/score")
     async def score(name: str, body: ScoreIds) -> PolicyScores:
         """The log-probs of the given ids, and the likeliest candidates. The caller need not own the policy."""
-        runtime = policy_of(services, name)
+        policy = policy_of(services, name)
         before = await policies.get(name)
         if before.paused == LOST:
             raise still_lost(name)
@@ -37,7 +37,7 @@ def router(services: Services) -> APIRouter:
 
         async def one(index: int) -> TokenScores:
             async with places:
-                return await _score(runtime, body, index)
+                return await _score(policy, body, index)
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -52,12 +52,12 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-async def _score(runtime: Policy, body: ScoreIds, index: int) -> TokenScores:
-    engine, sequence = runtime.engine, body.sequences[index]
+async def _score(policy: Policy, body: ScoreIds, index: int) -> TokenScores:
+    engine, sequence = policy.engine, body.sequences[index]
     if not isinstance(engine, Scorer):
-        message = f"engine {engine.name} ({runtime.settings.engine}) can't score given ids; vllm, sglang and rolltap do"
+        message = f"engine {engine.name} ({policy.settings.engine}) can't score given ids; vllm, sglang and rolltap do"
         raise EngineRefused(message, http_status=501)
-    model = runtime.settings.model or runtime.name
+    model = policy.settings.model or policy.name
     try:
         return await engine.score(ScoreRequest(new_id(), model, sequence.token_ids, sequence.start, body.top_logprobs))
     except EngineRefused as error:

@@ -12,8 +12,8 @@ from rolltap.contract.admin import ClosedSession, OpenSession, SessionKey
 from rolltap.contract.harness_log import HarnessLog, LogEntry
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.log_check import UNCHECKED, LogCheck
-from rolltap.proxy.access import By
 from rolltap.proxy.call.turn_cap import cap_of
+from rolltap.proxy.front.access import By
 from rolltap.proxy.reading_process.asking import P, Question
 from rolltap.proxy.reading_process.session_views import SessionViews
 from rolltap.proxy.routes.answers import (

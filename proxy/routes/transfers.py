@@ -24,8 +24,8 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/policies/{name}/receive")
     async def receive(name: str, body: Transfer) -> ServedVersion:
-        runtime = policy_of(services, name)
-        receiver = _receiver(runtime)
+        policy = policy_of(services, name)
+        receiver = _receiver(policy)
         await policies.assign_version(name, body.version, body.digest, body)
         before = (await policies.get(name)).paused
         if before is None:
@@ -39,14 +39,14 @@ def router(services: Services) -> APIRouter:
         except EngineError:
             await policies.set_paused(name, before)
             raise
-        return await serve_version(services, runtime, body.version)
+        return await serve_version(services, policy, body.version)
 
     return routes
 
 
-def _receiver(runtime: Policy) -> Receiver:
-    receiver = runtime.engine.receiver
+def _receiver(policy: Policy) -> Receiver:
+    receiver = policy.engine.receiver
     if receiver is None:
-        message = f"engine {runtime.engine.name} can't receive weights over a process group; push a folder"
+        message = f"engine {policy.engine.name} can't receive weights over a process group; push a folder"
         raise EngineRefused(message, http_status=501)
     return receiver

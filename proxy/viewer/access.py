@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from rolltap.errors import Forbidden
-from rolltap.proxy.access import READ
+from rolltap.proxy.front.access import READ
 from rolltap.proxy.sessions.keys import Keyring
 
 LINK_S = 15 * 60

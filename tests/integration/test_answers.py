@@ -12,7 +12,7 @@ import pytest
 from rolltap import wire
 from rolltap.contract.leases import Lease
 from rolltap.engine.scripted import say
-from rolltap.proxy.access import ADMIN_PLANE, TRAINER_PLANE
+from rolltap.proxy.front.access import ADMIN_PLANE, TRAINER_PLANE
 
 from ..harnesses.house import POLICY, House, house
 from .checked_plane import CheckedPlane

@@ -15,9 +15,9 @@ from rolltap.contract.keys import ROLES
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
-from rolltap.proxy import access
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.call.versions import LedgerVersions
+from rolltap.proxy.front import access
 from rolltap.settings import load_settings
 from rolltap.tenants import acting_for
 

@@ -18,8 +18,8 @@ from rolltap.contract.control import RolloutControl
 from rolltap.contract.keys import ROLES
 from rolltap.contract.trainer import FinishUpdate, Rewind
 from rolltap.engine.scripted import say
-from rolltap.proxy import access
 from rolltap.proxy.dialects.base import WireReply
+from rolltap.proxy.front import access
 from rolltap.proxy.routes.slices import PIECE_VALUES
 from rolltap.types import Task
 
@@ -117,7 +117,7 @@ def may(plane: str, row: str, name: str) -> bool:
 @pytest.mark.parametrize("plane", TABLES)
 async def test_every_route_has_a_rule_and_keeps_to_it_with_every_key(home: House, wall: Wall, plane: str) -> None:
     served = rows(home.app.planes[plane].app)
-    assert served - KEYLESS == set(TABLES[plane]), "give each route a row in proxy/access.py"
+    assert served - KEYLESS == set(TABLES[plane]), "give each route a row in proxy/front/access.py"
     for row in sorted(served - KEYLESS):
         assert (await wall.send(plane, row, None)).status_code == 401, row
         for name, key in wall.keys.items():

@@ -96,7 +96,7 @@ async def engine_on(socket: Socket) -> AsyncIterator[None]:
 
 
 async def test_an_engine_that_is_gone_is_down_until_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rolltap.proxy.app.PROBE_EVERY_S", 0.05)
+    monkeypatch.setattr("rolltap.proxy.call.engine_watch.PROBE_EVERY_S", 0.05)
     socket = bind("127.0.0.1", 0)
     port = socket.getsockname()[1]
     policy = {"engine": "main", "model": "scripted"}

@@ -21,7 +21,7 @@ from rolltap.proxy.front.connections import admit
 from rolltap.proxy.front.tampering import CountTampering
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.tampering import TamperingKind
-from rolltap.tenants import act_for
+from rolltap.tenants import act_for, acting_for
 
 Roles = tuple[Role, ...]
 Table = Mapping[str, Roles]
@@ -170,12 +170,31 @@ def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) ->
             raise Forbidden(f"this route shows all tenants; the key belongs to tenant {caller.tenant!r}")
         request.state.caller = caller
         if row in AUDITED:
-            await audit.append(caller.id, caller.role, row, await _asked(request))
+            await audit.append(caller.id, caller.role, row, await _audit_details(request))
 
     return dependency
 
 
-async def _asked(request: Request) -> dict[str, Any]:
+def plane_key_check(
+    plane: str, keyring: Keyring, audit: Audit, note: CountTampering
+) -> Callable[[str], Awaitable[None]]:
+    """The gate's check of a key, before it reads a body. The key's role must be able to call a route of the plane."""
+    plane_roles = {role for row in TABLES[plane].values() for role in row}
+
+    async def check_key(key: str) -> None:
+        caller = await keyring.caller(key)
+        if caller is None:
+            await note(key, TamperingKind.OTHER_PLANE, f"a request to the {plane} plane")
+            raise no_caller(key)
+        if caller.role not in plane_roles:
+            with acting_for(caller.tenant):
+                await audit.append(caller.id, caller.role, f"refused a body on the {plane} plane", {})
+            raise Forbidden(f"this plane needs a key of role {' or '.join(sorted(plane_roles))}, not {caller.role}")
+
+    return check_key
+
+
+async def _audit_details(request: Request) -> dict[str, Any]:
     """The part of a request for an audit entry: path parameters and body. Neither contains a key."""
     body = await request.body()
     details: dict[str, Any] = dict(request.path_params)

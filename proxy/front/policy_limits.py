@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.access import By
+from rolltap.proxy.front.access import By
 from rolltap.proxy.routes.services import Services
 
 
